@@ -51,9 +51,9 @@ class Dropping(aiohttp.ClientResponse):
 
 
 class Polite(Dropping):
-    """Response that closes with FIN until its head has arrived.
+    """Response that closes its connection with FIN if the head has not arrived, else with RST.
 
-    The backend can then still send the head, but nothing after it.
+    After FIN, the backend can still send the head, but nothing after the head.
     """
 
     _answered = False

@@ -180,8 +180,9 @@ class BackendHttp:
     def __init__(self, options: BackendOptions, statuses: Statuses | None = None, *, polite: bool = False) -> None:
         """Create a client; `statuses` override the meaning of HTTP statuses.
 
-        `polite` is for a backend that never ends a request whose response head it cannot send. Raises
-        ConfigError for an unusable address or key."""
+        With `polite`, an abort before the response head sends FIN, not RST, so that the backend can still send
+        the head. Some backends otherwise never end such a request. Raises ConfigError for an unusable address
+        or key."""
         self._response_class = Polite if polite else Dropping
         self._base = _base(options.api_base)
         secret = options.api_key or None

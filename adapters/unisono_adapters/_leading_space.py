@@ -247,7 +247,7 @@ def _account_for(text: str, spelled: str) -> bool:
 
 
 def _rest_of(job: CompletionJob, first: FirstPiece, spent_s: float) -> CompletionJob:
-    """Return the job for the rest, `spent_s` seconds later."""
+    """Return the job that continues after `first`, with `spent_s` seconds less time."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     return replace(
         job,
@@ -259,7 +259,7 @@ def _rest_of(job: CompletionJob, first: FirstPiece, spent_s: float) -> Completio
 
 
 def _with_next_seed(sampling: Sampling, number: int) -> Sampling:
-    """Return another seed for another request: the same one would repeat its random numbers."""
+    """Return the options with a new seed, since the same seed would repeat the random numbers."""
     if sampling.seed is None or not number:
         return sampling
     return replace(sampling, seed=(sampling.seed + number) % 2**63)

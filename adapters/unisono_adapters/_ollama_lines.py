@@ -51,7 +51,7 @@ class RawFold:
         return self._chunk("".join(texts)) if events else None
 
     def _text(self, line: dict[str, Any]) -> str:
-        """Return the text of a line. Raises BackendProtocolError."""
+        """Return the text of a line. Raises BackendProtocolError if it has no string."""
         return text_of(line.get("response"))
 
     def _chunk(self, text: str) -> Chunk | None:

@@ -252,7 +252,7 @@ class _Probing:
             self._find(Check.IDS_IN, False, message)
 
     async def tokenizer(self, heard: _ProbeAnswer) -> None:
-        """Check the tokenizer directly, else by its token counts, else by the generated text."""
+        """Check the tokenizer directly, else by reported token counts, else by generated text."""
         if await self._compare_tokenizer():
             return
         if not self._accepts_ids:

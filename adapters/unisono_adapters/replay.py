@@ -138,7 +138,10 @@ class ReplayBackend:
 
 
 def _answer(turns: Sequence[RecordedTurn], prompt: Tokens) -> tuple[Tokens, FinishReason]:
-    """Return the tokens to play after `prompt`, and the finish reason."""
+    """Return the recorded tokens that follow `prompt`, and the finish reason.
+
+    Raises BackendError if no turn has an answer to `prompt`.
+    """
     last, beginning = _split(prompt)
     refused = False
     for turn in turns:
@@ -182,7 +185,7 @@ def _assistant() -> Tokens:
 def _read(name: str) -> Sequence[RecordedTurn]:
     """Read the turns of a packaged recording or a file.
 
-    Raises OSError, ValueError, KeyError, TypeError.
+    Raises OSError if the file cannot be read; ValueError, KeyError or TypeError if it is not a recording.
     """
     if name in PACKAGED:
         content = files("unisono_adapters").joinpath(f"recordings/{name}.json").read_bytes()

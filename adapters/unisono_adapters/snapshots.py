@@ -41,7 +41,7 @@ def pull(model: str, revision: str | None = None) -> Path:
 def check_tokenizer(folder: Path) -> None:
     """Check the folder's tokenizer against Harmony: special tokens and ids of sample texts.
 
-    Raises PullError.
+    Raises PullError if the tokenizer is missing, unreadable or different.
     """
     # Imported here, since the engine process needs only this module's patterns.
     from tokenizers import Tokenizer
@@ -51,7 +51,7 @@ def check_tokenizer(folder: Path) -> None:
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise PullError(f"{folder} has no tokenizer.json, so the `mlx` backend cannot load this model")
+        raise PullError(f"{folder} has no tokenizer.json, which the `mlx` backend needs; use another model")
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception for a file that it cannot parse
@@ -63,7 +63,7 @@ def check_tokenizer(folder: Path) -> None:
             )
     encoding = load_encoding()
     if any(tokenizer.encode(text, add_special_tokens=False).ids != encoding.encode_text(text) for text in BODIES):
-        raise PullError(f"{file} splits text differently from the o200k_harmony encoding, so it cannot be used")
+        raise PullError(f"{file} splits text differently from the o200k_harmony encoding; use another model")
 
 
 def _download(model: str, revision: str | None) -> Path:
@@ -89,7 +89,7 @@ def _download(model: str, revision: str | None) -> Path:
             f"the hub has no model {model}, or it is private; for a private model set a token in HF_TOKEN"
         ) from error
     except RevisionNotFoundError as error:
-        raise PullError(f"{model} has no revision {revision!r}") from error
+        raise PullError(f"{model} has no revision {revision!r}; use a branch, a tag or a commit") from error
     except LocalEntryNotFoundError as error:
         raise PullError(f"the hub cannot be reached: {_first_line(error.__cause__ or error)}. {RESUME}") from error
     except (HTTPError, OSError) as error:

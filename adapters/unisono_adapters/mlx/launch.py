@@ -75,10 +75,10 @@ class _Owned:
 
 
 def start_own(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
-    """Start the process with a listening socket, and return a connection to it.
+    """Start an engine process of this gateway; return its handle and a connection to it.
 
-    The connection exists before the process runs, so there is no wait, and the end of the process always ends
-    the connection.
+    The gateway opens the listening socket, connects to it, and passes it to the process. No wait for the process is
+    needed, and the connection ends when the process ends.
     """
     folder = _private_folder()
     try:
@@ -92,7 +92,7 @@ def start_own(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.so
 def spawned(
     address: Path, model: str, limits: BatchLimits, *, stdin: int, stdout: int = subprocess.PIPE, shared: bool = False
 ) -> tuple[Process, socket.socket]:
-    """Start a process that listens at `address`, and connect to it. Raises OSError."""
+    """Start a process that listens at `address`, and connect to it. Raises OSError on failure."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

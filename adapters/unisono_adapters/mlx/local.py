@@ -104,7 +104,10 @@ class MlxLocalBackend:
         return engine.pid if engine.lost is None else None
 
     async def probe(self) -> Probe:
-        """Start the engine if necessary and probe it. Raises BackendUnavailable."""
+        """Start the engine if necessary and probe it.
+
+        Raises BackendUnavailable if the engine cannot start or load its model.
+        """
         engine, ready = await self._running()
 
         async def encode(text: str) -> Sequence[int]:

@@ -72,9 +72,9 @@ _FORGOTTEN: list[Process] = []
 
 
 def joined(folder: Path, model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
-    """Return the engine for a model and a connection to it; start it if there is none.
+    """Return the shared engine of a model and a connection to it; start one if none runs.
 
-    Blocks, but not until the model is loaded. Raises OSError.
+    Blocks, but not until the model is loaded. Raises OSError if the engine cannot be started.
     """
     _FORGOTTEN[:] = [process for process in _FORGOTTEN if process.poll() is None]
     name = hashlib.sha256(repr((model, limits, sys.executable)).encode()).hexdigest()[:16]

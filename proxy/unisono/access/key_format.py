@@ -41,7 +41,7 @@ class Mint:
         return hmac.digest(self._pepper, key.encode(), hashlib.sha256).hex()
 
     def issued(self, presented: str) -> bool:
-        """Return True if a key was made with this salt, even if it was revoked since.
+        """Return True if a key was issued with this salt, even if the key was revoked since.
 
         The check takes constant time for all keys of the right form.
         """
@@ -56,5 +56,5 @@ class Mint:
 
 
 def has_form(presented: str) -> bool:
-    """Return True if it looks like a virtual key of any gateway."""
+    """Return True if `presented` has the form of a virtual key of any gateway."""
     return FORM.fullmatch(presented) is not None

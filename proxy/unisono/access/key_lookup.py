@@ -99,9 +99,9 @@ class VirtualKeys:
         return record.caller
 
     async def _mint_of(self, presented: str) -> Mint | None:
-        """Return the maker of a key if it was made with the gateway's secret.
+        """Return the `Mint` of the gateway's secret if it issued the key, else None.
 
-        The secret may have changed: a store that lost its data gets a new one when the next key is made.
+        The secret may have changed: a store that lost its data gets a new secret when the next key is issued.
         """
         if self._mint is not None and self._mint.issued(presented):
             return self._mint

@@ -61,7 +61,7 @@ class PriceList:
         return self.ceilings.get(model, FREE)
 
     def settled(self, model: str, deployment: str) -> Price:
-        """Return the price of `deployment`; if it is unknown, the ceiling of the model."""
+        """Return the price of `deployment`, or the ceiling of `model` if that price is unknown."""
         return self.of_deployment.get(deployment, self.ceiling(model))
 
 

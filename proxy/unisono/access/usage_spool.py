@@ -173,7 +173,7 @@ class UsageSpool:
             self._outstanding.pop(settlement, None)
 
     async def shrink(self) -> None:
-        """Remove settled records from this process's segment, if all or most of it are settled."""
+        """Remove settled records from this process's segment if all or most records are settled."""
         if self._own_segment is not None and self._own_segment.size:
             async with self._write_lock:
                 await self._run(self._shrink)
@@ -192,7 +192,7 @@ class UsageSpool:
     async def replay(self, accounts: AccountStore) -> None:
         """Adopt segments without an owner, enter their records in the ledger and delete them.
 
-        Raises `StoreError`.
+        Raises `StoreError` if the ledger does not accept the records; their segments then remain.
         """
         async with self._write_lock:
             await self._run(self._adopt)
@@ -358,7 +358,10 @@ def _delete_stale(path: Path) -> None:
 
 
 def _open_segment(path: Path) -> _Segment:
-    """Lock a segment and count its records. Raises OSError."""
+    """Lock a segment and count its records.
+
+    Raises OSError if the file cannot be opened or another process has the lock.
+    """
     descriptor = _open_file(path)
     try:
         _lock(descriptor)

@@ -70,7 +70,10 @@ async def off_loop(work: Callable[[], Result], size: int, bound: int = OFF_LOOP_
 
 
 def to_object(body: bytes) -> dict[str, Any]:
-    """Parse the body to a JSON object within all limits. Raises InvalidRequest."""
+    """Parse the body, which must be a JSON object.
+
+    Raises InvalidRequest for anything else, for a duplicate name, and for a body that exceeds a limit.
+    """
     if too_many_values(body):
         raise InvalidRequest(f"The body contains more than {MAX_VALUES:,} JSON values.")
     try:

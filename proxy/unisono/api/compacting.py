@@ -38,9 +38,9 @@ NO_SUMMARY: Final = "context_management: the model wrote no summary, so the conv
 class CompactionPlan:
     """Compaction of a conversation before its answer.
 
-    `items` is the conversation, and `rebuilt` makes the new one of the items that replace it. It is compacted if its
-    prompt has at least `threshold` tokens; without a threshold, in any case. With `ends_answer`, the compaction is the
-    whole answer. `instructions` are the client's for the summary.
+    `items` is the conversation. `rebuilt` returns the new conversation from the items that replace them. The
+    conversation is compacted if its prompt has at least `threshold` tokens; without a threshold, in any case. With
+    `ends_answer`, the compaction is the whole answer. `instructions` are the client's for the summary.
     """
 
     items: Sequence[Item]
@@ -191,7 +191,10 @@ class CompactingStream(BatchStream):
         return self._service.start(request)
 
     def _noted_compaction(self) -> Compacted | None:
-        """Return the compaction before the journal. Raises StoreUnreadable."""
+        """Return the compaction recorded at the beginning of the journal, or None.
+
+        Raises StoreUnreadable if its record is damaged.
+        """
         noted: Mapping[str, Any] = noted_in(self._request.resumption.journal) or {}
         if (note := noted.get(NOTE)) is None:
             return None

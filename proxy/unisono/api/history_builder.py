@@ -87,7 +87,8 @@ class History:
         name = self._names.get(call_id)
         if name is None:
             raise InvalidRequest(
-                f"'{param}': there is no earlier tool call with the id '{shortened(default or call_id)}'.", param=param
+                f"'{param}': no earlier tool call has the id '{shortened(default or call_id)}'; send the call first.",
+                param=param,
             )
         return name
 

@@ -35,6 +35,6 @@ class InspectRequest(OpenModel):
     tools: Annotated[list[WireName], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
 
     def check(self) -> None:
-        """Check that exactly one source is given. Raises InvalidRequest."""
+        """Raise InvalidRequest unless exactly one source is given."""
         if sum(source is not None for source in (self.id, self.trace, self.text, self.tokens)) != 1:
             raise InvalidRequest("Set exactly one of 'id', 'trace', 'text' and 'tokens'.")

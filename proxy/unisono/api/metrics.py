@@ -44,7 +44,7 @@ async def get_metrics(source: Annotated[MetricsSource, provided(MetricsSource)],
         raise NotAllowed("These metrics contain the names of other keys: use the master key.")
     text = await source.page()
     if text is None:
-        raise NotFound("Metrics are disabled on this gateway.")
+        raise NotFound("Metrics are disabled on this gateway; the operator can set `unisono.metrics`.")
     return Response(text, media_type=CONTENT_TYPE)
 
 

@@ -90,13 +90,13 @@ def check_stateless(body: Mapping[str, Json]) -> None:
     """
     for field in STATEFUL:
         if body.get(field) not in (None, False):
-            raise UnsupportedValue(f"'{field}' is not supported for pass-through models.", param=field)
+            raise UnsupportedValue(f"'{field}' is not supported for pass-through models; remove it.", param=field)
     tools = body.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict) and tool.get("type") == "mcp":
             where = f"tools.{index}"
             raise UnsupportedValue(
-                f"'{where}': tools of type 'mcp' are not supported for pass-through models.", param=where
+                f"'{where}': tools of type 'mcp' are not supported for pass-through models; remove it.", param=where
             )
 
 

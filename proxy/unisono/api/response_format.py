@@ -30,7 +30,10 @@ class SchemaSpec(OpenModel):
     strict: bool | None = None
 
     def form(self, at: str) -> AnswerForm:
-        """Return the format; `at` is the path of the schema in the request. Raises InvalidRequest."""
+        """Return the format; `at` is the path of the schema in the request.
+
+        Raises InvalidRequest for a schema that is invalid or not supported.
+        """
         strict = bool(self.strict)
         if self.schema_ is not None:
             check(self.schema_, at, strict=strict)

@@ -112,7 +112,10 @@ def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVE
 
 
 def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
-    """Return the items encrypted, for a compaction item. Raises StoreTooLarge."""
+    """Return the items encrypted, for a compaction item.
+
+    Raises StoreTooLarge if the items are too large to be decrypted again.
+    """
     sealed = seals.seal(tenant, items)
     if seals.open(tenant, sealed) is None:
         raise StoreTooLarge("The content of the compaction item is too large; shorten the conversation.")

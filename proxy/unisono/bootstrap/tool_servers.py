@@ -49,7 +49,10 @@ class LeftOutTools:
 
 @dataclass(frozen=True, slots=True)
 class ServerToolSetup:
-    """Tool host and rules; `configured` are the operator's servers by label."""
+    """Tool host, and the operator's rules for the tool servers of requests.
+
+    `configured` maps labels to the operator's servers. `log_left_out` logs tools that the model is not offered.
+    """
 
     host: ToolHost
     rules: ServerRules = field(default_factory=ServerRules)

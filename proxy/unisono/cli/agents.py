@@ -71,7 +71,7 @@ def find_target(url: str, model: str | None, key_env: str) -> tuple[GatewayTarge
         if isinstance(entry, dict) and isinstance(entry.get("id"), str)
     }
     if not contexts:
-        raise click.ClickException(f"the gateway at {url} has no model for this key")
+        raise click.ClickException(f"the gateway at {url} has no model for this key; use another key")
     name = next(iter(contexts)) if model is None else model
     # The list omits some names: hidden aliases, and those that match a pattern.
     if name not in contexts:
@@ -84,7 +84,7 @@ def find_target(url: str, model: str | None, key_env: str) -> tuple[GatewayTarge
 def _list_models(origin: str, key_env: str) -> list[Any]:
     key = os.environ.get(key_env) or "none"
     if not (key.isascii() and key.isprintable()):
-        raise click.ClickException(f"the value of {key_env} is not a key: it has characters that no header may have")
+        raise click.ClickException(f"the value of {key_env} has characters that no header may have; set it to a key")
     request = Request(f"{origin}/v1/models", headers={"authorization": f"Bearer {key}"})  # noqa: S310 - http, as checked
     try:
         with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310

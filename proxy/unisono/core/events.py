@@ -21,7 +21,7 @@ from unisono.core.tools import HostedTool, ToolOutcome
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Reasoning item; `index` counts items over the whole answer, from 0."""
+    """Reasoning item. `index` is the item's number among all items of the answer, from 0."""
 
     index: int
 

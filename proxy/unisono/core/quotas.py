@@ -1,6 +1,6 @@
 """Quotas: the usage of a key, reservations of running requests, and the remaining amounts.
 
-A request of a key with limits reserves before it begins, all or nothing, and is settled once when it ends. A
+A request of a key with limits reserves quota before it begins, all or nothing, and is settled once when it ends. A
 reservation that is not renewed lapses. Settling enters the usage in the ledger in the same atomic operation. Money is
 in whole micro-USD, prices in micro-USD per million tokens. Times are the store's, in seconds.
 """

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 
 def renamed(module: str, name: str, new: Mapping[str, object]) -> object:
-    """Return the object formerly called `name` in `module`, from the table `new`.
+    """Return the object formerly called `name` in `module`, with a deprecation warning.
 
-    Raises AttributeError for any other name.
+    `new` maps former names to objects. Raises AttributeError for any other name.
     """
     if name not in new:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")

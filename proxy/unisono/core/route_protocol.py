@@ -164,7 +164,7 @@ class FailoverRoute(Protocol):
 
     @property
     def elsewhere(self) -> bool:
-        """True if another deployment can be tried if the current one fails."""
+        """True if another deployment can answer the request if the current one fails."""
         ...
 
     def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:

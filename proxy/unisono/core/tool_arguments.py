@@ -32,11 +32,12 @@ CODE: Final = "code"
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments:
-    """Parsed arguments of a call.
+    """Parsed arguments of a tool call.
 
-    `text` is a JSON object; with a `problem` it must not be sent. `members` are its members, except those that Python
-    cannot represent: integers of more than `MAX_MEMBER_DIGITS` digits are None, and there are no members at all if
-    they are nested deeper than `MAX_MEMBER_LEVELS`. `digest` is equal for calls of one tool with equal arguments.
+    `text` is the JSON object to send to the tool. `problem` says why the arguments are invalid; `text` is then `{}`
+    and must not be sent. `members` are the members of the object: integers of more than `MAX_MEMBER_DIGITS` digits are
+    None in it, and it is empty if the nesting is deeper than `MAX_MEMBER_LEVELS`. `digest` is equal for calls of one
+    tool with equal arguments.
     """
 
     text: str
@@ -59,7 +60,7 @@ def read_arguments(tool: str, text: str) -> ToolArguments:
 
 
 def _code(tool: str, text: str) -> ToolArguments:
-    """Wrap code in an object. Raises ValueError."""
+    """Wrap code in an object, unless it is in one. Raises ValueError for lone surrogates."""
     try:
         found = _object(tool, text)
     except ValueError:
@@ -72,7 +73,11 @@ def _code(tool: str, text: str) -> ToolArguments:
 
 
 def _object(tool: str, text: str) -> ToolArguments:
-    """Parse a JSON object. Raises ValueError."""
+    """Parse a JSON object.
+
+    Raises ValueError for any other text, and for an object with lone surrogates or nested too deeply. The message
+    completes a sentence about the arguments.
+    """
     text = text.strip() or "{}"
     depth = levels(text) if text.count("[") + text.count("{") > MAX_MEMBER_LEVELS else 0
     if depth > MAX_LEVELS:
@@ -97,7 +102,10 @@ def _object(tool: str, text: str) -> ToolArguments:
 
 
 def _check_deep(text: str) -> None:
-    """Check an object that is nested too deeply to parse. Raises ValueError."""
+    """Check an object that is nested too deeply for the parser.
+
+    Raises ValueError if the text is not a JSON object or has lone surrogates.
+    """
     if json_kind(text) is not dict:
         raise ValueError(f"{NOT_AN_OBJECT}: a bracket, a comma or a quote is missing or wrong")
     for leaf in leaf_tokens(text):
@@ -108,7 +116,7 @@ def _check_deep(text: str) -> None:
 
 
 def _check_characters(text: str) -> None:
-    """Reject lone surrogates. Raises ValueError."""
+    """Raise ValueError if the text contains a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -42,7 +42,7 @@ class TraceContext:
 
     @property
     def parent(self) -> str:
-        """Header `traceparent` for requests made on behalf of this span."""
+        """Header `traceparent` for requests sent on behalf of this span."""
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
     @property

@@ -140,7 +140,7 @@ class SlotSession:
     ) -> Action:
         """Apply the failover policy to an attempt that failed; raise `error` if nothing follows.
 
-        The action is never WAIT: the pause is made here. The slot is released, except for a RESTART on the same
+        The action is never WAIT: this method waits itself. The slot is released, except for a RESTART on the same
         deployment; then `has_slot` is still true.
         """
         if not (self.has_slot or self._route.tries):

@@ -129,7 +129,7 @@ class PreparedConversation:
 
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
-    """A prompt rendered by a token count, with the request fields that it was made from."""
+    """Prompt that was rendered to count its tokens, with the request fields it depends on."""
 
     conversation: Conversation
     form: AnswerForm | None
@@ -257,5 +257,7 @@ class EngineDeps:
         if server_tools is None or not (server_tools.servers or server_tools.decisions):
             return None
         if self.tools is None:
-            raise UnsupportedValue("This gateway runs no tools itself.", param=request.prompt.fields.tools)
+            raise UnsupportedValue(
+                "This gateway runs no tools itself; remove the server tools.", param=request.prompt.fields.tools
+            )
         return ToolLoop(self.tools, server_tools, report, request.origin.span)

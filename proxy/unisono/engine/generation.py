@@ -272,7 +272,7 @@ class HarmonyGeneration(BatchStream):
 async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
     """Run the current round of server tool calls, or the rest of it.
 
-    A call is made when the batch after the one that announces it is requested.
+    A call runs when the batch after its announcement is requested.
     """
     loop, calls = prepared.loop, reader.round
     assert loop is not None

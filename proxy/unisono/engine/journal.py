@@ -38,7 +38,7 @@ BYTES_PER_NUMBER: Final = 3  # bytes of a note per number, so that no number can
 class TokenSource:
     """Source of a backend's tokens.
 
-    `guessed`: made from its text. `stop_hidden`: without the stop token.
+    `guessed`: the ids were derived from the backend's text. `stop_hidden`: the stop token is missing.
     """
 
     guessed: bool = False
@@ -187,7 +187,7 @@ def generated_in(journal: Sequence[int]) -> int:
 
 
 def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
-    """Return the request's `noted` data from the journal's beginning, or None.
+    """Return the data about the request from the journal's first entry, or None.
 
     Raises StoreUnreadable for a damaged note.
     """

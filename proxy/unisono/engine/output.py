@@ -122,7 +122,7 @@ class OutputReader:
 
     @property
     def is_handed_back(self) -> bool:
-        """Return whether tools were run and no generation follows them."""
+        """Return whether the answer ends after its tools were run, without another generation."""
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
 
     @property
@@ -144,7 +144,10 @@ class OutputReader:
     # -- generation
 
     def start_generation(self, opening: Tokens) -> None:
-        """Begin the step's generation after `opening`, the tokens of the message it leaves open."""
+        """Begin the generation of the current step.
+
+        `opening` are the tokens of the message that the prompt leaves open, such as a prefill; empty if there is none.
+        """
         self.items.start_generation()
         self.transcript.start_step(opening, is_first=not self.items.step)
 

@@ -67,7 +67,9 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> li
             return await asyncio.to_thread(encoding.encode_as_server, raw.text)
         return encoding.encode_as_server(raw.text)
     except ValueError as error:
-        raise InvalidRequest("The prompt cannot be tokenised.", param=param) from error
+        raise InvalidRequest(
+            "The prompt contains text that cannot be tokenised, such as a long run of one character.", param=param
+        ) from error
 
 
 class EncodedPrompt:

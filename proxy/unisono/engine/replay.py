@@ -125,7 +125,7 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
     Raises InvalidRequest for an invalid record, and for a raw completion.
     """
     if record.get("raw"):
-        raise InvalidRequest("Nothing was read into the tokens of a raw completion.")
+        raise InvalidRequest("'raw': a raw completion has no messages to parse; use a recording of another API.")
     try:
         hosting = record["hosting"]
         return GenerationRequest(

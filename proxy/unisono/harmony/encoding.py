@@ -126,7 +126,7 @@ class Encoding:
 def load_encoding(folder: Path | None = None) -> Encoding:
     """Load the encoding from `folder`, by default the bundled one; cached per process.
 
-    Verifies the file's checksum and never downloads. Raises VocabularyError.
+    Never downloads. Raises VocabularyError if the file is missing or has another checksum.
     """
     path = (folder or Path(__file__).parent / "vocab") / VOCABULARY_FILE
     if not path.is_file():

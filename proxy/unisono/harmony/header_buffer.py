@@ -30,7 +30,7 @@ class HeaderBuffer:
         self.is_first = True
 
     def text(self) -> str:
-        """Return the text; bytes that are no UTF-8 are noted."""
+        """Return the text; record a repair for bytes that are not UTF-8."""
         text, whole = self._reader.text(self.held)
         if not whole:
             self._output.note("undecodable-header")

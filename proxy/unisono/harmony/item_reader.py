@@ -174,7 +174,11 @@ class ItemReader:
         self.body[:] = body
 
     def replace_end(self, encoding: Encoding, tokens: int, instead: Sequence[int]) -> bool:
-        """Replace the last `tokens` tokens; return False if more of their text was already emitted."""
+        """Replace the last `tokens` tokens of the body by the tokens `instead`.
+
+        Return False and change nothing if the body is shorter, or if more text was already emitted than the new body
+        has.
+        """
         if len(self.body) < tokens:
             return False
         body = [*self.body[:-tokens], *instead]

@@ -67,6 +67,6 @@ def to_json(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as failure:
-        raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent.") from failure
+        raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent; remove it.") from failure
     # JSON does not escape these two line breaks of TypeScript.
     return well_formed(text).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

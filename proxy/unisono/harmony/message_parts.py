@@ -36,9 +36,9 @@ class BodyPart:
 
 @dataclass(frozen=True, slots=True)
 class ClosedPart:
-    """Closed message; `end` is the position after it.
+    """End of a message. `token` ends the message, `end` is the position after it.
 
-    `complete` is False for a truncated message. A truncated call is no call.
+    `complete` is False if the message was truncated. A truncated call is not reported as a call.
     """
 
     token: int

@@ -103,7 +103,7 @@ def form_section(form: AnswerForm) -> str:
     try:
         schema = json.dumps(form.schema if form.schema is not None else ANY_OBJECT, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as failure:
-        raise InvalidRequest("The schema contains a value that JSON cannot represent.") from failure
+        raise InvalidRequest("The schema contains a value that JSON cannot represent; remove it.") from failure
     name = _UNTITLED.sub("_", form.name) or "json"
     described = "".join(f"// {line}\n" for line in form.description.splitlines())
     return f"# Response Formats\n\n## {name}\n\n{described}{schema}"

@@ -141,10 +141,11 @@ class Renderer:
         return self._messages.weight
 
     def prompt(self, conversation: Conversation, tools: ToolSet) -> list[int]:
-        """Return the prompt's ids; they end in `<|start|>assistant` or in a prefill's open message.
+        """Return the prompt's token ids.
 
-        `tools` has to describe the tools of the conversation's preamble. Raises InvalidRequest for a run of characters
-        that is too long for the tokenizer, and for a schema that JSON cannot express.
+        They end in `<|start|>assistant`, or in the open message of a prefill. `tools` must be made from the tools in
+        `conversation.preamble`. Raises InvalidRequest for a run of characters that is too long for the tokenizer, and
+        for a tool schema with a value that JSON cannot express.
         """
         prompt: list[int] = []
         for tokens in self._rendered(self._pieces(conversation, tools)):

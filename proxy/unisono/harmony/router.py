@@ -119,9 +119,10 @@ class HarmonyRouter:
         return events
 
     def unread(self, tokens: int, instead: Sequence[int]) -> bool:
-        """Replace the last `tokens` tokens of the open body by `instead`; all of them stay counted.
+        """Replace the last `tokens` tokens of the open message by the tokens `instead`.
 
-        Return False and change nothing if more of their text was already emitted.
+        The replaced tokens still count as generated. Return False and change nothing if no message is open, if its
+        body is shorter, or if more text was already emitted than the new body has.
         """
         opened = self._open
         if opened is None or not opened.replace_end(self._encoding, tokens, instead):

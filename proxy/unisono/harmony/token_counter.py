@@ -1,4 +1,4 @@
-"""Output tokens of one answer, counted as the model's own tokenizer makes them."""
+"""Number of output tokens of one answer, as the model's own tokenizer splits the text."""
 
 from __future__ import annotations
 

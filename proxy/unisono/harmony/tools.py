@@ -132,7 +132,7 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
         place = at.format(index=index)
         if distinct.setdefault(tool.name, tool) is not tool:
             if distinct[tool.name] != tool:
-                raise InvalidRequest("Two different tools have the same name.", param=f"{place}.name")
+                raise InvalidRequest("Two different tools have the same name; rename one.", param=f"{place}.name")
             continue
         with _blamed(f"{place}.{schema_field}"):
             budget.spend(characters=len(tool.description))
@@ -158,7 +158,7 @@ def _as_sent(tool: FunctionTool, budget: SchemaBudget) -> bytes:
     try:
         sent = json.dumps([tool.name, tool.description, parameters, tool.free_text], allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError) as failure:
-        raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent.") from failure
+        raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent; remove it.") from failure
     budget.spend(json=len(sent))
     return sent
 

@@ -190,7 +190,7 @@ def to_call(
     stream: bool,
     **asked: Any,
 ) -> LitellmCall:
-    """Convert LiteLLM's arguments into a call. Raises BadRequestError."""
+    """Convert LiteLLM's arguments. Raises BadRequestError if they are not JSON values."""
     del args, asked
     params = dict(optional_params or {})
     body = {name: value for name, value in params.items() if name not in LITELLMS_OWN}

@@ -16,7 +16,8 @@ NOT_ALLOWED: Final = (
 async def admit(server: ToolServer, guard: SsrfGuard) -> DialTarget | None:
     """Return the checked target of a server that a request named, None for the operator's own.
 
-    Raises `ToolServerNotAllowed`. The text is always the same, so that a client cannot explore the network with it.
+    Raises `ToolServerNotAllowed` if the guard forbids the address. The error text is always the same, so that a client
+    cannot explore the network with it.
     """
     if server.configured:
         return None

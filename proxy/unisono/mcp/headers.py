@@ -50,7 +50,7 @@ def check_headers(headers: Mapping[str, str], authorization: str | None) -> None
         if lower in RESERVED or lower.startswith(RESERVED_PREFIXES):
             raise InvalidRequest(f"The header {lower!r} is reserved and cannot be set for a tool server.")
         if lower in seen:
-            raise InvalidRequest(f"The header {lower!r} is set twice.")
+            raise InvalidRequest(f"The header {lower!r} is set twice; remove one of them.")
         seen.add(lower)
         if not _VALUE.fullmatch(value):
             raise InvalidRequest(

@@ -189,7 +189,10 @@ class McpHost(ToolHost):
 
     @asynccontextmanager
     async def _slot(self, server: ToolServer, until: float) -> AsyncIterator[None]:
-        """Acquire a slot at `server`, shared by all callers. Raises `NoSlot`."""
+        """Acquire one of the slots at `server`, which all callers share.
+
+        Raises `NoSlot` if no slot is free by `until` (monotonic time) or the queue is full.
+        """
         key = server_key(server)
         line = self._lines.setdefault(key, FairQueue(server.concurrent, self.limits.waiting))
         try:

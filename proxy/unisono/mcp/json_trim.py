@@ -57,14 +57,17 @@ class Child:
 
 
 async def trim(data: bytes, limits: McpLimits) -> bytes:
-    """Return a server's message trimmed to a quickly parsable size. Raises `TrimLimitReached`."""
+    """Return a server's message trimmed to a size that can be parsed quickly.
+
+    Raises `TrimLimitReached` if the message has too many tokens, or a tool list that would have to be cut.
+    """
     if len(data) <= OFF_LOOP_BYTES:
         return data
     return await asyncio.to_thread(trim_in_thread, data, limits)
 
 
 def trim_in_thread(data: bytes, limits: McpLimits) -> bytes:
-    """Trim a server's message, as `trim` does, in this thread. Raises `TrimLimitReached`."""
+    """Trim a server's message in this thread. Results and errors are those of `trim`."""
     if sum(map(data.count, (b",", b"{", b"["))) <= QUICK_TOKENS:
         return data
     looked = children(data, limits.looked_through)

@@ -1,6 +1,6 @@
-"""Pool of open sessions: one per server, credentials and owner.
+"""Pool of open MCP sessions: one for each combination of server, credentials and owner.
 
-Opened on demand, closed when idle.
+Sessions are opened on demand and closed when idle.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SessionPool:
     async def get(self, server: ToolServer) -> McpSession:
         """Return an open connection to `server`.
 
-        Raises `ToolServerNotAllowed`, `InvalidRequest`, the `ToolServerError` family.
+        Raises `ToolServerNotAllowed` for a forbidden address, and the `ToolServerError` family if the connection fails.
         """
         key = key_of(server)
         lock = self._opening.setdefault(key, asyncio.Lock())

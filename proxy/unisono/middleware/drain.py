@@ -97,7 +97,7 @@ class Interruption:
         self._waiting_task = None
 
     def resume(self) -> None:
-        """Begin to wait for the next batch. Raises ShuttingDown."""
+        """Begin to wait for the next batch. Raises ShuttingDown if the grace period is over."""
         if self._request is not None:
             if self._has_failed:
                 raise shutdown_error()

@@ -132,7 +132,10 @@ def _common_ends(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
 def from_note(
     request: GenerationRequest, note: Mapping[str, Json]
 ) -> tuple[GenerationRequest, dict[str, dict[str, Json]]]:
-    """Return the request as `to_note` recorded it, and the annotations. Raises StoreUnreadable."""
+    """Return the request with the changes that `to_note` recorded, and the annotations.
+
+    Raises StoreUnreadable if the record is damaged or belongs to another request.
+    """
     read = cast("Mapping[str, Any]", note)
     try:
         conversation = request.conversation

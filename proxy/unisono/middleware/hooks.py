@@ -76,7 +76,7 @@ class NamedHook:
         if self.failed is not None:
             self.failed(self.name, call)
         if not self.open:
-            raise HookFailed(f"The gateway's hook '{self.name}' could not be asked; the operator's log says why.")
+            raise HookFailed(f"The gateway's hook '{self.name}' failed. Ask the operator: the log has the reason.")
         return None
 
     @property
@@ -210,7 +210,10 @@ def request_of(request: GenerationRequest) -> Request:
 
 
 def plain(annotation: Annotation | None) -> dict[str, Json]:
-    """Return an annotation as it is stored and sent. Raises TypeError, ValueError."""
+    """Return an annotation as it is stored and sent.
+
+    Raises TypeError or ValueError if it is too long or cannot be sent as JSON.
+    """
     if annotation is None:
         return {}
     text = json.dumps(dict(annotation), allow_nan=False)

@@ -200,7 +200,7 @@ def packed(document: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> Document:
-    """Decompress and check a document. Raises ValueError."""
+    """Decompress and check a recording. Raises ValueError if it is damaged or not supported."""
     try:
         document = json.loads(zlib.decompress(data))
     except zlib.error as error:

@@ -188,7 +188,7 @@ class LitellmProvider:
             if not self._params.get("drop_params"):
                 name = next(iter(rest))
                 raise UnsupportedValue(
-                    f"'{name[:64]}' is not supported by the provider of this model.", param=name[:64]
+                    f"'{name[:64]}' is not supported by the provider of this model; remove the field.", param=name[:64]
                 )
             rest = {}
         more = {**(extra_body if isinstance(extra_body, dict) else {}), **rest}
@@ -249,7 +249,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _is_connection_error(error: BaseException | None) -> bool:
-    """Return whether the error was caused by a connection that broke or could not be made."""
+    """Return whether the error was caused by a connection that failed or broke."""
     seen: set[int] = set()
     # Chains of causes can be circular.
     while error is not None and id(error) not in seen:

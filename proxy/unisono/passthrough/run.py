@@ -121,8 +121,8 @@ async def _read_unless_probe_fails(
 ) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
     """Yield the bodies of an answer that is not streamed.
 
-    It may take the whole total time, unless its deployment fails a probe and another one is available. Raises
-    BackendTimeout.
+    The answer may take the whole total time. Raises BackendTimeout earlier if the deployment fails a probe and another
+    deployment is available.
     """
     loop = asyncio.get_running_loop()
     while True:

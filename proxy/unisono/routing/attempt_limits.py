@@ -59,7 +59,7 @@ class PendingAttempt:
 class LearnedTimes:
     """95th percentiles of recent samples, None without samples.
 
-    `is_warm` is True if there is any sample. `timeouts` counts the attempts given up since the last one.
+    `is_warm` is True if there is any sample. `timeouts` counts the attempts that timed out since the last sample.
     """
 
     is_warm: bool = False
@@ -102,7 +102,7 @@ class AttemptTimes:
         self._learned = _learned(self._samples, self._timeouts)
 
     def record_timeout(self) -> None:
-        """Count an attempt that was given up: the next one without an alternative waits longer."""
+        """Count an attempt that timed out: the next one without an alternative waits longer."""
         self._timeouts += 1
         self._learned = None
 

@@ -38,7 +38,7 @@ class SlotOffer(Generic[SlotT]):
 
 @dataclass(eq=False, slots=True)
 class Waiter(Generic[SlotT]):
-    """Request in the queue. `attempt` takes a free slot outside the deployments of a mask."""
+    """Request in the queue. `attempt` reserves a free slot, except on deployments of a mask."""
 
     owner: str
     number: int

@@ -96,7 +96,7 @@ class StrategyResult:
 
     @property
     def wait(self) -> Times:
-        """Time until a backend started, including the queues of the gateway and of the backend."""
+        """Time from the arrival of a request until a backend began it, with both queues."""
         return times(each.entered_us - each.arrived_us for each in self._done)
 
     @property

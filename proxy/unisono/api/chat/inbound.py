@@ -47,7 +47,11 @@ from unisono.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class ChatGeneration:
-    """Converted request: generation request, number of choices, and answer format."""
+    """Converted Chat Completions request.
+
+    `request` is the generation request of the first choice, `choices` the number of choices. `stream` and
+    `include_usage` are the fields of the request. `toolbox` has the client's tools, `notes` go into `unisono.notes`.
+    """
 
     request: GenerationRequest
     choices: int

@@ -214,7 +214,7 @@ class ChoiceChunks:
     def write(self, batch: Sequence[Event]) -> bytes:
         """Return the chunks of one batch. Adjacent deltas of one item become one chunk.
 
-        The finish chunk is excluded: `finish` makes it, because it may depend on the other choices.
+        The finish chunk is excluded: `finish` returns it, because it may depend on other choices.
         """
         chunks: list[bytes] = []
         item: Item | None = None

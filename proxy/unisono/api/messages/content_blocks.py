@@ -56,7 +56,7 @@ class ToolUseBlock(ContentBlock):
 
 
 class ServerUseBlock(ContentBlock):
-    """A call that a server made with its own tool."""
+    """A call of a server tool, run by the server that the answer came from."""
 
     id: Id
     name: ToolName

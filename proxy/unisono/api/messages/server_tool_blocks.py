@@ -33,7 +33,7 @@ ERROR_CODES: Final[Mapping[str, str]] = {NO_CALLS_LEFT: "max_uses_exceeded", BAD
 
 
 def name_of(item: HostedCall) -> str:
-    """Return the block name of a call; "" if it is not emitted, such as a made-up call."""
+    """Return the block name of a call; "" for a tool that the API does not have."""
     builtin = builtin_of(item.server)
     return CODE if builtin == PYTHON else NAMES.get((builtin, item.tool), "")
 

@@ -36,9 +36,9 @@ def _is_beyond_orjson(value: dict[str, Any], arguments: str) -> bool:
 
 
 def exact(value: dict[str, Any], written: str) -> Any:
-    """Return `value`, or its original bytes if it may contain numbers too long for orjson.
+    """Return `value`, or the text `written` if it may contain numbers too long for orjson.
 
-    A wrapper of invalid arguments is returned unchanged.
+    `value` was parsed from `written`. If it only wraps invalid arguments, it is returned unchanged.
     """
     is_unparsed = value.keys() == {UNPARSED}
     return value if is_unparsed or not LONG_NUMBER.search(written) else orjson.Fragment(written)

@@ -50,7 +50,10 @@ class IdempotencyClaim:
 
 
 async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
-    """Return the request's idempotency key; None without the header. Raises InvalidRequest."""
+    """Return the request's idempotency key; None without the header.
+
+    Raises InvalidRequest if the key is empty, too long or not printable ASCII.
+    """
     key = request.headers.get(HEADER)
     if key is None:
         return None

@@ -92,9 +92,10 @@ async def validate_body(
     answered: bool = True,
     counted: bool = False,
 ) -> ResponsesRequest:
-    """Validate a body of `size` bytes. Raises InvalidRequest.
+    """Validate a body of `size` bytes. Raises InvalidRequest for a field with an invalid value.
 
-    A request that is not `answered` only prepares a later one. For one that is only `counted`, no image is described.
+    Without `answered`, the request only prepares a later one, and may lack what an answer needs. With `counted`, only
+    its tokens are counted, and no image is described.
     """
     source = MediaSource(body, caller, ResponsesRequest.HISTORY, request_id, size, can_ask=not counted)
     context = await media_context(deps.resolve, source, deps.describer)

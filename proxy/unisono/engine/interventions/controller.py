@@ -84,7 +84,7 @@ class InterventionController:
 
     @property
     def is_spent(self) -> bool:
-        """Return whether no more interventions are made in this step."""
+        """Return whether this step allows no more interventions."""
         return self.step.edits >= MAX_EDITS
 
     # -- events
@@ -152,7 +152,7 @@ class InterventionController:
             self._open_named(self.tool_naming.found(is_complete=True)[0])
 
     def record_edit(self, edit: PromptEdit, begin: int, end: int) -> None:
-        """Record that an edit was made.
+        """Record that an edit was applied.
 
         `begin` is the position of the message that it opened, if any; `end` is the position after its header.
         """

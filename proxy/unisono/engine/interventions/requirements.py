@@ -205,14 +205,14 @@ class Obligations:
         self.is_call_owed, self.unmet = False, UNMET_CALL
 
     def end_step(self) -> None:
-        """Let the model choose from here on: a call was made, or none can be made any more."""
+        """Require no more calls: the model has called a tool, or cannot call one any more."""
         self.is_call_owed = False
 
     def finish(self, *, has_call: bool, handed: bool) -> None:
-        """Record what the answer still owes at its end.
+        """Record the requirements that the answer does not meet at its end.
 
-        `has_call` and `handed` mean that the client has calls or approvals to process. The form follows in another
-        request.
+        `has_call`: the client has a call to run. `handed`: the client has approvals or a pause to process. In both
+        cases the required format may follow in the next request.
         """
         if self.is_call_owed:
             self.unmet = self.unmet or UNMET_CALL

@@ -1,7 +1,8 @@
-"""Round of server tool calls: each call is emitted, decided and noted before it runs.
+"""Round of server tool calls.
 
-Its outcome is noted after it. The note of a call includes the decision, so that a replay knows whether the call may
-have been made. No I/O.
+Each call is emitted, decided and written to the journal before it runs. The outcome is written to the journal after the
+run. The entry of a call includes the decision: a replay can then tell a refused call from one that may have run. Other
+modules run the calls; this one does no I/O.
 """
 
 from __future__ import annotations
@@ -54,18 +55,18 @@ class CallOutcome:
 
     @classmethod
     def of(cls, outcome: ToolOutcome, *, is_late: bool) -> CallOutcome:
-        """Return the outcome of a call that was made; `is_late`: the time for tools has passed."""
+        """Return the outcome of a call that ran; `is_late`: the time for tools has passed."""
         unknown = NOT_REPEATED if outcome.outcome_unknown else ""
         return cls(outcome, outcome.text, NO_TIME_LEFT if is_late else unknown)
 
     @classmethod
     def refused(cls, text: str, rule: str) -> CallOutcome:
-        """Return the outcome of a call that was not made."""
+        """Return the outcome of a call that was refused and did not run."""
         return cls(ToolOutcome(text, is_error=True), text, rule)
 
     @classmethod
     def unknown(cls) -> CallOutcome:
-        """Return the outcome of a call that may have been made, and is not repeated."""
+        """Return the outcome of a call that may have run before and is not repeated."""
         return cls(ToolOutcome(OUTCOME_UNKNOWN, is_error=True, outcome_unknown=True), OUTCOME_UNKNOWN, NOT_REPEATED)
 
 
@@ -121,7 +122,7 @@ class ToolRound:
         return self._call(call, arguments, index, verdict)
 
     def call_as_recorded(self, note: Note, index: int) -> tuple[Note, list[Event]]:
-        """Begin the next call as it was noted.
+        """Begin the next call with the decision in its journal entry `note`.
 
         Raises ValueError if the note belongs to another call.
         """
@@ -155,7 +156,7 @@ class ToolRound:
         return note, [Opened(item), *deltas, Closed(item, call.arguments, call.tokens)]
 
     def refusal(self, pending: PendingCall) -> CallOutcome | None:
-        """Return the text for the model instead of a result; None for a call that has to be made."""
+        """Return the error reply to a refused call, or None for a call that has to run."""
         text_of = REFUSALS.get(pending.verdict)
         if text_of is None:
             return None
@@ -196,7 +197,7 @@ class ToolRound:
         return note, events, None
 
     def recorded_outcome(self, note: Note) -> CallOutcome:
-        """Return the noted outcome of the current call.
+        """Return the outcome of the current call from its journal entry `note`.
 
         Raises ValueError if the note belongs to another call.
         """

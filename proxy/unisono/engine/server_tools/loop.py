@@ -1,4 +1,4 @@
-"""Runner of server tools: lists the tools of servers, and makes each accepted call once.
+"""Runner of server tools: lists the tools of servers, and runs each accepted call once.
 
 Errors of a call are reported to the model, which continues. Cancelling the waiting task cancels the call.
 """
@@ -79,7 +79,7 @@ class ToolLoop:
     async def run(self, calls: ToolRound, pending: PendingCall, *, may_repeat: bool = False) -> CallOutcome:
         """Return the outcome of a call of the round.
 
-        With `may_repeat`, an earlier stream may have made the call; then only idempotent tools are called again.
+        With `may_repeat`, an earlier stream may have run the call; then only idempotent tools are called again.
         """
         if (refused := calls.refusal(pending)) is not None:
             return refused

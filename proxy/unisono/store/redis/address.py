@@ -10,7 +10,10 @@ UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and per
 
 
 def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
-    """Return hosts, the first part of the path, and the database after it. Raises `ConfigError`."""
+    """Return the hosts with ports, the first part of the path, and the database number after it.
+
+    `rest` is the address after `//`. Raises `ConfigError` for an invalid host, port or database number.
+    """
     netloc, _, path = rest.partition("/")
     nodes = []
     for address in netloc.rpartition("@")[2].split(","):
@@ -20,7 +23,7 @@ def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
         except ValueError:
             raise ConfigError(f"store.url: {UNREADABLE}") from None
         if not host:
-            raise ConfigError("store.url: the host is missing")
+            raise ConfigError("store.url: the host is missing; add it, as in redis://host:6379/0")
         nodes.append((host, number))
     service, _, db = path.partition("/")
     if db and not db.isdigit():

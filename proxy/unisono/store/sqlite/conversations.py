@@ -47,9 +47,10 @@ def digest(encoded: Sequence[tuple[str, bytes]]) -> bytes:
 def _add(
     act: Transaction, tenant: str, conversation: str, encoded: Sequence[tuple[str, bytes]], *, upto: int, size: int
 ) -> None:
-    """Add encoded items.
+    """Add encoded items to a conversation from position `upto`.
 
-    Raises `StoreTooLarge`, `StoreConflict`; the transaction then rolls back.
+    `size` is the size of the conversation in bytes so far. Raises `StoreTooLarge` if the conversation would exceed its
+    limit, `StoreConflict` if it already has one of the ids or an id is repeated. The transaction then rolls back.
     """
     size += sum(len(data) for _, data in encoded)
     if size > act.bounds.conversation:

@@ -71,7 +71,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
         if not self._root.is_dir():
-            raise ConfigError(f"{root}: the folder does not exist")
+            raise ConfigError(f"{root}: the folder does not exist; create it or correct the path")
         self.name = "folder"
         self._entries: dict[str, FolderFile] = {}
         self._refreshing = asyncio.Lock()

@@ -31,7 +31,7 @@ class SearchEngine(Protocol):
     name: str
 
     async def search(self, query: str, most: int) -> list[SearchResult]:
-        """Return at most `most` results, best first. Raises `BrowsingError`."""
+        """Return at most `most` results, best first. Raises `BrowsingError` if the search fails."""
         ...
 
     async def aclose(self) -> None: ...
@@ -45,7 +45,7 @@ class PageReader(Protocol):
         ...
 
     async def read(self, url: str) -> Document:
-        """Return the current document at a URL. Raises `BrowsingError`."""
+        """Return the document at a URL. Raises `BrowsingError` if it cannot be read."""
         ...
 
     async def aclose(self) -> None: ...

@@ -218,9 +218,9 @@ def read(proc: int, path: str) -> str:
 
 
 def descendants(proc: int) -> Iterator[str]:
-    """Yield the processes of this run, by their ids in `proc`.
+    """Yield the ids of all descendants of this process.
 
-    Orphans become children of this process.
+    `proc` is a descriptor of the folder `/proc`. Orphans are included, because they become children of this process.
     """
     waiting = [os.readlink("self", dir_fd=proc)]
     while waiting:

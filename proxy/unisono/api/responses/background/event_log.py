@@ -129,6 +129,6 @@ class GrowingLog:
     async def check_ownership(self) -> None:
         """Verify that the response exists and this owner may write to it.
 
-        Raises the StoreError family.
+        Raises StoreConflict if not, and other errors of the StoreError family if the store fails.
         """
         await self._deps.store.log(self._lease, self._response_id, NOTHING_LOGGED)

@@ -132,7 +132,7 @@ def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
 
 
 def with_incomplete_journal(prepared: PreparedRequest) -> PreparedRequest:
-    """Mark the journal as incomplete: it may lack calls that were made."""
+    """Mark the journal as incomplete: it may lack calls that have already run."""
     request = prepared.generation.request
     if request.server_tools is None:
         return prepared

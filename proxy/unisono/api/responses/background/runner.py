@@ -161,7 +161,10 @@ class BackgroundRunner:
             if response is None:
                 raise missing(response_id)
             if not response.request.get("background"):
-                raise InvalidRequest("Only background responses can be cancelled.", param="response_id")
+                raise InvalidRequest(
+                    "Only background responses can be cancelled. To end another one, close its connection.",
+                    param="response_id",
+                )
             if response.status.terminal:
                 return response
             job = self._jobs.get(background_run)

@@ -51,8 +51,8 @@ CONVERSATIONS = RouteTable("conversations")
 class ConversationDeps:
     """Dependencies of the Conversations API.
 
-    `today` returns YYYY-MM-DD, the first day of a new conversation. `new_id` returns an unguessable id with the
-    given prefix, and `clock` seconds since the epoch.
+    `today` returns the date as YYYY-MM-DD. A conversation stores the date of its creation, and its prompts state that
+    date. `new_id` returns an unguessable id with the given prefix, and `clock` seconds since the epoch.
     """
 
     store: Store

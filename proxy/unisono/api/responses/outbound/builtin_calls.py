@@ -75,7 +75,7 @@ class BuiltinCalls:
 
 
 def is_trained(item: HostedCall) -> bool:
-    """Return True if a call has the form of OpenAI's tools. A made-up function does not."""
+    """Return True for a call of `python` or of an existing function of `browser`."""
     builtin = builtin_of(item.server)
     return builtin == PYTHON or (builtin == BROWSER and item.tool in ACTIONS)
 

@@ -23,7 +23,10 @@ class CompactionEvents(ResponseEvents):
         self._summary_usage = Usage()
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
-        """Return the events of one batch. Raises StoreTooLarge."""
+        """Return the events of one batch. A compaction is its first event.
+
+        Raises StoreTooLarge if the compacted conversation is too large for one item.
+        """
         if batch and isinstance(compacted := batch[0], Compacted):
             self._start_response()
             self._compact(compacted)

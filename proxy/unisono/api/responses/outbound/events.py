@@ -104,7 +104,10 @@ class ResponseEvents:
         return self.stored is not None
 
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
-        """Return the first events, with `queued` if the response waits. Other methods imply it."""
+        """Return the events before the first item; with `queued`, `response.queued` is one of them.
+
+        If this was not called, the first call of another method returns them before its own events.
+        """
         self._start_response(queued=queued)
         return self._writer.pop_events()
 
@@ -131,7 +134,10 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
-        """Continue after `number` events made of `batch` elsewhere. Delta boundaries may differ."""
+        """Continue after `batch`, of which another process emitted `number` events.
+
+        The boundaries of deltas may differ there.
+        """
         self.write(batch)
         self._writer.pop_events()
         self._writer.number = number

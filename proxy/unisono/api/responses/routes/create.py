@@ -248,9 +248,9 @@ class ResponseCreation:
             return False
 
     async def _is_missing(self, response_id: str) -> bool:
-        """Return True if the response certainly does not exist.
+        """Return True if the store certainly does not have the response.
 
-        A response that could not be deleted continues under its key.
+        False if the store cannot be read. The response may then exist, and must keep its idempotency key.
         """
         try:
             [response] = await self._deps.store.responses(self._sender.tenant, [response_id])

@@ -57,7 +57,7 @@ class Approvals:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Hold all approvals for the block. Raises ApprovalUsed and StoreUnavailable."""
+        """Hold all approvals for the block. Raises the errors of `claim`."""
         await self.claim()
         try:
             yield
@@ -65,7 +65,10 @@ class Approvals:
             await asyncio.shield(self.release_unused())
 
     async def claim(self) -> None:
-        """Claim all approvals temporarily, or none. Raises ApprovalUsed and StoreUnavailable."""
+        """Claim all approvals temporarily, or none.
+
+        Raises ApprovalUsed if another response has claimed or used one of them, and StoreUnavailable.
+        """
         try:
             for approval in self._fields:
                 await self._mark(approval, self._deps.lease_s)
@@ -74,9 +77,9 @@ class Approvals:
             raise
 
     async def mark_used(self, approval: str) -> None:
-        """Mark the approval as used, directly before the call.
+        """Mark the approval as used, directly before its call runs.
 
-        Raises ApprovalUsed and StoreUnavailable.
+        Raises ApprovalUsed if another response has used it, and StoreUnavailable.
         """
         if approval in self._fields:
             # An approval that may have been marked is not released.
@@ -84,7 +87,7 @@ class Approvals:
             await self._mark(approval, self._deps.retention_s)
 
     async def release_unused(self) -> None:
-        """Release the approvals of calls that were not made.
+        """Release the approvals of calls that did not run.
 
         An approval that cannot be released expires with the lease.
         """
@@ -95,7 +98,7 @@ class Approvals:
                 log.debug("approval not released", extra={"code": error.code})
 
     def attach_to(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request so that `mark_used` is called before each approved call is made."""
+        """Return the request with `mark_used` as the function to call before each approved call."""
         if request.server_tools is None or not self._fields:
             return request
         return replace(request, server_tools=replace(request.server_tools, claim_approval=self.mark_used))

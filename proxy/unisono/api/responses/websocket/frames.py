@@ -63,7 +63,7 @@ ClientFrame: TypeAlias = CreateFrame | SteerFrame | EmptyFrame
 def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
     """Parse the JSON object of a message, and return it with its length in bytes.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest for a binary message and for any other text.
     """
     text = message.get("text")
     if text is None:
@@ -73,7 +73,10 @@ def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
 
 
 def lane_of(fields: Fields) -> Lane:
-    """Return the lane of a frame: its `stream_id`, or None. Raises InvalidStreamId."""
+    """Return the lane of a frame: its `stream_id`, or None if it has none.
+
+    Raises InvalidStreamId for a `stream_id` with other characters or length than allowed.
+    """
     lane = fields.get("stream_id")
     if lane is None:
         return None
@@ -85,7 +88,10 @@ def lane_of(fields: Fields) -> Lane:
 
 
 def to_client_frame(fields: Fields, size: int, lane: Lane) -> ClientFrame:
-    """Parse the fields of a frame by its `type`. Raises InvalidRequest."""
+    """Parse the fields of a frame by its `type`.
+
+    Raises InvalidRequest for an unknown type and for a field that the type does not allow.
+    """
     kind = fields.get("type")
     reader = READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
