@@ -444,7 +444,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "vision model that reads text only": (
         {"model_list": [entry("a"), entry("b", unisono={"media": "describe", "media_model": "a"})]},
-        "model_list[1].unisono.media_model: `a` cannot describe images; use a model that passes through, without `*`",
+        "model_list[1].unisono.media_model: `a` cannot describe images; name a pass-through model without `*`",
     ),
     "different reasoning fields in one group": (
         {"model_list": [entry("a"), entry("b"), entry("a", unisono={"reasoning_field": "none"})]},

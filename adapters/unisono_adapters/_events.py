@@ -65,7 +65,7 @@ async def generate(
 
 
 def decoded(event: bytes) -> dict[str, Any]:
-    """Return an event's JSON object. Raises BackendProtocolError."""
+    """Return an event's JSON object. Raises BackendProtocolError for any other data."""
     try:
         data = orjson.loads(event)
     except orjson.JSONDecodeError as error:
@@ -76,7 +76,10 @@ def decoded(event: bytes) -> dict[str, Any]:
 
 
 def token_ids(ids: object) -> list[int]:
-    """Return a list of ids, each in the vocabulary. Raises BackendProtocolError."""
+    """Return a list of ids.
+
+    Raises BackendProtocolError for anything but a list, and for an id outside the vocabulary.
+    """
     if not isinstance(ids, list):
         raise BackendProtocolError("the backend sent token ids that are not a list")
     for token in ids:

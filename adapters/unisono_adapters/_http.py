@@ -178,10 +178,10 @@ class BackendHttp:
     """HTTP client of one backend. Construction does no I/O; the pool opens on first use."""
 
     def __init__(self, options: BackendOptions, statuses: Statuses | None = None, *, polite: bool = False) -> None:
-        """Create a client; `statuses` override the meaning of HTTP statuses.
+        """Create a client; `statuses` replace the errors of single HTTP statuses.
 
-        `polite` is for a backend that never ends a request whose response head it cannot send. Raises
-        ConfigError for an unusable address or key."""
+        With `polite`, the client closes a request before its response head with FIN instead of RST. Some backends
+        never end a request if they cannot send the head. Raises ConfigError for an unusable address or key."""
         self._response_class = Polite if polite else Dropping
         self._base = _base(options.api_base)
         secret = options.api_key or None

@@ -59,7 +59,7 @@ async def _loaded(page: Page, body: bytes) -> Load | None:
 
 
 def document(page: bytes) -> Any:
-    """Return a page as decoded JSON. Raises BackendProtocolError."""
+    """Return a page as decoded JSON. Raises BackendProtocolError for any other content."""
     try:
         return orjson.loads(page)
     except orjson.JSONDecodeError as error:

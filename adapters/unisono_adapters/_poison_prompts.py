@@ -38,7 +38,11 @@ class PoisonPrompt:
             self.add(prompt.text.removesuffix(last))
 
     async def observe(self, prompt: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
-        """Yield the chunks of an answer to `prompt`, and record it if it reaches its token limit."""
+        """Yield the chunks of an answer to `prompt`.
+
+        If the answer reaches its token limit, record `prompt` followed by the answer: this text would crash the server
+        as a prompt.
+        """
         digest = _digest_of(prompt)
         async with aclosing(chunks):
             async for chunk in chunks:

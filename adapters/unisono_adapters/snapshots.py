@@ -41,7 +41,7 @@ def pull(model: str, revision: str | None = None) -> Path:
 def check_tokenizer(folder: Path) -> None:
     """Check the folder's tokenizer against Harmony: special tokens and ids of sample texts.
 
-    Raises PullError.
+    Raises PullError if they differ, and for a missing or damaged file.
     """
     # Imported here, since the engine process needs only this module's patterns.
     from tokenizers import Tokenizer

@@ -46,7 +46,10 @@ def write_model(packed: Path, folder: Path, layout: str) -> None:
 
 
 def read_safetensors(content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
-    """Return the tensors by name and the metadata. Raises ValueError or KeyError."""
+    """Return the tensors by name and the metadata.
+
+    Raises ValueError or KeyError for damaged content.
+    """
     start = 8 + int.from_bytes(content[:8], "little")
     header = orjson.loads(content[8:start])
     notes: dict[str, str] = header.pop("__metadata__", {})

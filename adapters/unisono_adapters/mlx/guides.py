@@ -99,7 +99,10 @@ class Guides:
         self.threads = ThreadPoolExecutor(1, "grammars")
 
     def guide(self, constraint: Constraint) -> Guide:
-        """Return a guide for a constraint. Raises Unguidable."""
+        """Return a guide for a constraint.
+
+        Raises Unguidable if llguidance is missing or does not support the constraint.
+        """
         key = orjson.dumps([constraint.kind, constraint], default=dict)
         matcher = self._compiled.get(key)
         if matcher is None:

@@ -75,10 +75,10 @@ class _Owned:
 
 
 def start_own(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
-    """Start the process with a listening socket, and return a connection to it.
+    """Start the engine process for a listening socket, and return it with a connection.
 
-    The connection exists before the process runs, so there is no wait, and the end of the process always ends
-    the connection.
+    This process opens the socket, connects to it and passes it on. No wait is therefore necessary until the engine
+    listens, and the end of the engine always ends the connection.
     """
     folder = _private_folder()
     try:
@@ -92,7 +92,10 @@ def start_own(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.so
 def spawned(
     address: Path, model: str, limits: BatchLimits, *, stdin: int, stdout: int = subprocess.PIPE, shared: bool = False
 ) -> tuple[Process, socket.socket]:
-    """Start a process that listens at `address`, and connect to it. Raises OSError."""
+    """Start an engine process that listens at `address`, and connect to it.
+
+    Raises OSError if the socket or the process cannot be created.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

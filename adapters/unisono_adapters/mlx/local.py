@@ -103,7 +103,10 @@ class MlxLocalBackend:
         return engine.pid if engine.lost is None else None
 
     async def probe(self) -> Probe:
-        """Start the engine if necessary and probe it. Raises BackendUnavailable."""
+        """Start the engine if necessary and probe it.
+
+        Raises BackendUnavailable if the engine cannot be started or the model cannot be loaded.
+        """
         engine, ready = await self._running()
 
         async def encode(text: str) -> Sequence[int]:

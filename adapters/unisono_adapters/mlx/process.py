@@ -81,9 +81,9 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, model: str, limits: BatchLimits) -> EngineProcess:
-        """Connect to an own process, or to one that all workers of the gateway share.
+        """Start an engine process and connect to it, or to the one that all workers share.
 
-        The model loads afterwards: see `ready`. Raises BackendUnavailable.
+        The model loads afterwards: see `ready`. Raises BackendUnavailable if the process cannot be started.
         """
         spawning = asyncio.create_task(asyncio.to_thread(_spawn, model, limits))
         try:
@@ -129,7 +129,10 @@ class EngineProcess:
             self._writer.write(to_line(Cancel(number)))
 
     async def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Return the ids of `texts` by the model's own tokenizer. Raises BackendUnavailable."""
+        """Return the ids of `texts` by the model's own tokenizer.
+
+        Raises BackendUnavailable if the engine is lost.
+        """
         number, inbox = self._open()
         try:
             self._writer.write(to_line(Tokenize(number, texts)))
@@ -141,7 +144,7 @@ class EngineProcess:
             del self._inboxes[number]
 
     async def count(self) -> CountAnswer:
-        """Return the engine's load. Raises BackendUnavailable."""
+        """Return the engine's load. Raises BackendUnavailable if the engine is lost."""
         number, inbox = self._open()
         try:
             self._writer.write(to_line(Count(number)))

@@ -72,9 +72,10 @@ _FORGOTTEN: list[Process] = []
 
 
 def joined(folder: Path, model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
-    """Return the engine for a model and a connection to it; start it if there is none.
+    """Return the running engine for a model, or a new one, with a connection to it.
 
-    Blocks, but not until the model is loaded. Raises OSError.
+    Blocks, but not until the model is loaded. Raises OSError if the files in `folder` cannot be used or the engine
+    cannot be started.
     """
     _FORGOTTEN[:] = [process for process in _FORGOTTEN if process.poll() is None]
     name = hashlib.sha256(repr((model, limits, sys.executable)).encode()).hexdigest()[:16]

@@ -192,7 +192,7 @@ class UsageSpool:
     async def replay(self, accounts: AccountStore) -> None:
         """Adopt segments without an owner, enter their records in the ledger and delete them.
 
-        Raises `StoreError`.
+        Raises the `StoreError` family if the ledger does not accept a record; its segment then remains.
         """
         async with self._write_lock:
             await self._run(self._adopt)
@@ -358,7 +358,10 @@ def _delete_stale(path: Path) -> None:
 
 
 def _open_segment(path: Path) -> _Segment:
-    """Lock a segment and count its records. Raises OSError."""
+    """Lock a segment and count its records.
+
+    Raises OSError if another process holds the lock or the file cannot be read.
+    """
     descriptor = _open_file(path)
     try:
         _lock(descriptor)

@@ -49,7 +49,10 @@ class LeftOutTools:
 
 @dataclass(frozen=True, slots=True)
 class ServerToolSetup:
-    """Tool host and rules; `configured` are the operator's servers by label."""
+    """Client for tool servers, and the operator's rules about which servers a request may use.
+
+    `configured` maps labels to the servers in the configuration. `log_left_out` logs tools that cannot be offered.
+    """
 
     host: ToolHost
     rules: ServerRules = field(default_factory=ServerRules)

@@ -58,7 +58,10 @@ class ParsedParam(click.ParamType[OptionValue[Value]], Generic[Value]):
 
 
 def seconds(text: str) -> int:
-    """Parse `90s`, `30m`, `12h`, `30d` or `2w` to seconds. Raises ValueError."""
+    """Parse `90s`, `30m`, `12h`, `30d` or `2w` to seconds.
+
+    Raises ValueError for another form, and for a duration over the limit.
+    """
     found = re.fullmatch(r"(\d{1,10})([smhdw])", text, re.ASCII)
     if found is None or not (read := int(found[1]) * UNITS[found[2]]) <= MAX_DURATION_S:
         raise ValueError(text)
@@ -120,7 +123,7 @@ def _names(text: str) -> frozenset[str] | None:
 
 
 def line(text: str) -> str:
-    """Return one short printable line. Raises ValueError."""
+    """Return one printable line of at most 256 characters. Raises ValueError for other text."""
     if not text or len(text) > 256 or not text.isprintable():
         raise ValueError(text)
     return text

@@ -86,7 +86,7 @@ class ModelRegistry:
         model = self._groups[self.resolve_alias(name, f"{path}.media_model")]
         if _kinds(model) != {False} or "*" in model.name:
             raise ConfigError(
-                f"{path}.media_model: `{name}` cannot describe images; use a model that passes through, without `*`"
+                f"{path}.media_model: `{name}` cannot describe images; name a pass-through model without `*`"
             )
 
     def resolve(self, requested: str | None) -> ServedModel:

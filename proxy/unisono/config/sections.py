@@ -261,7 +261,10 @@ class Config(Section):
         return 2
 
     def timeouts(self, entry: ModelEntry) -> Timeouts:
-        """Return an entry's timeouts: its own, else the router's, LiteLLM's, or the defaults."""
+        """Return the timeouts of an entry, each from the first section that sets it.
+
+        The sections are `litellm_params` of the entry, `router_settings` and `litellm_settings`, then the defaults.
+        """
         # LiteLLM's precedence: the entry, then the router, then the defaults of all requests. Only the limits for
         # connecting and for the first token are settings of this gateway alone.
         params, router, default = entry.litellm_params, self.router_settings, Timeouts()

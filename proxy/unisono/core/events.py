@@ -20,7 +20,10 @@ from unisono.core.tools import HostedTool, ToolOutcome
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Reasoning item; `index` counts items over the whole answer, from 0."""
+    """Item of reasoning, to which events refer.
+
+    `index` is its position among all items of the answer, of any kind, from 0.
+    """
 
     index: int
 

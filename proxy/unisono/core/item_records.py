@@ -28,7 +28,7 @@ Record = dict[str, Json]
 
 
 def text_of(record: Record, key: str = "text") -> str:
-    """Return a string field. Raises KeyError, TypeError."""
+    """Return a string field. Raises KeyError if it is missing, TypeError if it is no string."""
     value = record[key]
     if not isinstance(value, str):
         raise TypeError(key)

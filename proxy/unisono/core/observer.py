@@ -114,7 +114,7 @@ class ToolEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolDone:
-    """One server tool call that was made.
+    """One server tool call that was executed and has ended.
 
     `server` is the label of the tool server, `call_id` the id of the model's call.
     """

@@ -164,14 +164,14 @@ class FailoverRoute(Protocol):
 
     @property
     def elsewhere(self) -> bool:
-        """True if another deployment can be tried if the current one fails."""
+        """True if another available deployment remains for the case that the current one fails."""
         ...
 
     def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:
         """Return the possibilities after an attempt that ended in `error`.
 
         Call before `Slot.failed`. `resumes` is as in `RouteRequirements`. `held` is False if the attempt got no slot;
-        it counts as failed all the same.
+        such an attempt counts as failed too.
         """
         ...
 

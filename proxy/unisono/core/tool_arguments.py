@@ -34,9 +34,10 @@ CODE: Final = "code"
 class ToolArguments:
     """Parsed arguments of a call.
 
-    `text` is a JSON object; with a `problem` it must not be sent. `members` are its members, except those that Python
-    cannot represent: integers of more than `MAX_MEMBER_DIGITS` digits are None, and there are no members at all if
-    they are nested deeper than `MAX_MEMBER_LEVELS`. `digest` is equal for calls of one tool with equal arguments.
+    `problem` says why the arguments are invalid; empty if they are valid. `text` is the JSON object to send, or `{}` if
+    there is a problem. `members` are the parsed members of this object. An integer of more than `MAX_MEMBER_DIGITS`
+    digits is None there, and an object nested deeper than `MAX_MEMBER_LEVELS` has no members there. `digest` is equal
+    for calls of one tool with equal arguments.
     """
 
     text: str
@@ -59,7 +60,7 @@ def read_arguments(tool: str, text: str) -> ToolArguments:
 
 
 def _code(tool: str, text: str) -> ToolArguments:
-    """Wrap code in an object. Raises ValueError."""
+    """Wrap code in an object. Raises ValueError for text with a lone surrogate."""
     try:
         found = _object(tool, text)
     except ValueError:
@@ -72,7 +73,7 @@ def _code(tool: str, text: str) -> ToolArguments:
 
 
 def _object(tool: str, text: str) -> ToolArguments:
-    """Parse a JSON object. Raises ValueError."""
+    """Parse a JSON object. Raises ValueError, with the problem, for any other text."""
     text = text.strip() or "{}"
     depth = levels(text) if text.count("[") + text.count("{") > MAX_MEMBER_LEVELS else 0
     if depth > MAX_LEVELS:
@@ -97,7 +98,7 @@ def _object(tool: str, text: str) -> ToolArguments:
 
 
 def _check_deep(text: str) -> None:
-    """Check an object that is nested too deeply to parse. Raises ValueError."""
+    """Check text that is nested too deeply to parse. Raises ValueError if it is no JSON object."""
     if json_kind(text) is not dict:
         raise ValueError(f"{NOT_AN_OBJECT}: a bracket, a comma or a quote is missing or wrong")
     for leaf in leaf_tokens(text):

@@ -255,5 +255,7 @@ class EngineDeps:
         if server_tools is None or not (server_tools.servers or server_tools.decisions):
             return None
         if self.tools is None:
-            raise UnsupportedValue("This gateway runs no tools itself.", param=request.prompt.fields.tools)
+            raise UnsupportedValue(
+                "This gateway has no tool servers; omit the server tools.", param=request.prompt.fields.tools
+            )
         return ToolLoop(self.tools, server_tools, report, request.origin.span)

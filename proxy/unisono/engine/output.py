@@ -122,7 +122,10 @@ class OutputReader:
 
     @property
     def is_handed_back(self) -> bool:
-        """Return whether tools were run and no generation follows them."""
+        """Return whether the answer ends after a round of tools: the client has to act or repeat.
+
+        No generation follows in this request, because a call needs the client or the answer is paused.
+        """
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
 
     @property
@@ -144,7 +147,10 @@ class OutputReader:
     # -- generation
 
     def start_generation(self, opening: Tokens) -> None:
-        """Begin the step's generation after `opening`, the tokens of the message it leaves open."""
+        """Begin a generation of the current step.
+
+        `opening` are the tokens of the unfinished message at the end of its prompt; empty if there is none.
+        """
         self.items.start_generation()
         self.transcript.start_step(opening, is_first=not self.items.step)
 

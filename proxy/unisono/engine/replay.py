@@ -120,12 +120,14 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
 
 
 def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
-    """Return a request whose answer is parsed in the same way.
+    """Return a request that parses an answer as the recorded request did.
 
-    Raises InvalidRequest for an invalid record, and for a raw completion.
+    Raises InvalidRequest for an invalid record, and for a raw completion, whose tokens were never parsed.
     """
     if record.get("raw"):
-        raise InvalidRequest("Nothing was read into the tokens of a raw completion.")
+        raise InvalidRequest(
+            "A raw completion has no parsed answer to compare with; replay a recording of another API."
+        )
     try:
         hosting = record["hosting"]
         return GenerationRequest(

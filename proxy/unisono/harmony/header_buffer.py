@@ -13,7 +13,7 @@ from unisono.harmony.repaired_output import RepairedOutput
 class HeaderBuffer:
     """Header that is not complete, or text between two messages that may be one.
 
-    `is_first` means that no header was read yet. Repairs of the text are noted in `output`.
+    `is_first` means that no header was read yet. Repairs of the text are recorded in `output`.
     """
 
     # Rules.
@@ -30,7 +30,7 @@ class HeaderBuffer:
         self.is_first = True
 
     def text(self) -> str:
-        """Return the text; bytes that are no UTF-8 are noted."""
+        """Return the text; bytes that are no UTF-8 are recorded as a repair."""
         text, whole = self._reader.text(self.held)
         if not whole:
             self._output.note("undecodable-header")

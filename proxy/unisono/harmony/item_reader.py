@@ -168,13 +168,16 @@ class ItemReader:
         return True
 
     def replace_body(self, body: Sequence[int]) -> None:
-        """Continue after `body` instead of the tokens so far."""
+        """Replace the body tokens read so far by `body`, and continue after them."""
         self._parser.end()
         self._parser.start(body)
         self.body[:] = body
 
     def replace_end(self, encoding: Encoding, tokens: int, instead: Sequence[int]) -> bool:
-        """Replace the last `tokens` tokens; return False if more of their text was already emitted."""
+        """Replace the last `tokens` tokens by the tokens `instead`.
+
+        Return False and change nothing if the text emitted so far is longer than the text of the new body.
+        """
         if len(self.body) < tokens:
             return False
         body = [*self.body[:-tokens], *instead]

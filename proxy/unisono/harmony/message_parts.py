@@ -36,9 +36,10 @@ class BodyPart:
 
 @dataclass(frozen=True, slots=True)
 class ClosedPart:
-    """Closed message; `end` is the position after it.
+    """End of a message, which its terminator `token` or the end of the output closed.
 
-    `complete` is False for a truncated message. A truncated call is no call.
+    `complete` is False if the message was cut off; a call that was cut off is not run. `end` is the position in the
+    generated tokens after the message.
     """
 
     token: int

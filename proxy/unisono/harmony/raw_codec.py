@@ -18,7 +18,10 @@ _PARTIAL: Final = re.compile(r"<(?:\|[a-z_0-9]{0,20}\|?)?\Z")
 
 
 def to_tokens(encoding: Encoding, text: str) -> list[int]:
-    """Tokenise text of any length like a server, with spelled special tokens as such."""
+    """Tokenise text of any length, as an inference server does.
+
+    A special token that is spelled in the text, such as `<|start|>`, becomes the real token.
+    """
     tokens: list[int] = []
     pending = ""
     for at, part in enumerate(_SPELLED.split(text)):

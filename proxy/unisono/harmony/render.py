@@ -139,10 +139,11 @@ class Renderer:
         return self._messages.weight
 
     def prompt(self, conversation: Conversation, tools: ToolSet) -> list[int]:
-        """Return the prompt's ids; they end in `<|start|>assistant` or in a prefill's open message.
+        """Return the token ids of a prompt for the next generation.
 
-        `tools` has to describe the tools of the conversation's preamble. Raises InvalidRequest for a run of characters
-        that is too long for the tokenizer, and for a schema that JSON cannot express.
+        They end in `<|start|>assistant` or, with a prefill, in the unfinished final message. `tools` must be planned
+        from the tools in `conversation.preamble`. Raises InvalidRequest for a run of characters that is too long for
+        the tokenizer, and for a schema with a value that JSON cannot express, such as NaN.
         """
         prompt: list[int] = []
         for tokens in self._rendered(self._pieces(conversation, tools)):

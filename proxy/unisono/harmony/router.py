@@ -119,9 +119,10 @@ class HarmonyRouter:
         return events
 
     def unread(self, tokens: int, instead: Sequence[int]) -> bool:
-        """Replace the last `tokens` tokens of the open body by `instead`; all of them stay counted.
+        """Replace the last `tokens` tokens of the open message's body by the tokens `instead`.
 
-        Return False and change nothing if more of their text was already emitted.
+        The usage still counts the replaced tokens as generated. Return False and change nothing if the text emitted
+        so far is longer than the text of the new body.
         """
         opened = self._open
         if opened is None or not opened.replace_end(self._encoding, tokens, instead):
@@ -134,7 +135,7 @@ class HarmonyRouter:
         return True
 
     def trim(self, body: Sequence[int], end: int) -> None:
-        """Continue the open message with `body` instead of its tokens so far; it ends at `end`."""
+        """Replace the body of the open message by `body`, which ends at the position `end`."""
         opened = self._open
         assert opened is not None
         self._repair = self._new_repair(

@@ -129,7 +129,7 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
         place = at.format(index=index)
         if distinct.setdefault(tool.name, tool) is not tool:
             if distinct[tool.name] != tool:
-                raise InvalidRequest("Two different tools have the same name.", param=f"{place}.name")
+                raise InvalidRequest("Two different tools have the same name; rename one.", param=f"{place}.name")
             continue
         with _blamed(f"{place}.{schema_field}"):
             budget.spend(characters=len(tool.description))

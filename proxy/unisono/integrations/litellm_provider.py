@@ -190,7 +190,10 @@ def to_call(
     stream: bool,
     **asked: Any,
 ) -> LitellmCall:
-    """Convert LiteLLM's arguments into a call. Raises BadRequestError."""
+    """Convert LiteLLM's arguments into a call.
+
+    Raises LiteLLM's BadRequestError for arguments that cannot be written as JSON.
+    """
     del args, asked
     params = dict(optional_params or {})
     body = {name: value for name, value in params.items() if name not in LITELLMS_OWN}

@@ -189,7 +189,10 @@ class McpHost(ToolHost):
 
     @asynccontextmanager
     async def _slot(self, server: ToolServer, until: float) -> AsyncIterator[None]:
-        """Acquire a slot at `server`, shared by all callers. Raises `NoSlot`."""
+        """Acquire one of the slots of `server`, which all callers share.
+
+        Raises `NoSlot` as `FairQueue.slot` does.
+        """
         key = server_key(server)
         line = self._lines.setdefault(key, FairQueue(server.concurrent, self.limits.waiting))
         try:

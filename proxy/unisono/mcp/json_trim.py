@@ -57,7 +57,10 @@ class Child:
 
 
 async def trim(data: bytes, limits: McpLimits) -> bytes:
-    """Return a server's message trimmed to a quickly parsable size. Raises `TrimLimitReached`."""
+    """Return a server's message trimmed to a quickly parsable size.
+
+    Raises `TrimLimitReached` if the message has too many JSON tokens to look through.
+    """
     if len(data) <= OFF_LOOP_BYTES:
         return data
     return await asyncio.to_thread(trim_in_thread, data, limits)

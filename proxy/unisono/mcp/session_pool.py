@@ -77,7 +77,8 @@ class SessionPool:
     async def get(self, server: ToolServer) -> McpSession:
         """Return an open connection to `server`.
 
-        Raises `ToolServerNotAllowed`, `InvalidRequest`, the `ToolServerError` family.
+        Raises `ToolServerNotAllowed` for an address that the operator does not allow, `InvalidRequest` for headers that
+        cannot be sent, and the `ToolServerError` family if the connection fails.
         """
         key = key_of(server)
         lock = self._opening.setdefault(key, asyncio.Lock())

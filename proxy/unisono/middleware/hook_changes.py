@@ -71,7 +71,7 @@ def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
     match new.items:
         case (UserMessage(text=text),) if text:
             return replace(raw, text=text, tokens=())
-    raise ValueError("a raw prompt is one message of the user's")
+    raise ValueError("a raw prompt must stay a single user message")
 
 
 def _with_items(conversation: Conversation, new: Sequence[Item]) -> Conversation:
@@ -132,7 +132,10 @@ def _common_ends(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
 def from_note(
     request: GenerationRequest, note: Mapping[str, Json]
 ) -> tuple[GenerationRequest, dict[str, dict[str, Json]]]:
-    """Return the request as `to_note` recorded it, and the annotations. Raises StoreUnreadable."""
+    """Return the request as `to_note` recorded it, and the annotations.
+
+    Raises StoreUnreadable if the record is damaged or belongs to another conversation.
+    """
     read = cast("Mapping[str, Any]", note)
     try:
         conversation = request.conversation
@@ -144,13 +147,15 @@ def from_note(
         rest = Changes(instructions=read.get(INSTRUCTIONS), effort=effort, sampling=sampling)
         return changed(replace(request, conversation=conversation), rest), texts
     except (KeyError, TypeError, ValueError, AttributeError) as failure:
-        raise StoreUnreadable("What hooks changed of this turn cannot be read.") from failure
+        raise StoreUnreadable(
+            "The recorded changes of hooks to this request are damaged; send a new request."
+        ) from failure
 
 
 def _noted_items(items: Sequence[Item], note: Mapping[str, Any]) -> tuple[Item, ...]:
     first, last = note[FIRST], note[LAST]
     if first + last > len(items):
-        raise ValueError("a note of another conversation")
+        raise ValueError("the record belongs to another conversation")
     put = [to_item(cast("Record", record)) for record in note[ITEMS]]
     return (*items[:first], *put, *items[len(items) - last :])
 

@@ -76,7 +76,9 @@ class NamedHook:
         if self.failed is not None:
             self.failed(self.name, call)
         if not self.open:
-            raise HookFailed(f"The gateway's hook '{self.name}' could not be asked; the operator's log says why.")
+            raise HookFailed(
+                f"The hook '{self.name}' of the gateway failed; try again, or ask the operator: the log has the cause."
+            )
         return None
 
     @property
@@ -108,7 +110,10 @@ class HookGate(Gate):
         return self._restore_changes(request) if request.resumption.journal else await self._before(request)
 
     async def _before(self, request: GenerationRequest) -> GenerationRequest:
-        """Call `before` of all hooks. Raises `Refused`, `HookFailed`."""
+        """Call `before` of all hooks.
+
+        Raises `Refused` if a hook refuses the request, and `HookFailed` if a mandatory hook fails.
+        """
         original = request
         for hook in self._hooking.hooks:
             request = await self._apply_before(hook, request)
@@ -179,7 +184,9 @@ def _without_passthrough(request: GenerationRequest, passthrough: PassthroughReq
     The body lacks the changes and must not be sent. Raises HookFailed unless the engine answers first.
     """
     if passthrough.way is not AnswerMode.ENGINE_THEN_PASSING:
-        raise HookFailed("A hook of the gateway's wants this request otherwise, and this model gets it as it came.")
+        raise HookFailed(
+            "A hook of the gateway changed this request, which this model does not support; use another model."
+        )
     return replace(request, passthrough=None)
 
 
@@ -211,7 +218,10 @@ def request_of(request: GenerationRequest) -> Request:
 
 
 def plain(annotation: Annotation | None) -> dict[str, Json]:
-    """Return an annotation as it is stored and sent. Raises TypeError, ValueError."""
+    """Return an annotation as it is stored and sent.
+
+    Raises TypeError or ValueError if it is not plain JSON or is too long.
+    """
     if annotation is None:
         return {}
     text = json.dumps(dict(annotation), allow_nan=False)

@@ -200,7 +200,10 @@ def packed(document: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> Document:
-    """Decompress and check a document. Raises ValueError."""
+    """Decompress and check a document.
+
+    Raises ValueError for data that is no recording, or one of a newer version.
+    """
     try:
         document = json.loads(zlib.decompress(data))
     except zlib.error as error:

@@ -188,7 +188,7 @@ class LitellmProvider:
             if not self._params.get("drop_params"):
                 name = next(iter(rest))
                 raise UnsupportedValue(
-                    f"'{name[:64]}' is not supported by the provider of this model.", param=name[:64]
+                    f"The field '{name[:64]}' is not supported by the provider of this model; omit it.", param=name[:64]
                 )
             rest = {}
         more = {**(extra_body if isinstance(extra_body, dict) else {}), **rest}

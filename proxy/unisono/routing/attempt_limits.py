@@ -102,7 +102,7 @@ class AttemptTimes:
         self._learned = _learned(self._samples, self._timeouts)
 
     def record_timeout(self) -> None:
-        """Count an attempt that was given up: the next one without an alternative waits longer."""
+        """Count an attempt that timed out: the next attempt without an alternative waits longer."""
         self._timeouts += 1
         self._learned = None
 

@@ -111,7 +111,7 @@ def size_of(pattern: str) -> Size:
 
 
 def _check_flags(flags: str) -> bool:
-    """Return True if the flags ignore case. Raises BadPattern."""
+    """Return True if the flags ignore case. Raises BadPattern for the unsupported flag `x`."""
     if "x" in flags:
         raise BadPattern("its flag x is not available")
     return "i" in flags

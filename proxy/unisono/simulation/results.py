@@ -96,7 +96,10 @@ class StrategyResult:
 
     @property
     def wait(self) -> Times:
-        """Time until a backend started, including the queues of the gateway and of the backend."""
+        """Times from the arrival of each request until a backend began to process it.
+
+        They include the queues of the gateway and of the backend.
+        """
         return times(each.entered_us - each.arrived_us for each in self._done)
 
     @property

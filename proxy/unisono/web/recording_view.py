@@ -27,7 +27,7 @@ LARGEST: Final = 1 << 53
 
 
 def recounted(document: Mapping[str, Any], encoding: Encoding) -> dict[str, Any]:
-    """Build the inspector's view of a recording. Raises InvalidRequest."""
+    """Build the inspector's view of a recording. Raises InvalidRequest if it is damaged."""
     try:
         return {
             "about": _about(document),

@@ -205,7 +205,7 @@ async def inspect(
 
 
 async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, Any]:
-    """Load a recording. Raises NotFound, InvalidRequest."""
+    """Load a recording. Raises NotFound if it is missing, InvalidRequest if it is damaged."""
     # No other id can exist in the store.
     found = await traces.trace(caller.tenant, id) if POSSIBLE.fullmatch(id) else None
     if found is None:

@@ -47,7 +47,11 @@ from unisono.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class ChatGeneration:
-    """Converted request: generation request, number of choices, and answer format."""
+    """Converted request: generation request, number of choices, and how to send the answer.
+
+    `stream` and `include_usage` select the form of the answer, and `toolbox` maps the tool names in it. `notes` report
+    fields without effect.
+    """
 
     request: GenerationRequest
     choices: int

@@ -87,7 +87,10 @@ class HistoryReader:
         self._served_calls: frozenset[str] = frozenset()
 
     def add(self, position: int, message: MessageParam) -> None:
-        """Add a message. Raises InvalidRequest, naming the block."""
+        """Add a message.
+
+        Raises InvalidRequest, naming the block, for a block that is not allowed in its position.
+        """
         at = f"messages.{position}.content"
         blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content)]
         match message.role:

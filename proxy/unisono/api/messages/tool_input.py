@@ -36,9 +36,10 @@ def _is_beyond_orjson(value: dict[str, Any], arguments: str) -> bool:
 
 
 def exact(value: dict[str, Any], written: str) -> Any:
-    """Return `value`, or its original bytes if it may contain numbers too long for orjson.
+    """Return the input of a call for the body: `value`, or its JSON text `written`.
 
-    A wrapper of invalid arguments is returned unchanged.
+    orjson rounds long numbers, so a `value` that may contain one is sent as it was written. An object that wraps
+    invalid arguments (`unparsed_arguments`) is always sent as `value`.
     """
     is_unparsed = value.keys() == {UNPARSED}
     return value if is_unparsed or not LONG_NUMBER.search(written) else orjson.Fragment(written)

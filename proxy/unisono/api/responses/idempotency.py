@@ -50,7 +50,10 @@ class IdempotencyClaim:
 
 
 async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
-    """Return the request's idempotency key; None without the header. Raises InvalidRequest."""
+    """Return the request's idempotency key; None without the header.
+
+    Raises InvalidRequest if the header is empty, too long or not printable ASCII.
+    """
     key = request.headers.get(HEADER)
     if key is None:
         return None
@@ -106,7 +109,10 @@ async def started(
 
 
 async def _freed(deps: ResponsesDeps, claim: IdempotencyClaim, owner: str, anchor: str, response_id: str) -> bool:
-    """Free the key of an owner that died before it stored its response; False if it is alive."""
+    """Free the key of an owner that died before it stored its response.
+
+    Return False if the owner is alive.
+    """
     lease = await deps.store.acquire(claim.tenant, anchor, response_id, deps.lease_s)
     if lease is None:
         return False

@@ -94,7 +94,10 @@ def replacement_of(items: Sequence[Item], summary: str) -> Replacement:
 
 
 def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
-    """Return the items encrypted, for a compaction item. Raises StoreTooLarge."""
+    """Return the items encrypted, for a compaction item.
+
+    Raises StoreTooLarge if the result is too large to be opened again.
+    """
     sealed = seals.seal(tenant, items)
     if seals.open(tenant, sealed) is None:
         raise StoreTooLarge("The content of the compaction item is too large; shorten the conversation.")
@@ -112,7 +115,7 @@ class CompactionSeal:
     def replacement(self, answer: Iterable[Closed]) -> tuple[tuple[Item, ...], str]:
         """Return the items that replace the conversation, and the same items encrypted.
 
-        `answer` has the finished items of the model's answer. Raises StoreTooLarge.
+        `answer` has the finished items of the model's answer. Raises StoreTooLarge as `sealed_items`.
         """
         replacement = replacement_of(self.items, summary_of(answer))
         items = (*replacement.kept, *replacement.newest, *replacement.summary)

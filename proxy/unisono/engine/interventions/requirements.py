@@ -65,7 +65,7 @@ class ToolRequirements:
 
     @property
     def needs_constraints(self) -> bool:
-        """Return whether it matters which constraints a backend can enforce."""
+        """Return whether the choice of the backend depends on the constraints that it can enforce."""
         # An invalid call of a client tool is generated again, under its schema if possible.
         return self.forced is not None or bool(self.own and self.offered)
 
@@ -111,7 +111,7 @@ class OutputRequirements:
 
     @property
     def needs_constraints(self) -> bool:
-        """Return whether it matters which constraints a backend can enforce."""
+        """Return whether the choice of the backend depends on the constraints that it can enforce."""
         return self.form is not None or self.tools.needs_constraints
 
     @property
@@ -200,7 +200,7 @@ class Obligations:
         self.is_call_owed, self.unmet = False, UNMET_CALL
 
     def end_step(self) -> None:
-        """Let the model choose from here on: a call was made, or none can be made any more."""
+        """Stop requiring calls: the required call exists, or no further call is possible."""
         self.is_call_owed = False
 
     def finish(self, *, has_call: bool, handed: bool) -> None:

@@ -1,7 +1,7 @@
-"""Round of server tool calls: each call is emitted, decided and noted before it runs.
+"""State of a round of server tool calls; `loop` runs the calls, this module does no I/O.
 
-Its outcome is noted after it. The note of a call includes the decision, so that a replay knows whether the call may
-have been made. No I/O.
+Before a call runs, it is emitted, the verdict on it is reached, and both are recorded in the journal. Its outcome is
+recorded afterwards. A replay that finds a call without an outcome therefore knows whether it may have been executed.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class CallOutcome:
 
     @classmethod
     def of(cls, outcome: ToolOutcome, *, is_late: bool) -> CallOutcome:
-        """Return the outcome of a call that was made; `is_late`: the time for tools has passed."""
+        """Return the outcome of a call that was executed; `is_late`: the time for tools has passed."""
         unknown = NOT_REPEATED if outcome.outcome_unknown else ""
         return cls(outcome, outcome.text, NO_TIME_LEFT if is_late else unknown)
 
     @classmethod
     def refused(cls, text: str, rule: str) -> CallOutcome:
-        """Return the outcome of a call that was not made."""
+        """Return the outcome of a call that was refused, and therefore not executed."""
         return cls(ToolOutcome(text, is_error=True), text, rule)
 
     @classmethod
     def unknown(cls) -> CallOutcome:
-        """Return the outcome of a call that may have been made, and is not repeated."""
+        """Return the outcome of a call that may have been executed, and is not repeated."""
         return cls(ToolOutcome(OUTCOME_UNKNOWN, is_error=True, outcome_unknown=True), OUTCOME_UNKNOWN, NOT_REPEATED)
 
 
@@ -121,9 +121,9 @@ class ToolRound:
         return self._call(call, arguments, index, verdict)
 
     def call_as_recorded(self, note: Note, index: int) -> tuple[Note, list[Event]]:
-        """Begin the next call as it was noted.
+        """Begin the next call with the verdict in `note`, its record in the journal.
 
-        Raises ValueError if the note belongs to another call.
+        Raises ValueError if the record belongs to another call.
         """
         if not self.calls:
             raise ValueError("a note of another call")
@@ -155,7 +155,7 @@ class ToolRound:
         return note, [Opened(item), *deltas, Closed(item, call.arguments, call.tokens)]
 
     def refusal(self, pending: PendingCall) -> CallOutcome | None:
-        """Return the text for the model instead of a result; None for a call that has to be made."""
+        """Return the text that replaces the result of a refused call; None for a call to execute."""
         text_of = REFUSALS.get(pending.verdict)
         if text_of is None:
             return None

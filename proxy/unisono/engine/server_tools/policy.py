@@ -36,7 +36,7 @@ MODEL_FAULTS: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 
 @dataclass(frozen=True, slots=True)
 class RefusedCall:
-    """A call that is not made, with the facts that its error reply states.
+    """A call that is not executed, with the facts that its error reply states.
 
     `problem` describes invalid arguments. `names_near` are the names of tools that the model may mean. `can_repeat`:
     the client may continue the answer later, with more time.

@@ -184,7 +184,7 @@ class OfferedServerTools:
 
 
 def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[str]:
-    """Yield the client's notes about tools of a server that the model was not offered."""
+    """Yield notes for the API client about tools of a server that the model was not offered."""
     for each in left_out[:MAX_NOTED_TOOLS]:
         yield f"tool {each.tool.name[:MAX_NOTED_NAME_CHARS]!r} of server {server!r}: left out, {each.reason}"
     if len(left_out) > MAX_NOTED_TOOLS:
@@ -194,7 +194,7 @@ def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[
 def offers_in(journal: Sequence[int]) -> tuple[ServerOffer, ...] | None:
     """Return the offers recorded at the journal's beginning, or None if there are none.
 
-    Raises StoreUnreadable.
+    Raises StoreUnreadable for a damaged record.
     """
     parts = parts_of(journal)
     first = next(parts, None)

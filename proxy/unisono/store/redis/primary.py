@@ -14,7 +14,7 @@ from unisono.errors import StoreUnavailable
 async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
     """Return the address that more than half report and none contradicts.
 
-    Raises `StoreUnavailable`.
+    Raises `StoreUnavailable` if there is no such address, as during a failover.
     """
     tasks = [asyncio.ensure_future(one) for one in queries]
     try:

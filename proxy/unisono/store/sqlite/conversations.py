@@ -47,9 +47,10 @@ def digest(encoded: Sequence[tuple[str, bytes]]) -> bytes:
 def _add(
     act: Transaction, tenant: str, conversation: str, encoded: Sequence[tuple[str, bytes]], *, upto: int, size: int
 ) -> None:
-    """Add encoded items.
+    """Append items to a conversation that has `size` bytes and ends at position `upto`.
 
-    Raises `StoreTooLarge`, `StoreConflict`; the transaction then rolls back.
+    `encoded` are pairs of an item id and the encoded item. Raises `StoreTooLarge` if the conversation would exceed its
+    size limit, and `StoreConflict` if an id is already present; the transaction then rolls back.
     """
     size += sum(len(data) for _, data in encoded)
     if size > act.bounds.conversation:

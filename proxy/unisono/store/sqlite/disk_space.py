@@ -23,7 +23,8 @@ TRIAL = "trial"
 def is_disk_low(act: Transaction, path: Path | None, low_bytes: int, beginning: StoredResponse | None) -> bool:
     """Return True if the disk of `path` has less than `low_bytes` left.
 
-    False if this cannot be determined. Raises `StoreTooLarge`.
+    Return False if the free space is unknown, as for a store in memory (no `path`). Raises `StoreTooLarge` if the
+    response `beginning` exceeds the size limits of the store.
     """
     if beginning is not None:
         codec.encode_response(beginning, act.bounds)

@@ -11,7 +11,10 @@ from unisono.store.write_errors import refusal
 
 
 def check_lease(act: Transaction, tenant: str, anchor: str, lease: Lease | None) -> None:
-    """Check that a writer with this lease, or without one, may write. Raises `StoreConflict`."""
+    """Check that a writer with this lease, or without one, may write.
+
+    Raises `StoreConflict` if another owner holds the lease of `anchor`, or if `lease` is lost.
+    """
     row = act.db.execute(
         "SELECT fence, until FROM leases WHERE tenant = ? AND anchor = ? AND expires > ?", (tenant, anchor, act.now)
     ).fetchone()

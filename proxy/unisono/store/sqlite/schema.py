@@ -125,7 +125,7 @@ LOCK_TIMEOUT_S = 5.0
 def connect(path: Path | None) -> sqlite3.Connection:
     """Open the file, created if necessary and readable only by its owner; None is in memory.
 
-    Raises `StoreUnavailable`, `StoreUnreadable`.
+    Raises `StoreUnavailable` if the file cannot be opened, and `StoreUnreadable` if a newer version wrote it.
     """
     try:
         if path is not None:

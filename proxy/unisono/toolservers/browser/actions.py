@@ -145,7 +145,7 @@ class Browser:
 
 
 def address(id: str) -> str:
-    """Return the URL that the model meant. Raises `BrowsingError`."""
+    """Return the URL that the model meant. Raises `BrowsingError` if the text cannot be a URL."""
     url = id.strip()
     if not url or len(url) > MAX_URL_LENGTH or any(character.isspace() for character in url):
         raise BrowsingError(f"`{one_line(url)}` is not a valid URL")

@@ -95,7 +95,10 @@ class BrowserSession:
         return cursor
 
     def get(self, cursor: int = -1) -> VisitedPage:
-        """Return the page of a cursor; -1 is the latest page. Raises `BrowsingError`."""
+        """Return the page of a cursor; -1 is the latest page.
+
+        Raises `BrowsingError` if there is no page with this cursor.
+        """
         if not self._pages:
             raise BrowsingError("No pages to access!")
         page = self._pages.get(self._next - 1 if cursor == -1 else cursor)

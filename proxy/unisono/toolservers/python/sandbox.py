@@ -218,9 +218,9 @@ def read(proc: int, path: str) -> str:
 
 
 def descendants(proc: int) -> Iterator[str]:
-    """Yield the processes of this run, by their ids in `proc`.
+    """Yield the ids of all processes of this run, read from the directory `proc`.
 
-    Orphans become children of this process.
+    They include orphans, because orphans become children of this process (a subreaper).
     """
     waiting = [os.readlink("self", dir_fd=proc)]
     while waiting:

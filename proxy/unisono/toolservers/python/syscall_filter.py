@@ -42,7 +42,8 @@ class FilterUnavailable(Exception):
 def compile_filter(*, has_network_namespace: bool) -> str:
     """Return the BPF program in base64.
 
-    Without a network namespace, it denies all sockets except pairs. Raises `FilterUnavailable`.
+    Without a network namespace, the filter denies all sockets except pairs. Raises `FilterUnavailable` if libseccomp is
+    missing or too old.
     """
     seccomp = _load_libseccomp()
     refused, unknown = seccomp.ERRNO(errno.EPERM), seccomp.ERRNO(errno.ENOSYS)

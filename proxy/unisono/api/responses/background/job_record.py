@@ -129,7 +129,7 @@ def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
 
 
 def with_incomplete_journal(prepared: PreparedRequest) -> PreparedRequest:
-    """Mark the journal as incomplete: it may lack calls that were made."""
+    """Mark the journal as incomplete: tool calls that were executed may be missing in it."""
     request = prepared.generation.request
     if request.server_tools is None:
         return prepared

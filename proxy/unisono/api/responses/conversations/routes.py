@@ -50,8 +50,8 @@ CONVERSATIONS = RouteTable("conversations")
 class ConversationDeps:
     """Dependencies of the Conversations API.
 
-    `today` returns YYYY-MM-DD, the first day of a new conversation. `new_id` returns an unguessable id with the
-    given prefix, and `clock` seconds since the epoch.
+    `today` returns the current date as YYYY-MM-DD; a new conversation stores it, and its prompts state it. `new_id`
+    returns an unguessable id with the given prefix. `clock` returns seconds since the epoch.
     """
 
     store: Store

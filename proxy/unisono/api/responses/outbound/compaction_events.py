@@ -15,7 +15,7 @@ from unisono.core.state_store import Status, StoredItem
 
 
 class CompactionEvents(ResponseEvents):
-    """Events of a compaction: one item, made of what the model writes."""
+    """Events of a compaction: one item, which contains the summary that the model writes."""
 
     def __init__(self, frame: ResponseFrame, *args: Any, **options: Any) -> None:
         super().__init__(frame, *args, **options)
@@ -24,7 +24,10 @@ class CompactionEvents(ResponseEvents):
         self._answer: list[Closed] = []
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
-        """Return the events of one batch. Raises StoreTooLarge."""
+        """Return the events of one batch.
+
+        Raises StoreTooLarge if the content of the compaction item is too large.
+        """
         self._start_response()
         for entry in batch:
             if isinstance(entry, Closed):

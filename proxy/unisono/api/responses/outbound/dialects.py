@@ -1,6 +1,6 @@
 """Dialects of the wire form: OpenAI's Responses and Open Responses.
 
-Everything is made in OpenAI's form; a dialect translates it on output.
+All data is built in OpenAI's form; a dialect translates it on output.
 """
 
 from __future__ import annotations

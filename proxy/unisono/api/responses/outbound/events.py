@@ -104,7 +104,10 @@ class ResponseEvents:
         return self.stored is not None
 
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
-        """Return the first events, with `queued` if the response waits. Other methods imply it."""
+        """Return the events before the first item, with `response.queued` if `queued` is True.
+
+        The other methods emit these events themselves if this method was not called.
+        """
         self._start_response(queued=queued)
         return self._writer.pop_events()
 
@@ -131,7 +134,10 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
-        """Continue after `number` events made of `batch` elsewhere. Delta boundaries may differ."""
+        """Continue after the first `number` events, which another process emitted for `batch`.
+
+        Delta boundaries may differ.
+        """
         self.write(batch)
         self._writer.pop_events()
         self._writer.number = number
@@ -165,7 +171,7 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def last(self) -> WireEvent:
-        """Return the last event, when `ended`. If it is not sent, `fail` may follow."""
+        """Return the last event; only when `ended`. `fail` may follow if the event is not sent."""
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
         [event] = self._writer.pop_events()

@@ -248,9 +248,10 @@ class ResponseCreation:
             return False
 
     async def _is_missing(self, response_id: str) -> bool:
-        """Return True if the response certainly does not exist.
+        """Return True if the store confirms that the response does not exist.
 
-        A response that could not be deleted continues under its key.
+        False also means that the store failed. The idempotency key then stays bound to the response, which may exist
+        and continue.
         """
         try:
             [response] = await self._deps.store.responses(self._sender.tenant, [response_id])

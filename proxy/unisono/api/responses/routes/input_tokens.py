@@ -26,7 +26,7 @@ EFFECTIVE_FIELDS = frozenset(ResponsesRequest.model_fields) - {"store", "backgro
 
 
 class CountRequest(ResponsesRequest):
-    """A request whose other fields have no effect; only the document uses it."""
+    """Body in the OpenAPI document: a Responses request without the fields that have no effect."""
 
     model_config = ConfigDict(defer_build=True, json_schema_extra=partial(keep_properties, EFFECTIVE_FIELDS))
 

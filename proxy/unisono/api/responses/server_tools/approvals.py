@@ -57,7 +57,10 @@ class Approvals:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Hold all approvals for the block. Raises ApprovalUsed and StoreUnavailable."""
+        """Hold all approvals for the block.
+
+        Raises ApprovalUsed if another response has one of them, and StoreUnavailable.
+        """
         await self.claim()
         try:
             yield
@@ -84,7 +87,7 @@ class Approvals:
             await self._mark(approval, self._deps.retention_s)
 
     async def release_unused(self) -> None:
-        """Release the approvals of calls that were not made.
+        """Release the approvals of calls that were not executed.
 
         An approval that cannot be released expires with the lease.
         """
@@ -95,7 +98,7 @@ class Approvals:
                 log.debug("approval not released", extra={"code": error.code})
 
     def attach_to(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request so that `mark_used` is called before each approved call is made."""
+        """Return the request with `mark_used` as the callback before each approved call."""
         if request.server_tools is None or not self._fields:
             return request
         return replace(request, server_tools=replace(request.server_tools, claim_approval=self.mark_used))

@@ -63,7 +63,7 @@ ClientFrame: TypeAlias = CreateFrame | SteerFrame | EmptyFrame
 def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
     """Parse the JSON object of a message, and return it with its length in bytes.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest for a binary message, and for any other JSON.
     """
     text = message.get("text")
     if text is None:
@@ -85,7 +85,10 @@ def lane_of(fields: Fields) -> Lane:
 
 
 def to_client_frame(fields: Fields, size: int, lane: Lane) -> ClientFrame:
-    """Parse the fields of a frame by its `type`. Raises InvalidRequest."""
+    """Parse the fields of a frame by its `type`.
+
+    Raises InvalidRequest for an unknown type and for an invalid field.
+    """
     kind = fields.get("type")
     reader = READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
