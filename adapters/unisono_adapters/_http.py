@@ -178,7 +178,7 @@ class BackendHttp:
     """HTTP client of one backend. Construction does no I/O; the pool opens on first use."""
 
     def __init__(self, options: BackendOptions, statuses: Statuses | None = None, *, polite: bool = False) -> None:
-        """Create a client; `statuses` override the meaning of HTTP statuses.
+        """Create a client; `statuses` replace the errors of single HTTP statuses.
 
         With `polite`, an abort before the response head sends FIN, not RST, so that the backend can still send
         the head. Some backends otherwise never end such a request. Raises ConfigError for an unusable address

@@ -33,7 +33,7 @@ class ServerTraits:
     """Traits of a kind of server.
 
     `model` is the name to request if it is always the same; `responses` is True for servers with a Responses
-    API; `polite` is that of `BackendHttp`.
+    API; `polite` is passed to `BackendHttp`.
     """
 
     model: str = ""

@@ -125,7 +125,7 @@ class ReplayBackend:
         remaining_s = deadline - asyncio.get_running_loop().time()
         await asyncio.sleep(min(self._interval_s, patience, max(remaining_s, 0)))
         if self._interval_s > patience or self._interval_s > remaining_s:
-            raise BackendTimeout("the recording plays more slowly than the request's time limits allow")
+            raise BackendTimeout("the recording plays too slowly for the request's time limits; lower `interval_s`")
 
     async def _load(self) -> Sequence[RecordedTurn]:
         if self._recorded_steps is None:

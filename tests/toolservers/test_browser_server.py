@@ -275,7 +275,7 @@ async def test_hostile_pages_are_harmless(pages: dict[str, Answer], expected: st
 ENGINES: dict[str, tuple[Any, str]] = {
     "not JSON": ("<html>", "the search engine's answer is not JSON"),
     "deeply nested": ("[" * 100_000, "the search engine's answer is not JSON"),
-    "no results": ({"error": 1}, "the search engine's answer has no list of results"),
+    "no results": ({"error": 1}, "the search engine's answer has no `results` list"),
     "too large": ("x" * 5_000_000, "the search engine's answer is too large"),
     "no search engine": (None, "the search engine answered with HTTP status 404"),
 }

@@ -164,7 +164,7 @@ def _plain(value: object) -> object:
 
 
 def from_line(line: bytes) -> ToEngine | ToGateway:
-    """Parse a line. Raises WireError."""
+    """Parse a line. Raises WireError if it is not a valid message."""
     try:
         body = orjson.loads(line)
         kind = _KINDS[body.pop("kind")]

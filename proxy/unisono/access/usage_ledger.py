@@ -134,7 +134,7 @@ class UsageLedger:
 
     @property
     def is_down(self) -> bool:
-        """True if the last write failed; it is repeated until the store accepts it."""
+        """True if the last write failed; the write is repeated until the store accepts it."""
         return self._down
 
     def reserve_locally(self, claim: QuotaReservation) -> QuotaStatus:

@@ -167,7 +167,7 @@ ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class OpenModel(BaseModel):
-    """An object with optional further fields. Unknown fields have no effect and are noted."""
+    """An object with optional further fields. A note reports fields without effect."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
 

@@ -151,7 +151,7 @@ async def passed_through(
 ) -> Response:
     """Forward a body and return the answer.
 
-    Raises InvalidRequest, and the error that refuses the request.
+    Raises InvalidRequest for a body that cannot be forwarded, and the error with which the service refuses a request.
     """
 
     def understood() -> tuple[PassthroughRequest, GenerationRequest]:
@@ -281,7 +281,7 @@ async def start_whole(stream: GenerationStream) -> tuple[GenerationStream, Mappi
 
 
 async def start_stream(stream: GenerationStream) -> tuple[StartedStream, bool]:
-    """Wait for the first batch. Returns True as well if it is a pass-through batch."""
+    """Wait for the first batch; return the stream, and True if the batch is a pass-through one."""
     batches = aiter(stream)
     first = await anext(batches, None)
     return StartedStream(stream, first, batches), bool(first) and any(isinstance(one, Passed) for one in first or ())

@@ -64,7 +64,10 @@ class ResponseFormat(OpenModel):
     strict: bool | None = None
 
     def form(self, at: str) -> AnswerForm | None:
-        """Return the format, None for text. Raises InvalidRequest, naming a field below `at`."""
+        """Return the format, None for text; `at` is the path of the format in the request.
+
+        Raises InvalidRequest for an unsupported schema, naming a field below `at`.
+        """
         if self.type == "text":
             return None
         if self.type == JSON_SCHEMA and self.json_schema is not None:
@@ -79,7 +82,10 @@ class TextFormat(SchemaSpec):
     type: Kind
 
     def to_answer_form(self, at: str) -> AnswerForm | None:
-        """Return the format, None for text. Raises InvalidRequest, naming a field below `at`."""
+        """Return the format, None for text; `at` is the path of the format in the request.
+
+        Raises InvalidRequest for an unsupported schema, naming a field below `at`.
+        """
         if self.type == "text":
             return None
         return self.form(f"{at}.schema")

@@ -135,7 +135,10 @@ def _read(text: str) -> bytes:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """Decompress. Raises ValueError and zlib.error."""
+    """Decompress.
+
+    Raises zlib.error for damaged data, and ValueError for data that is truncated or too large.
+    """
     reading = zlib.decompressobj()
     # A small seal could unpack to gigabytes.
     content = reading.decompress(packed, LARGEST)

@@ -172,7 +172,8 @@ class OfferedTools:
 def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool_choice") -> Choice | None:
     """Return the engine's constraint on calls.
 
-    Returns None if the model decides, or if calls are disabled. Raises InvalidRequest that names `param`.
+    Returns None if the model decides, or if calls are disabled. Raises InvalidRequest, naming the field `param`, if a
+    call is required but no tool is available, and for an unknown tool.
     """
     if choice is None or choice.mode is ChoiceMode.NONE or (choice.mode is ChoiceMode.AUTO and choice.tools is None):
         return None

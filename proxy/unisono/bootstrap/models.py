@@ -42,7 +42,9 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
         if caller.models is None or not name:
             raise
     if model is None or not caller.may_use_model(name, model.name):
-        raise ModelNotAllowed(f"This key may not use a model `{name[:256]}`.", param="model")
+        raise ModelNotAllowed(
+            f"This key may not use the model `{name[:256]}`; use one from `/v1/models`.", param="model"
+        )
     return model
 
 

@@ -125,7 +125,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except socket.gaierror as error:
-        raise click.ClickException(f"{host} is not an address of this machine ({error.strerror})") from error
+        raise click.ClickException(
+            f"{host} is not an address of this machine ({error.strerror}); choose another --host"
+        ) from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise click.ClickException(

@@ -176,7 +176,10 @@ def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> R
 
 
 def read_document(document: Document) -> Replay:
-    """Parse a recording with the current parser and return its events. Raises Unreplayable."""
+    """Parse a recording with the current parser and return its events.
+
+    Raises Unreplayable for a recording that is incomplete or damaged, or was never parsed.
+    """
     # A replay needs the request, all tokens, and the recorded events to compare with.
     missing = {"asked", "output", "said"} & set(document.get("left_out", ()))
     if missing or document.get("asked") is None:

@@ -17,7 +17,7 @@ ANY: Final = "*"
 class StandIns:
     """Fallback models of one model, in order.
 
-    `fallbacks` apply if its own backends failed or have no slot, `larger` if the prompt is too long for them.
+    `fallbacks` apply if its own backends failed or have no slot, `larger` if the prompt is too long for those backends.
     """
 
     fallbacks: tuple[str, ...] = ()

@@ -22,7 +22,10 @@ _NAMED: Final = re.compile(rf"{ENVIRONMENT_PREFIX}([^\s\"',}}\]]+)")
 
 
 def imported(path: Path) -> str:
-    """Return the text of the equivalent configuration. Raises ConfigError."""
+    """Return the text of the configuration that is equivalent to the LiteLLM file at `path`.
+
+    Raises ConfigError if the file cannot be read or the result is invalid.
+    """
     tree, left_out = effective_part(read(path))
     entries = tree.get("model_list") or []
     for entry in entries:

@@ -171,7 +171,7 @@ class FailoverRoute(Protocol):
         """Return the possibilities after an attempt that ended in `error`.
 
         Call before `Slot.failed`. `resumes` is as in `RouteRequirements`. `held` is False if the attempt got no slot;
-        it counts as failed all the same.
+        such an attempt counts as failed too.
         """
         ...
 

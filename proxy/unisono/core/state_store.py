@@ -385,9 +385,9 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         ...
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
-        """Return the secret of that name, the same for all replicas for ever.
+        """Return the secret of that name, which is permanent and the same for all replicas.
 
-        If there is none yet, store `candidate`.
+        If the store has none yet, store and return `candidate`.
         """
         ...
 

@@ -78,9 +78,9 @@ class SlotSession:
         return self.slot is not None
 
     async def acquire(self, demand: RouteRequirements) -> Slot:
-        """Acquire the next slot; none is held.
+        """Acquire the next slot. No slot may be held yet.
 
-        Raises the error if none is available.
+        If no slot is available, raises the error of the last attempt or of the queue.
         """
         slot = await self._wait_for_slot(demand, None if self._timeouts is None else self.remaining_s)
         self.slot = self._exit_stack.enter_context(slot)
@@ -101,7 +101,7 @@ class SlotSession:
                 return await self._route.place(demand)
         except TimeoutError:
             failure = BackendTimeout.code
-            raise BackendTimeout("No backend was free in the time there was left for the answer.") from None
+            raise BackendTimeout("No backend was free before the time limit of the answer; try again later.") from None
         except UnisonoError as error:
             failure = error.code
             raise

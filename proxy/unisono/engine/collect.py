@@ -54,7 +54,7 @@ def collect(events: Iterable[Event]) -> CollectedAnswer:
             case Opened() | Delta() | Listed():
                 pass  # a Closed contains the text of its deltas
             case Passed():
-                raise ValueError("an answer that passes through is no turn's")
+                raise ValueError("a pass-through answer has no events to collect")
             case _:
                 assert_never(event)
     if finished is None:

@@ -204,9 +204,9 @@ def _note_at(journal: Sequence[int], at: int) -> tuple[JournalEntry, int]:
         data = b"".join(number.to_bytes(BYTES_PER_NUMBER, "big") for number in journal[at + 2 : end])[:size]
         value = json.loads(data.decode("utf-8", "surrogatepass"))
     except (ValueError, OverflowError, RecursionError) as failure:
-        raise StoreUnreadable("A note in what was generated so far cannot be read.") from failure
+        raise StoreUnreadable("The record of this answer is damaged; send a new request.") from failure
     if not isinstance(value, dict):
-        raise StoreUnreadable("A note in what was generated so far cannot be read.")
+        raise StoreUnreadable("The record of this answer is damaged; send a new request.")
     return JournalEntry(value), end
 
 

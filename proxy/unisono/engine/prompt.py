@@ -198,7 +198,7 @@ def _continued(
     # A backend would reject such a prompt or crash, and its failure would look like a fault of the backend.
     if not 0 <= min(tail) <= max(tail) < VOCABULARY:
         raise CannotGoOn(
-            "This backend cannot continue the answer: it contains a token that the backend's model does not know."
+            "This backend cannot continue the answer, which contains a token id outside the vocabulary of the model."
         )
     decoder = decoder_for(capabilities.output, encoding, opening, tail)
     exact = retokenized(encoding, tail) if is_guessed else tail

@@ -231,7 +231,8 @@ class RawGeneration(BatchStream):
         able = slot.capabilities
         if request.answer.sampling.logit_bias and not able.logit_bias:
             raise UnsupportedValue(
-                "The backend of this model cannot bias tokens.", param=request.prompt.fields.logit_bias
+                "The backend of this model cannot bias tokens; omit 'logit_bias'.",
+                param=request.prompt.fields.logit_bias,
             )
         room = (able.context or DEFAULT_CONTEXT) - len(full)
         if room < 1:
@@ -295,4 +296,4 @@ class RawGeneration(BatchStream):
                 # After a stop token, the backend still reports its counts.
                 if finish is not None or output.broken_off:
                     return
-            raise BackendProtocolError("the backend ended its stream without saying why")
+            raise BackendProtocolError("the backend ended its stream without a finish reason")

@@ -120,9 +120,9 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
 
 
 def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
-    """Return a request whose answer is parsed in the same way.
+    """Return a request that parses an answer as the recorded request did.
 
-    Raises InvalidRequest for an invalid record, and for a raw completion.
+    Raises InvalidRequest for an invalid record, and for a raw completion, whose tokens were never parsed.
     """
     if record.get("raw"):
         raise InvalidRequest("'raw': a raw completion has no messages to parse; use a recording of another API.")

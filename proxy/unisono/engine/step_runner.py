@@ -188,7 +188,7 @@ class StepRunner:
         capabilities, transcript = slot.capabilities, reader.transcript
         if self._request.answer.sampling.logit_bias and not capabilities.logit_bias:
             param = self._request.prompt.fields.logit_bias
-            raise UnsupportedValue("The backend of this model cannot bias tokens.", param=param)
+            raise UnsupportedValue("The backend of this model cannot bias tokens; omit 'logit_bias'.", param=param)
         rendered = await builder.prompt(reader.items.context, capabilities)
         if not reader.items.has_started:
             reader.start_generation(rendered.opening)
@@ -286,7 +286,7 @@ class StepRunner:
                     return
                 if events or reader.has_pending_edit:
                     yield events, None
-            raise BackendProtocolError("the backend ended its stream without saying why")
+            raise BackendProtocolError("the backend ended its stream without a finish reason")
 
 
 async def feed(reader: OutputReader, portion: Sequence[int]) -> list[Event]:

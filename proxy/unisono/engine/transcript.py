@@ -62,7 +62,7 @@ class Transcript:
         return self.controller.constraint if is_body_empty else None
 
     def start_step(self, opening: Tokens, *, is_first: bool) -> None:
-        """Begin a step; `opening` are the tokens of the message that its prompt leaves open."""
+        """Begin a step; `opening` are the tokens of the unfinished message at its prompt's end."""
         self.opening = opening
         if opening and not is_first:
             # The opened message is checked like one that the controller opens itself.

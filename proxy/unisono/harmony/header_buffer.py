@@ -13,7 +13,7 @@ from unisono.harmony.repaired_output import RepairedOutput
 class HeaderBuffer:
     """Header that is not complete, or text between two messages that may be one.
 
-    `is_first` means that no header was read yet. Repairs of the text are noted in `output`.
+    `is_first` means that no header was read yet. Repairs of the text are recorded in `output`.
     """
 
     # Rules.

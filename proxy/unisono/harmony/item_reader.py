@@ -168,7 +168,7 @@ class ItemReader:
         return True
 
     def replace_body(self, body: Sequence[int]) -> None:
-        """Continue after `body` instead of the tokens so far."""
+        """Replace the body tokens read so far by `body`, and continue after them."""
         self._parser.end()
         self._parser.start(body)
         self.body[:] = body

@@ -59,7 +59,7 @@ class RepairedOutput:
     # -- notes
 
     def note(self, rule: str, dropped: int = 0) -> None:
-        """Note a repair; `dropped` is the number of characters that it removed."""
+        """Record a repair; `dropped` is the number of characters that the repair removed."""
         self._parts.append(Repaired(rule, self.origin + self.position, dropped))
 
     def note_header(self, header: Header) -> None:

@@ -135,7 +135,7 @@ class HarmonyRouter:
         return True
 
     def trim(self, body: Sequence[int], end: int) -> None:
-        """Continue the open message with `body` instead of its tokens so far; it ends at `end`."""
+        """Replace the body of the open message by `body`, which ends at the position `end`."""
         opened = self._open
         assert opened is not None
         self._repair = self._new_repair(

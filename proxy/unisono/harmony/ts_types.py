@@ -100,7 +100,7 @@ def union_of(shapes: Iterable[Shape]) -> Shape:
 
 
 def inline(shape: Shape) -> InlineType:
-    """Return the shape on one line; field comments become `/* ... */`."""
+    """Convert a shape to one that fits on one line; field comments become `/* ... */`."""
     match shape:
         case InlineType():
             return shape

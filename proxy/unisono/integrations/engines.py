@@ -87,7 +87,10 @@ class Engines:
 
     @asynccontextmanager
     async def at(self, where: Where) -> AsyncIterator[GenerationService]:
-        """Yield the engine for a backend, which stays open inside the context. Raises ConfigError."""
+        """Yield the engine for a backend, which stays open inside the context.
+
+        Raises ConfigError for an invalid model or address.
+        """
         engine = self._engines.pop(where, None) or _open(where)
         # The dict is ordered by last use.
         self._engines[where] = engine
@@ -110,7 +113,10 @@ class Engines:
 
 
 def config_of(where: Where) -> Config:
-    """Build the configuration of one backend. Raises ConfigError."""
+    """Build the configuration of one backend.
+
+    Raises ConfigError for an invalid model or address.
+    """
     params = {"model": where.model, "api_base": where.api_base, "api_key": where.api_key}
     entry = {
         "model_name": where.model,

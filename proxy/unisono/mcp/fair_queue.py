@@ -61,7 +61,7 @@ class FairQueue:
             else:
                 self._forget(owner, admission)
             if isinstance(error, TimeoutError):
-                raise NoSlot("The tool server was busy until the call's deadline.") from None
+                raise NoSlot("The tool server was busy until the call's deadline. Try again later.") from None
             raise
 
     def _pass_on(self) -> None:

@@ -71,7 +71,7 @@ def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
     match new.items:
         case (UserMessage(text=text),) if text:
             return replace(raw, text=text, tokens=())
-    raise ValueError("a raw prompt is one message of the user's")
+    raise ValueError("a raw prompt must stay a single user message")
 
 
 def _with_items(conversation: Conversation, new: Sequence[Item]) -> Conversation:
@@ -147,13 +147,15 @@ def from_note(
         rest = Changes(instructions=read.get(INSTRUCTIONS), effort=effort, sampling=sampling)
         return changed(replace(request, conversation=conversation), rest), texts
     except (KeyError, TypeError, ValueError, AttributeError) as failure:
-        raise StoreUnreadable("What hooks changed of this turn cannot be read.") from failure
+        raise StoreUnreadable(
+            "The recorded changes of hooks to this request are damaged; send a new request."
+        ) from failure
 
 
 def _noted_items(items: Sequence[Item], note: Mapping[str, Any]) -> tuple[Item, ...]:
     first, last = note[FIRST], note[LAST]
     if first + last > len(items):
-        raise ValueError("a note of another conversation")
+        raise ValueError("the record belongs to another conversation")
     put = [to_item(cast("Record", record)) for record in note[ITEMS]]
     return (*items[:first], *put, *items[len(items) - last :])
 

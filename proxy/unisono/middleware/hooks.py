@@ -108,7 +108,10 @@ class HookGate(Gate):
         return self._restore_changes(request) if request.resumption.journal else await self._before(request)
 
     async def _before(self, request: GenerationRequest) -> GenerationRequest:
-        """Call `before` of all hooks. Raises `Refused`, `HookFailed`."""
+        """Call `before` of all hooks.
+
+        Raises `Refused` if a hook refuses the request, and `HookFailed` if a mandatory hook fails.
+        """
         original = request
         for hook in self._hooking.hooks:
             request = await self._apply_before(hook, request)
@@ -178,7 +181,9 @@ def _without_passthrough(request: GenerationRequest, passthrough: PassthroughReq
     The body lacks the changes and must not be sent. Raises HookFailed unless the engine answers first.
     """
     if passthrough.way is not AnswerMode.ENGINE_THEN_PASSING:
-        raise HookFailed("A hook of the gateway's wants this request otherwise, and this model gets it as it came.")
+        raise HookFailed(
+            "A hook of the gateway changed this request, which this model does not support; use another model."
+        )
     return replace(request, passthrough=None)
 
 

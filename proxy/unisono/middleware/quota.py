@@ -183,7 +183,10 @@ class QuotaGate(Gate):
         self._journal_usage = Usage()
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
-        """Reserve quota. Raises `LimitReached` and `StoreUnavailable`."""
+        """Reserve quota for a key with limits.
+
+        Raises `LimitReached` if a limit of the key does not allow the request, and `StoreUnavailable`.
+        """
         self._request = request
         if request.origin.caller is not None and request.origin.caller.limits.limited:
             request = await self._reserve(request, request.origin.caller)

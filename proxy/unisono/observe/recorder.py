@@ -89,7 +89,7 @@ class Recorder(Observer):
         self._down = False
 
     def generation_started(self, began: GenerationStarted) -> None:
-        """Do nothing: recordings are made of ended generations."""
+        """Do nothing: a recording is written when a generation ends."""
 
     def ended(self, done: GenerationDone) -> None:
         if not done.start.request_id or not self._should_record(done):

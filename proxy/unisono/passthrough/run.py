@@ -87,7 +87,7 @@ class PassthroughGeneration(BatchStream):
                         yield buffered
                         buffered = []
             if not relaying.is_complete:
-                raise BackendProtocolError("the backend ended its answer prematurely")
+                raise BackendProtocolError("the backend ended its answer before it was complete")
         except UnisonoError as error:
             # A failure after the end of the answer is ignored.
             if not relaying.ending:

@@ -254,7 +254,7 @@ class LiveDeployment:
             listener()
 
     async def capabilities(self) -> Capabilities:
-        """Return the last good probe's result, probing first if there is none.
+        """Return the result of the last successful probe; probe first if there is none.
 
         Concurrent callers share one probe. Raises the `BackendError` family."""
         if self.known is not None:

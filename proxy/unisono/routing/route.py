@@ -100,7 +100,7 @@ class GroupFailoverRoute:
         return max(group.rules.num_retries - self._failures.get(group.model, 0), 0)
 
     def has_alternative(self, prompt_tokens: int) -> bool:
-        """Return whether another healthy deployment has room for the prompt."""
+        """Return whether another healthy deployment has a context window that fits the prompt."""
         current, excluded = None, self._failed_mask & ~self._back if self._resumes else self._failed_mask
         if self._at is not None:
             current, excluded = self._at[0], excluded | self._at[1].candidate.bit

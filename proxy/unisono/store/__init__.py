@@ -42,7 +42,10 @@ def open_store(
 
 
 def sqlite_path(url: str) -> Path | None:
-    """Return the file of a SQLite address, or None for any other address. Raises `ConfigError`."""
+    """Return the file of a SQLite address, or None for any other address.
+
+    Raises `ConfigError` for a path that is not absolute.
+    """
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
         return None

@@ -1,8 +1,8 @@
 """Schema of a Chat Completions request body, validated field by field.
 
-Every field is honoured, accepted without effect and noted, or refused by name. A field with its neutral value (`n:
-1`, `logprobs: false`) is always accepted. Types are strict: a number written as a string is an error. `inbound`
-handles meaning, and rules that concern several fields.
+Every field is honoured, accepted without effect and reported in a note, or refused by name. A field with its neutral
+value (`n: 1`, `logprobs: false`) is always accepted. Types are strict: a number written as a string is an error.
+`inbound` handles meaning, and rules that concern several fields.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Schema of a raw completion request: OpenAI's legacy fields and supported fields of vLLM.
 
-Every field is honoured, accepted without effect and noted, or refused by name. A field with its neutral value is
-always accepted.
+Every field is honoured, accepted without effect and reported in a note, or refused by name. A field with its neutral
+value is always accepted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Schema of a Messages request body, validated field by field.
 
-Every field is honoured, accepted without effect and noted, or refused by name. Types are strict: a number written as
-a string is an error. `inbound` handles meaning, and rules that concern several fields.
+Every field is honoured, accepted without effect and reported in a note, or refused by name. Types are strict: a
+number written as a string is an error. `inbound` handles meaning, and rules that concern several fields.
 """
 
 from __future__ import annotations

@@ -109,7 +109,10 @@ async def started(
 
 
 async def _freed(deps: ResponsesDeps, claim: IdempotencyClaim, owner: str, anchor: str, response_id: str) -> bool:
-    """Free the key of an owner that died before it stored its response; False if it is alive."""
+    """Free the key of an owner that died before it stored its response.
+
+    Return False if the owner is alive.
+    """
     lease = await deps.store.acquire(claim.tenant, anchor, response_id, deps.lease_s)
     if lease is None:
         return False

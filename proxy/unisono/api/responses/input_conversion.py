@@ -101,13 +101,17 @@ class InputConversion:
                     self.history.add(item)
 
     def read(self, item: InputItem, param: str) -> tuple[Item, ...]:
-        """Add an item, and return its content. Raises InvalidRequest and NotFound, naming the field."""
+        """Add an item, and return its content.
+
+        Raises InvalidRequest for an item that does not fit the items before, and NotFound for a reference to a missing
+        item. Both name the field `param`.
+        """
         items = READERS[type(item)](self, item, param)
         self.add(items)
         return tuple(items)
 
     def unnamed(self, param: str) -> str:
-        """Return a unique id for a call that came without one."""
+        """Return a unique id for a call that the client sent without an id."""
         return f"{param}.{len(self.history)}"
 
     def hosted_name(self, label: str | None, tool: str) -> str:
@@ -197,7 +201,7 @@ def _custom_call(reading: InputConversion, item: InputItem, param: str) -> Seque
 def _checked_name(name: str, param: str) -> str:
     if len(name) > MAX_NAME:
         raise InvalidRequest(
-            f"'{param}.name': the name with its namespace has more than {MAX_NAME} characters.", param=f"{param}.name"
+            f"'{param}.name': must have at most {MAX_NAME} characters, the namespace included.", param=f"{param}.name"
         )
     return name
 

@@ -1,7 +1,7 @@
 """Schema of a Responses request body, validated field by field.
 
-Every field is honoured, accepted without effect and noted, or refused by name. `inbound` handles meaning, and rules
-that concern several fields. The items of `input` are in `input_items`.
+Every field is honoured, accepted without effect and reported in a note, or refused by name. `inbound` handles
+meaning, and rules that concern several fields. The items of `input` are in `input_items`.
 """
 
 from __future__ import annotations

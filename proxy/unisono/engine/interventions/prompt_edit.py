@@ -172,7 +172,7 @@ class HeaderSpelling:
         return (*self._start, *self.written(at), END)
 
     def refused(self, at: Stopped, reason: str) -> Tokens:
-        """Return the call as the model wrote it, with the result `reason` instead of its own."""
+        """Return the call as the model wrote it, followed by `reason` as its result."""
         header = f"<|start|>{at.header.recipient.full_name} to=assistant<|channel|>{at.header.channel}<|message|>"
         body = self._encoding.encode_generated(at.text or "")
         result = (*self._encoding.encode_marked(header), *self._encoding.encode_text(reason), END)

@@ -68,7 +68,7 @@ class ToolRequirements:
 
     @property
     def needs_constraints(self) -> bool:
-        """Return whether it matters which constraints a backend can enforce."""
+        """Return whether the choice of the backend depends on the constraints that it can enforce."""
         # An invalid call of a client tool is generated again, under its schema if possible.
         return self.forced is not None or bool(self.own and self.offered)
 
@@ -114,7 +114,7 @@ class OutputRequirements:
 
     @property
     def needs_constraints(self) -> bool:
-        """Return whether it matters which constraints a backend can enforce."""
+        """Return whether the choice of the backend depends on the constraints that it can enforce."""
         return self.form is not None or self.tools.needs_constraints
 
     @property

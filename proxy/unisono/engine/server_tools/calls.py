@@ -124,7 +124,7 @@ class ToolRound:
     def call_as_recorded(self, note: Note, index: int) -> tuple[Note, list[Event]]:
         """Begin the next call with the decision in its journal entry `note`.
 
-        Raises ValueError if the note belongs to another call.
+        Raises ValueError if the record belongs to another call.
         """
         if not self.calls:
             raise ValueError("a note of another call")

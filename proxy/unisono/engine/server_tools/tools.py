@@ -194,7 +194,7 @@ def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[
 def offers_in(journal: Sequence[int]) -> tuple[ServerOffer, ...] | None:
     """Return the offers recorded at the journal's beginning, or None if there are none.
 
-    Raises StoreUnreadable.
+    Raises StoreUnreadable for a damaged record.
     """
     parts = parts_of(journal)
     first = next(parts, None)

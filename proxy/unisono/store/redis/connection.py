@@ -199,7 +199,10 @@ class Link:
     async def _send_copied(
         self, commands: Sequence[Command], written: Sequence[str], waits: Mapping[str, int]
     ) -> list[Any]:
-        """Run writes, each on the node of its WAIT. Raises MovedError instead of following it."""
+        """Run writes, each on the node to which its WAIT is sent.
+
+        Raises MovedError if a slot has moved to another node; the redirection is not followed.
+        """
         client = self._client
         pipe: Any = client.pipeline(transaction=False)
         targets: dict[str, dict[str, Any]] = {name: {} for name in waits}

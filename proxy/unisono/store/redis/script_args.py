@@ -29,7 +29,7 @@ def fence(tenant: str, anchor: str, lease: Lease | None) -> str:
 
 
 def of_items(items: Sequence[StoredItem], retention: Retention, bounds: StateLimits) -> Args:
-    """Return the arguments for items. Raises `StoreTooLarge`."""
+    """Return the arguments for items. Raises `StoreTooLarge` for an item over the size limit."""
     encoded = [codec.encode_item(item, bounds) for item in items]
     digest = hashlib.sha256(b"".join(b"%d:" % len(data) + data for data in encoded)).hexdigest()
     args: Args = [digest, bounds.conversation, milliseconds(retention.conversation_s), len(items)]

@@ -65,7 +65,7 @@ class SearxNG:
             raise BrowsingError("the search engine's answer is not JSON") from None
         results = found.get("results") if isinstance(found, dict) else None
         if not isinstance(results, list):
-            raise BrowsingError("the search engine's answer has no list of results")
+            raise BrowsingError("the search engine's answer has no `results` list")
         return results
 
 

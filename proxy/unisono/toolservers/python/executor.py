@@ -145,7 +145,10 @@ class CodeRunner:
         self._free_users: set[int | None] = set()
 
     async def run(self, code: str) -> RunOutcome:
-        """Run `code`. Raises `Busy`, and OSError if no further process can be created."""
+        """Run `code`.
+
+        Raises `Busy` if too many runs are waiting, and OSError if no further process can be created.
+        """
         if self._slots.locked() and self._waiting >= self._max_waiting:
             raise Busy
         self._waiting += 1

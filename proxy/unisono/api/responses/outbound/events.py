@@ -171,7 +171,7 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def last(self) -> WireEvent:
-        """Return the last event, when `ended`. If it is not sent, `fail` may follow."""
+        """Return the last event; only when `ended`. `fail` may follow if the event is not sent."""
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
         [event] = self._writer.pop_events()

@@ -22,7 +22,7 @@ from unisono.api.whole import to_whole
 
 
 class CompactRequest(ResponsesRequest):
-    """A request whose other fields have no effect; only the document uses it."""
+    """Body in the OpenAPI document: a Responses request without the fields that have no effect."""
 
     model_config = ConfigDict(defer_build=True, json_schema_extra=partial(keep_properties, EFFECTIVE_FIELDS))
 
