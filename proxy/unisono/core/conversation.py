@@ -180,12 +180,19 @@ Item: TypeAlias = Message | AddedTools
 class Conversation:
     """Conversation for one prompt.
 
-    `prefill` is the beginning of the answer, written by the client; the model continues it.
+    `prefill` is the beginning of the answer, written by the client; the model continues it. `deferred` are tools that
+    the model does not know yet: a search may add them during the answer.
     """
 
     preamble: Preamble
     items: tuple[Item, ...] = ()
     prefill: str | None = None
+    deferred: tuple[FunctionTool, ...] = ()
+
+    @property
+    def all_tools(self) -> tuple[FunctionTool, ...]:
+        """Tools that the model may call now or after a search."""
+        return (*self.tools, *self.deferred)
 
     @property
     def tools(self) -> tuple[FunctionTool, ...]:

@@ -23,15 +23,17 @@ from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
 from unisono.api.responses.known_state import Configuration, KnownState
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
+from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.server_tool_choice import on_offer
 from unisono.api.responses.server_tools.servers import notes_on
 from unisono.api.responses.summary import summary_request
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import to_choice
-from unisono.api.tools import SearchSpec, Toolbox, to_toolbox
+from unisono.api.tool_search import with_search
+from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
-from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, Item, Preamble
+from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, FunctionTool, Item, Preamble
 from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 from unisono.core.tools import ToolServer
@@ -101,16 +103,16 @@ def to_generation_request(
 
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
-    toolbox = to_tools(request, servers)
+    toolbox, deferred = to_tools(request, servers)
     reading = _conversion(known, toolbox)
     entries = to_entries(request.input, reading, new_id)
     earlier, new = parted(entries, known.hosted)
     now = known.now + new
-    hosting = to_server_tools(request, earlier, now, servers)
+    hosting = with_search(to_server_tools(request, earlier, now, servers), deferred.search)
     history = settled(tuple(reading.history), earlier, now)
     generation = GenerationRequest(
         model=model,
-        conversation=to_conversation(history, to_preamble(request, toolbox, today, reading.configuration)),
+        conversation=_conversation_of(request, toolbox, deferred, history, today, reading.configuration),
         sampling=to_sampling(request),
         max_tokens=request.max_output_tokens,
         parallel_calls=request.parallel_tool_calls is not False,
@@ -131,6 +133,18 @@ def to_generation_request(
     toolbox = toolbox.with_added(history)
     required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
     return ResponsesGeneration(required, entries, toolbox, notes_of(request, toolbox, reading))
+
+
+def _conversation_of(
+    request: ResponsesRequest,
+    toolbox: Toolbox,
+    deferred: DeferredTools,
+    history: Sequence[Item],
+    today: str,
+    configuration: Configuration,
+) -> Conversation:
+    preamble = to_preamble(request, deferred.without(toolbox.tools), today, configuration)
+    return deferred.added_to(to_conversation(history, preamble))
 
 
 def _conversion(known: KnownState, toolbox: Toolbox) -> InputConversion:
@@ -177,20 +191,23 @@ def with_output_requirements(
     )
 
 
-def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Toolbox:
-    """Return the client's tools, with the notes on all tools."""
+def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> tuple[Toolbox, DeferredTools]:
+    """Return the client's tools, with the notes on all tools, and those that are deferred."""
     builtins = frozenset(server.builtin for server in servers if server.builtin)
     tools = request.tools or ()
     defers = any(map(is_client_search, tools))
     toolbox = to_toolbox(declared(tools, "tools", builtins, defers=defers), others=bool(servers))
+    deferred = deferred_tools(request, toolbox)
     on_servers = (*notes_on(mcp_specs(request)), *notes_on_builtins(request, builtins))
-    return replace(toolbox, notes=(*on_servers, *toolbox.notes))
+    return replace(toolbox, notes=(*on_servers, *deferred.notes, *toolbox.notes)), deferred
 
 
-def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str, configuration: Configuration) -> Preamble:
+def to_preamble(
+    request: ResponsesRequest, tools: tuple[FunctionTool, ...], today: str, configuration: Configuration
+) -> Preamble:
     # The default effort of gpt-oss, as in its own chat template.
     effort = configuration.effort or (request.reasoning.effort if request.reasoning else None)
-    return Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
+    return Preamble(request.instructions or "", tools, effort or Effort.MEDIUM, today)
 
 
 def to_server_tools(
@@ -300,8 +317,6 @@ def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> It
     for index, tool in enumerate(request.tools or ()):
         if builtin_for(tool.type) in builtins:
             yield from builtin_notes(f"tools.{index}", tool.model_extra or {})
-        if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
-            yield f"tools.{index}: no effect, because the model sees all tools from the start"
 
 
 def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:

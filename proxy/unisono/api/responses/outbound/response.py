@@ -20,13 +20,14 @@ from unisono.api.responses.items import (
     reasoning,
     reasoning_part,
     refusal_part,
+    search_id,
     text_part,
     to_item,
 )
 from unisono.api.responses.outbound.builtin_calls import BuiltinCalls
 from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.item_lifecycle import OpenItem
+from unisono.api.responses.outbound.item_lifecycle import TOOL_SEARCH_CALL, OpenItem
 from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
@@ -170,6 +171,9 @@ class ResponseFrame:
                 return new_id(prefix_of("message"))
             case ToolCall():
                 return new_id(prefix_of(CALL_TYPES[self.toolbox.form_of(item.name)]))
+            case HostedCall() if kind_of(item) is TOOL_SEARCH_CALL:
+                # A client sends it back without `call_id`.
+                return search_id(item.call_id, "tool_search_call")
             case HostedCall():
                 return new_id(prefix_of("mcp_approval_request" if item.needs_approval else kind_of(item).type))
             case Listing():
