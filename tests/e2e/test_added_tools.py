@@ -112,7 +112,12 @@ async def test_a_referenced_tool_is_declared_in_messages(harness: Line, stream: 
 
 # Tools of a request whose deferred tools cannot be found, so that they are declared from the start.
 NOT_DEFERRED: dict[str, Json] = {
-    "a search of the server": {"tools": [{"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}]},
+    "a search of the server whose name is taken": {
+        "tools": [
+            {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"},
+            {"name": "tool_search_tool_bm25", "input_schema": SCHEMA},
+        ]
+    },
     "no other tool": {},
     "a required tool": {
         "tools": [{"name": "f", "input_schema": SCHEMA}],

@@ -19,6 +19,8 @@ BROWSER: Final = "browser"
 PYTHON: Final = "python"
 CONTAINER: Final = "container"
 BUILTINS: Final = (BROWSER, PYTHON, CONTAINER)
+# The gateway's own search for tools, which needs no server.
+SEARCH: Final = "tool_search"
 
 # Types of tools in a request, with the corresponding builtin tool.
 KINDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (

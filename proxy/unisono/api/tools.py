@@ -248,6 +248,16 @@ def in_namespace(namespace: str | None, name: str) -> str:
     return name if namespace in (None, "", PLAIN_NAMESPACE) else f"{namespace}__{name}"
 
 
+def checked_name(namespace: str | None, name: str, param: str) -> str:
+    """Return the model's name for a tool in a call. Raises InvalidRequest if it is too long."""
+    full = in_namespace(namespace, name)
+    if len(full) > MAX_NAME:
+        raise InvalidRequest(
+            f"'{param}.name': the name with its namespace has more than {MAX_NAME} characters.", param=f"{param}.name"
+        )
+    return full
+
+
 def _is_name(name: str) -> bool:
     return name.isascii() and all(letter.isalnum() or letter in "._-" for letter in name)
 

@@ -181,13 +181,20 @@ class Conversation:
     """Conversation for one prompt.
 
     `prefill` is the beginning of the answer, written by the client; the model continues it. Reasoning before the item
-    at the position `reasoning_from` is left out of the prompt.
+    at the position `reasoning_from` is left out of the prompt. `deferred` are tools that the model does not know yet: a
+    search may add them during the answer.
     """
 
     preamble: Preamble
     items: tuple[Item, ...] = ()
     prefill: str | None = None
     reasoning_from: int = 0
+    deferred: tuple[FunctionTool, ...] = ()
+
+    @property
+    def all_tools(self) -> tuple[FunctionTool, ...]:
+        """Tools that the model may call now or after a search."""
+        return (*self.tools, *self.deferred)
 
     @property
     def tools(self) -> tuple[FunctionTool, ...]:

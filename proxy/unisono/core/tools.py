@@ -202,6 +202,30 @@ class ServerToolCall:
     approval: str = ""
 
 
+# Label of the server that stands for the gateway's own search for tools. No request can name it.
+SEARCH_LABEL = "builtin:tool_search"
+# Key of the names of the found tools, in the structured outcome of a search.
+FOUND = "found"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSearch:
+    """Search for deferred tools, which the gateway runs without a server.
+
+    `tool` is what the model calls, under the tool's own name. `run` takes the arguments. Its outcome has the names of
+    the found tools under `FOUND`.
+    """
+
+    tool: HostedTool
+    run: Callable[[Mapping[str, Json]], ToolOutcome]
+
+    @property
+    def server(self) -> ToolServer:
+        """Server that stands for the search. It may run twice, and needs no approval."""
+        idempotent = frozenset({self.tool.name})
+        return ToolServer(SEARCH_LABEL, approval=Approval(otherwise=False), idempotent=idempotent)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
     """Outcome of a call, as text for the model; `structured` is the server's own JSON, if any.

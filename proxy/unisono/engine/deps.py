@@ -18,7 +18,7 @@ from unisono.core.conversation import AnswerForm, Conversation, DeveloperMessage
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Violation
 from unisono.core.route_protocol import DeploymentPool
-from unisono.core.tools import LeftOutTool, ToolHost
+from unisono.core.tools import SEARCH_LABEL, LeftOutTool, ToolHost
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.prompt import RenderedPrompt, render
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey, ServerTools
@@ -220,7 +220,7 @@ class EngineDeps:
     async def _prepared(
         self, request: GenerationRequest, loop: ToolLoop | None, offers: Sequence[ServerOffer] | None = None
     ) -> PreparedConversation:
-        client = request.conversation.tools
+        client = request.conversation.all_tools
         hosted = None
         if loop is not None:
             offers = await loop.offers() if offers is None else offers
@@ -256,7 +256,7 @@ class EngineDeps:
         server_tools = request.server_tools
         if server_tools is None or not (server_tools.servers or server_tools.decisions):
             return None
-        if self.tools is None:
+        if self.tools is None and any(server.label != SEARCH_LABEL for server in server_tools.servers):
             raise UnsupportedValue(
                 "This gateway runs no tools itself; remove the server tools.", param=request.prompt.fields.tools
             )

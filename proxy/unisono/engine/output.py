@@ -216,9 +216,8 @@ class OutputReader:
     def record_outcome(self, outcome: CallOutcome) -> list[Event]:
         """Report the outcome of the call that was emitted last."""
         assert self.round is not None
-        note, events, result = self.round.record(outcome, self.token_count)
-        if result is not None:
-            self.items.add_result(result)
+        note, events, added = self.round.record(outcome, self.token_count)
+        self.items.add_results(added)
         return self._record_note(note, events) + self._end_round()
 
     def _announce(self, note: Note, events: list[Event]) -> list[Event]:

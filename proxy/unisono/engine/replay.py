@@ -64,7 +64,7 @@ def replay_answer(
     invalid tools.
     """
     hosted, conversation = None, request.conversation
-    client = conversation.tools
+    client = conversation.all_tools
     if request.server_tools is not None and request.server_tools.servers:
         hosted = OfferedServerTools(request.server_tools, offers_in(journal) or (), [tool.name for tool in client])
         tools, _ = hosted.plan(client, request.prompt.fields.tool, request.prompt.fields.tool_schema)
@@ -111,6 +111,7 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
     record["unmended"] = [*sorted(request.answer.disabled_rules)]
     record["prefill"] = request.conversation.prefill
     record["tools"] = [tool_record(tool) for tool in request.conversation.tools]
+    record["deferred"] = [tool_record(tool) for tool in request.conversation.deferred]
     record["choice"] = None if request.answer.choice is None else _choice(request.answer.choice)
     record["form"] = None if request.answer.form is None else _form(request.answer.form)
     record["hosting"] = None if request.server_tools is None else _hosting(request.server_tools)
@@ -131,7 +132,9 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
         return GenerationRequest(
             model=model,
             conversation=Conversation(
-                Preamble(tools=tuple(to_tool(tool) for tool in record["tools"])), prefill=record["prefill"]
+                Preamble(tools=tuple(map(to_tool, record["tools"]))),
+                prefill=record["prefill"],
+                deferred=tuple(map(to_tool, record.get("deferred", ()))),
             ),
             server_tools=None if hosting is None else _to_hosting(hosting),
             resumption=Resumption(seed=record["seed"]),

@@ -18,7 +18,7 @@ from unisono.core.observer import GenerationFacts
 from unisono.core.passthrough_request import PassthroughRequest
 from unisono.core.quotas import QuotaStatus
 from unisono.core.route_protocol import Attempt
-from unisono.core.tools import ToolServer
+from unisono.core.tools import ToolSearch, ToolServer
 from unisono.core.trace_context import TraceContext
 
 
@@ -67,6 +67,7 @@ class ServerTools:
     optional: bool = True
     visible: frozenset[str] = frozenset()
     claim_approval: Callable[[str], Awaitable[None]] | None = None
+    search: ToolSearch | None = None  # its server is one of `servers`
     # False: calls of an earlier stream may be missing from the journal, so that only idempotent tools are called.
     is_journal_complete: bool = True
 

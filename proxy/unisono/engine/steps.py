@@ -302,8 +302,8 @@ class AnswerItems:
         """Exclude server tool calls emitted since `end_step` from the items of the next step."""
         self._closed_before = len(self.closed)
 
-    def add_result(self, result: ToolResult) -> None:
-        self.context = replace(self.context, items=(*self.context.items, result))
+    def add_results(self, items: Sequence[Item]) -> None:
+        self.context = replace(self.context, items=(*self.context.items, *items))
 
     @property
     def results_by_call(self) -> dict[str, ToolResult]:

@@ -314,12 +314,13 @@ def declarations_by_message(
     The latter are by position in the conversation. An item declares only tools that no earlier message declared.
     """
     added = {index: item for index, item in enumerate(conversation.items) if isinstance(item, AddedTools)}
-    if not added:
+    deferred = {tools.wire(tool.name) for tool in conversation.deferred}
+    if not added and not deferred:
         return tools.declarations, {}
     in_preamble = {tools.wire(tool.name) for tool in conversation.preamble.tools}
     later = {tools.wire(tool.name) for item in added.values() for tool in item.tools} - in_preamble
     # Server tools are in the first message, like those of the preamble.
-    first = tuple(each for each in tools.declarations if each.name not in later)
+    first = tuple(each for each in tools.declarations if each.name not in later and each.name not in deferred)
     undeclared = {each.name: each for each in tools.declarations if each.name in later}
     by_position = {}
     for index, item in added.items():

@@ -24,6 +24,7 @@ SERVER_TOOL_FIELDS = {
     "mcp_approval_request": frozenset[str](),
     "web_search_call": frozenset({"status", "action"}),
     "code_interpreter_call": frozenset({"status", "outputs"}),
+    "tool_search_output": frozenset[str](),
 }
 
 # Fields of other items that have no deltas and are known only at the end.
@@ -197,7 +198,7 @@ class Folded:
         late_fields = SERVER_TOOL_FIELDS[kind]
         assert item.keys() - {"content"} == done.keys()
         assert all(item[key] == done[key] for key in done.keys() - late_fields)
-        if kind == "mcp_approval_request":
+        if kind in ("mcp_approval_request", "tool_search_output"):
             assert self._steps == []
         elif kind == "web_search_call":
             assert self._steps == ["in_progress", "searching", "completed"]

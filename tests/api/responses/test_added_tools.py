@@ -114,12 +114,23 @@ def test_deferred_tools_are_declared_when_they_are_found() -> None:
     )
 
 
-@pytest.mark.parametrize("search", [[], [{"type": "tool_search"}], [{"type": "tool_search", "execution": "server"}]])
-def test_deferred_tools_are_declared_from_the_start_without_a_search_of_the_client(search: list[Json]) -> None:
-    generation = generation_of(input=[ASKED], tools=[DEFERRED, *search])
+def test_deferred_tools_are_declared_from_the_start_without_a_search() -> None:
+    generation = generation_of(input=[ASKED], tools=[DEFERRED])
     assert names_of(generation.request.conversation.preamble.tools) == ["later"]
-    expected = ("tools.1: no effect, because the model sees all tools from the start",) * len(search)
-    assert generation.notes == expected
+    assert generation.notes == ()
+
+
+@pytest.mark.parametrize("search", [{"type": "tool_search"}, {"type": "tool_search", "execution": "server"}])
+def test_deferred_tools_wait_for_a_search_of_the_gateway(search: Json) -> None:
+    generation = generation_of(input=[ASKED], tools=[DEFERRED, FIND, search])
+    conversation, server_tools = generation.request.conversation, generation.request.server_tools
+    assert (names_of(conversation.preamble.tools), names_of(conversation.deferred)) == (["find"], ["later"])
+    assert generation.notes == ()
+    assert server_tools is not None
+    assert server_tools.search is not None
+    # A tool that was found before is not searched for again.
+    again = generation_of(input=[ASKED, found(DEFERRED), ASKED], tools=[DEFERRED, FIND, search])
+    assert names_of(again.request.conversation.deferred) == []
 
 
 def test_results_of_parallel_calls_stay_with_their_calls() -> None:

@@ -73,6 +73,8 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
     "a shell": playing(CLIENT_TOOL.format("shell", '{"commands":["ls","pwd"]}')),
     "a local shell": playing(CLIENT_TOOL.format("local_shell", '{"command":["ls"]}')),
     "a patch": playing(CLIENT_TOOL.format("apply_patch", PATCH)),
+    "a tool search": playing(CLIENT_TOOL.format("tool_search", '{"query":"weather"}')),
+    "a search of Anthropic": playing(CLIENT_TOOL.format("tool_search_tool_bm25", '{"query":"weather"}')),
     "a memory": playing(CLIENT_TOOL.format("memory", MEMORY)),
     "a handoff": playing(HANDOFF),
     "a result": playing(RESULT),

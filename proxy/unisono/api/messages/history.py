@@ -31,7 +31,7 @@ from unisono.api.messages.content_blocks import (
 )
 from unisono.api.messages.ids import known_id
 from unisono.api.messages.schema import MessageParam
-from unisono.api.messages.server_tool_blocks import result_text, sealed_in
+from unisono.api.messages.server_tool_blocks import references_in, result_text, sealed_in
 from unisono.api.messages.tool_input import to_arguments
 from unisono.api.summary import HEADING
 from unisono.core.conversation import (
@@ -148,7 +148,11 @@ class HistoryReader:
         name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
         self.history.result(ToolResult(call_id, name, output))
         references = [part.tool_name for part in block.content if isinstance(part, ToolReferenceBlock)]
-        if found := tuple(self._deferred[name] for name in references if name in self._deferred):
+        self._add_found(references)
+
+    def _add_found(self, names: Iterable[str]) -> None:
+        """Declare the deferred tools that a search found."""
+        if found := tuple(self._deferred[name] for name in names if name in self._deferred):
             # The results of parallel calls may follow.
             self.history.add_within_exchange(AddedTools(found))
 
@@ -218,6 +222,7 @@ class HistoryReader:
         self.history.result(
             ToolResult(call_id, name, result_text(block.content)) if sealed_call is None else sealed_call[1]
         )
+        self._add_found(references_in(block.content))
 
     def _sealed_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
         """Return the original call of this gateway for a result, with its result; None if foreign."""

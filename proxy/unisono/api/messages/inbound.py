@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from unisono.api.builtin_tools import SEARCH
 from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.content_parts import join
 from unisono.api.field_types import smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
 from unisono.api.messages.content_blocks import CompactionBlock, RedactedBlock, ServerResultBlock, ThinkingBlock
+from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, with_deferred
 from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, last_compaction, text_of
 from unisono.api.messages.schema import MessagesInput
 from unisono.api.messages.server_tool_blocks import sealed_in
@@ -31,7 +33,7 @@ from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
-from unisono.core.conversation import AnswerForm, Conversation, Effort, FunctionTool, Item, Preamble
+from unisono.core.conversation import AnswerForm, Conversation, Effort, Item, Preamble
 from unisono.core.tools import ToolServer
 from unisono.engine.request import AnswerOptions, Choice, GenerationRequest, PromptOptions, RequestOrigin
 from unisono.errors import InvalidRequest, ThreadsUnsupported
@@ -40,8 +42,6 @@ SURFACE = "messages"
 # Prefix of a system prompt block that is not an instruction. It differs in every request of Claude Code, and would
 # make each prompt miss the cache.
 BILLING = "x-anthropic-billing-header:"
-# Prefix of the types of tools that search for deferred tools on the server.
-SERVER_SEARCH = "tool_search_tool_"
 
 
 class Thinking(Enum):
@@ -91,7 +91,7 @@ def needs_seals(request: MessagesInput) -> bool:
     """Return True if request or answer may contain data that this gateway encrypts or signs."""
     if request.thinking is not None and request.thinking.type != "disabled":
         return True
-    if any(builtin_for(tool.type) for tool in request.tools or ()):
+    if any(builtin_for(tool.type) or is_search(tool.type) for tool in request.tools or ()):
         return True
     if request.compaction is not None or request.compact_edit is not None:
         return True
@@ -115,10 +115,10 @@ def to_generation_request(
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     session = _last_session(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
     served = to_servers(request, model.trained, owner=caller.tenant, session=session)
-    hosted = frozenset(server.builtin for server in served)
-    toolbox = to_toolbox(declared(tools, hosted), others=bool(served))
+    hosted = frozenset(server.builtin for server in served) | ({SEARCH} if is_searched(request) else frozenset())
+    toolbox = to_toolbox(declared(request, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
-    hosting = with_server_tools(server_tools_of(servers), tools, served, model.pause_after)
+    hosting = with_server_tools(server_tools_of(servers), request, toolbox, served, model.pause_after)
     preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
     form, form_at = _form(request)
@@ -156,20 +156,6 @@ def _check(request: MessagesInput) -> None:
         raise InvalidRequest("'compaction' and 'context_management' cannot be combined; omit one.", param="compaction")
 
 
-def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> dict[str, FunctionTool]:
-    """Return the deferred tools by name. The model sees them after a `tool_reference`."""
-    declared_tools = request.tools or ()
-    # The gateway runs no searches, so the model must see all tools from the start.
-    if any(tool.type.startswith(SERVER_SEARCH) for tool in declared_tools):
-        return {}
-    names = {tool.name for tool in declared_tools if tool.defer_loading}
-    # Without another tool there is nothing to search with. A required tool must be known.
-    if request.tool_choice is not None:
-        names.discard(request.tool_choice.name)
-    found = {tool.name: tool for tool in tools if tool.name in names}
-    return found if len(found) < len(tools) else {}
-
-
 def to_conversation(
     request: MessagesInput, preamble: Preamble, tenant: str, seals: SealedBlocks | None
 ) -> tuple[Conversation, list[str]]:
@@ -177,7 +163,8 @@ def to_conversation(
 
     `preamble` has all tools of the request. Deferred ones move to the position where they were found.
     """
-    deferred = deferred_tools(request, preamble.tools)
+    tools = preamble.tools
+    deferred = deferred_tools(request, tools)
     preamble = replace(preamble, tools=tuple(tool for tool in preamble.tools if tool.name not in deferred))
     reading = HistoryReader(tenant, seals, deferred)
     messages = request.messages
@@ -197,7 +184,8 @@ def to_conversation(
     has_prefill = messages[-1].role == "assistant" and request.compaction is None
     prefill = reading.history.pop_prefill() if has_prefill else None
     preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"))
-    return Conversation(preamble, reading.items(), prefill), reading.notes
+    conversation = Conversation(preamble, reading.items(), prefill)
+    return with_deferred(request, conversation, tools), reading.notes
 
 
 def to_compaction_plan(request: MessagesInput, conversation: Conversation, window: Window) -> CompactionPlan | None:

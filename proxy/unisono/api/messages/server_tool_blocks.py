@@ -12,8 +12,10 @@ from typing import Any, Final
 import orjson
 
 from unisono.api.builtin_tools import BROWSER, PYTHON, builtin_of
+from unisono.api.builtin_tools import SEARCH as TOOL_SEARCH
 from unisono.api.messages.ids import SERVERS, gateway_id
 from unisono.api.messages.tool_input import exact
+from unisono.api.tool_search import found_names
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
 from unisono.core.tool_arguments import ToolArguments
@@ -35,6 +37,8 @@ ERROR_CODES: Final[Mapping[str, str]] = {NO_CALLS_LEFT: "max_uses_exceeded", BAD
 def name_of(item: HostedCall) -> str:
     """Return the block name of a call; "" for a tool that the API does not have."""
     builtin = builtin_of(item.server)
+    if builtin == TOOL_SEARCH:
+        return item.tool
     return CODE if builtin == PYTHON else NAMES.get((builtin, item.tool), "")
 
 
@@ -60,6 +64,8 @@ def _input(arguments: ToolArguments, name: str) -> Any:
 
 def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
     """Return the block of a call's result."""
+    if builtin_of(ran.item.server) == TOOL_SEARCH:
+        return _search_result(ran, sealed)
     name = name_of(ran.item)
     facts = ran.outcome.structured if isinstance(ran.outcome.structured, dict) else {}
     if name == CODE:
@@ -99,6 +105,28 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
     }
 
 
+def _search_result(ran: Ran, sealed: str) -> dict[str, Any]:
+    if ran.outcome.is_error:
+        code = ERROR_CODES.get(ran.rule, "invalid_tool_input")
+        content: dict[str, Any] = {"type": "tool_search_tool_result_error", "error_code": code}
+        content["error_message"] = ran.text_for_model
+    else:
+        references = [{"type": "tool_reference", "tool_name": name} for name in found_names(ran.outcome)]
+        content = {"type": "tool_search_tool_search_result", "tool_references": references}
+    return {
+        "type": "tool_search_tool_result",
+        "tool_use_id": gateway_id(ran.item.call_id, SERVERS),
+        "content": {**content, SEALED: sealed},
+    }
+
+
+def references_in(content: Any) -> list[str]:
+    """Return the names of the tools in the result of a search."""
+    found = content.get("tool_references") if isinstance(content, dict) else None
+    names = (each.get("tool_name") for each in (found if isinstance(found, list) else ()) if isinstance(each, dict))
+    return [name for name in names if isinstance(name, str)]
+
+
 def _results(facts: Mapping[str, Json]) -> list[tuple[str, str]]:
     results = facts.get("results")
     found = [result for result in (results if isinstance(results, list) else ()) if isinstance(result, dict)]
@@ -124,6 +152,8 @@ def result_text(content: Any) -> str:
         return "\n\n".join(filter(None, map(result_text, content)))
     if not isinstance(content, dict):
         return ""
+    if names := references_in(content):
+        return f"Found: {', '.join(names)}"
     fields = [content.get(name) for name in ("title", "url", "text", "stdout", "stderr", "error_code")]
     source = content.get("source")
     inner = [content.get("content"), source.get("data") if isinstance(source, dict) else None]

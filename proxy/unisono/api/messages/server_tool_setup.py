@@ -13,8 +13,10 @@ from typing import Final
 
 from unisono.api.builtin_tools import BROWSER, PYTHON, SETTING, builtin_notes, to_builtin_servers
 from unisono.api.messages.client_tools import client_tool
+from unisono.api.messages.deferred_tools import is_search, is_searched, server_search
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
 from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
+from unisono.api.tool_search import with_search
 from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
 from unisono.core.tools import ToolFilter, ToolServer
 from unisono.engine.request import Choice, ServerTools
@@ -55,12 +57,13 @@ def to_servers(
     )
 
 
-def declared(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[DeclaredTool]:
+def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[DeclaredTool]:
     """Yield the tools that are functions for the model, and unavailable ones.
 
-    Builtin tools in `hosted` are available without being functions, and are skipped.
+    Builtin tools in `hosted` and a search that finds tools are available without being functions, and are skipped.
     """
-    for position, tool in enumerate(tools):
+    has_search = is_searched(request)
+    for position, tool in enumerate(request.tools or ()):
         at = f"tools.{position}"
         builtin = builtin_for(tool.type)
         if tool.type == CUSTOM:
@@ -70,7 +73,7 @@ def declared(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[
             yield DeclaredTool("function", at, at, spec, schema_field="input_schema")
         elif (client := client_tool(tool.type)) is not None:
             yield DeclaredTool("function", at, at, client.function(tool.name, tool.model_extra or {}))
-        elif builtin not in hosted:
+        elif builtin not in hosted and not (has_search and is_search(tool.type)):
             yield DeclaredTool(tool.type, at, setting=SETTING + builtin if builtin else "")
 
 
@@ -95,7 +98,8 @@ def bounded(server_tools: ServerTools, tools: Sequence[MessagesTool]) -> ServerT
 
 def with_server_tools(
     server_tools: ServerTools | None,
-    tools: Sequence[MessagesTool],
+    request: MessagesInput,
+    toolbox: Toolbox,
     served: Sequence[ToolServer],
     pause_after: int | None,
 ) -> ServerTools | None:
@@ -103,12 +107,13 @@ def with_server_tools(
 
     The answer may pause only if the client sees all calls, because only then can it be continued.
     """
+    search = server_search(request, toolbox)
     if server_tools is None:
-        return None
-    server_tools = bounded(server_tools, tools)
+        return with_search(None, search)
+    server_tools = bounded(server_tools, request.tools or ())
     labels = frozenset(server.label for server in served)
     seen = all(server.label in labels for server in server_tools.servers)
-    return replace(server_tools, visible=labels, pause_after=pause_after if seen else None)
+    return with_search(replace(server_tools, visible=labels, pause_after=pause_after if seen else None), search)
 
 
 def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:

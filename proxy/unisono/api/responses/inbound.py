@@ -7,8 +7,9 @@ conversation begins with exactly the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from unisono.api.builtin_tools import builtin_for, builtin_notes
 from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
@@ -17,7 +18,7 @@ from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.request_fields import request_fields
-from unisono.api.responses.declared_tools import declared, is_client_search, notes_on_searches, tool_echo
+from unisono.api.responses.declared_tools import declared, is_client_search, tool_echo
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
     InputAddedTools,
@@ -32,14 +33,16 @@ from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
 from unisono.api.responses.known_state import Configuration, KnownState
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
+from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.server_tool_choice import on_offer
 from unisono.api.responses.server_tools.servers import notes_on
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import to_choice
+from unisono.api.tool_search import with_search
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
-from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, Item, Preamble
+from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, FunctionTool, Item, Preamble
 from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 from unisono.core.tools import ToolServer
@@ -119,15 +122,15 @@ def to_generation_request(
 
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
-    toolbox = to_tools(request, servers)
+    toolbox, deferred = to_tools(request, servers)
     reading = _conversion(known, toolbox)
     entries = to_entries(request.input, reading, new_id)
     hosting, history = _with_approvals(request, reading, entries, servers)
-    preamble = to_preamble(request, toolbox, today, reading.configuration)
+    to_prompt = partial(_conversation_of, request, toolbox, deferred, today, reading.configuration)
     generation = GenerationRequest(
         model=model,
-        conversation=to_conversation(history, preamble),
-        server_tools=hosting,
+        conversation=to_prompt(history),
+        server_tools=with_search(hosting, deferred.search),
         answer=AnswerOptions(
             sampling=to_sampling(request),
             max_tokens=request.max_output_tokens,
@@ -143,7 +146,7 @@ def to_generation_request(
     )
     toolbox = toolbox.with_added(history)
     required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
-    compaction = to_compaction_plan(request, history, preamble, window)
+    compaction = to_compaction_plan(request, history, to_prompt, window)
     return ResponsesGeneration(required, entries, toolbox, notes_of(request, toolbox, reading), compaction)
 
 
@@ -160,17 +163,28 @@ def _with_approvals(
 
 
 def to_compaction_plan(
-    request: ResponsesRequest, history: Sequence[Item], preamble: Preamble, window: Window
+    request: ResponsesRequest,
+    history: Sequence[Item],
+    rebuilt: Callable[[Sequence[Item]], Conversation],
+    window: Window,
 ) -> CompactionPlan | None:
     """Return the compaction that the request wants, now or from a threshold on."""
-
-    def rebuilt(items: Sequence[Item]) -> Conversation:
-        return to_conversation(items, preamble)
-
     if request.is_compaction:
         return CompactionPlan(history, rebuilt, ends_answer=True)
     thresholds = [threshold_of(entry.compact_threshold, window) for entry in request.context_management or ()]
     return CompactionPlan(history, rebuilt, min(thresholds)) if thresholds else None
+
+
+def _conversation_of(
+    request: ResponsesRequest,
+    toolbox: Toolbox,
+    deferred: DeferredTools,
+    today: str,
+    configuration: Configuration,
+    history: Sequence[Item],
+) -> Conversation:
+    preamble = to_preamble(request, deferred.without(toolbox.tools), today, configuration)
+    return deferred.added_to(to_conversation(history, preamble))
 
 
 def _conversion(known: KnownState, toolbox: Toolbox) -> InputConversion:
@@ -219,20 +233,23 @@ def with_output_requirements(
     )
 
 
-def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Toolbox:
-    """Return the client's tools, with the notes on all tools."""
+def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> tuple[Toolbox, DeferredTools]:
+    """Return the client's tools, with the notes on all tools, and those that are deferred."""
     builtins = frozenset(server.builtin for server in servers if server.builtin)
     tools = request.tools or ()
     defers = any(map(is_client_search, tools))
     toolbox = to_toolbox(declared(tools, "tools", builtins, defers=defers), others=bool(servers))
+    deferred = deferred_tools(request, toolbox)
     on_servers = (*notes_on(mcp_specs(request)), *notes_on_builtins(request, builtins))
-    return replace(toolbox, notes=(*on_servers, *toolbox.notes))
+    return replace(toolbox, notes=(*on_servers, *deferred.notes, *toolbox.notes)), deferred
 
 
-def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str, configuration: Configuration) -> Preamble:
+def to_preamble(
+    request: ResponsesRequest, tools: tuple[FunctionTool, ...], today: str, configuration: Configuration
+) -> Preamble:
     # The default effort of gpt-oss, as in its own chat template.
     effort = configuration.effort or (request.reasoning.effort if request.reasoning else None)
-    return Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
+    return Preamble(request.instructions or "", tools, effort or Effort.MEDIUM, today)
 
 
 def to_server_tools(
@@ -346,7 +363,6 @@ def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> It
     for index, tool in enumerate(request.tools or ()):
         if builtin_for(tool.type) in builtins:
             yield from builtin_notes(f"tools.{index}", tool.model_extra or {})
-    yield from notes_on_searches(request.tools or (), "tools")
 
 
 def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:

@@ -42,10 +42,10 @@ from unisono.api.responses.input_items import (
     InputSilent,
     InputTrigger,
 )
-from unisono.api.responses.items import SPOKEN
+from unisono.api.responses.items import SPOKEN, searched_call
 from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
 from unisono.api.summary import replaces_history
-from unisono.api.tools import MAX_NAME, TOOL_SEARCH, in_namespace, to_toolbox
+from unisono.api.tools import MAX_NAME, TOOL_SEARCH, checked_name, in_namespace, to_toolbox
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
@@ -79,6 +79,7 @@ class InputConversion:
     requests: dict[str, AssistantCall] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     call_ids: dict[str, str] = field(default_factory=dict)  # of built-in tools of the client, by the id of the item
+    search: str = ""  # id of the last search for tools
     configuration: Configuration = UNCHANGED
 
     def __post_init__(self) -> None:
@@ -184,26 +185,18 @@ def _reasoning(reading: InputConversion, input_item: InputItem, param: str) -> S
 
 def _call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputCall)
-    name = _checked_name(in_namespace(item.namespace, item.name), param)
+    name = checked_name(item.namespace, item.name, param)
     return reading.exact(AssistantCall(item.call_id, name, item.arguments), item.id)
 
 
 def _custom_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputCustomCall)
-    name = _checked_name(in_namespace(item.namespace, item.name), param)
+    name = checked_name(item.namespace, item.name, param)
     call = AssistantCall(item.call_id, name, item.input)
     stored = reading.known.stored_item(item.id) if item.id else None
     if stored is not None and stored.wire.get("input") == item.input and stored.wire.get("call_id") == item.call_id:
         return stored.meaning
     return (call,)
-
-
-def _checked_name(name: str, param: str) -> str:
-    if len(name) > MAX_NAME:
-        raise InvalidRequest(
-            f"'{param}.name': must have at most {MAX_NAME} characters, the namespace included.", param=f"{param}.name"
-        )
-    return name
 
 
 def _output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
@@ -352,18 +345,25 @@ def _added_tools(reading: InputConversion, item: InputItem, param: str) -> Seque
 
 def _search_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputSearchCall)
-    if not item.call_id:  # run by another server; only its result matters
+    if not item.call_id and not item.id:  # nothing links it to its result, which is all that matters
         return _without_meaning(reading, item, param)
+    stored = reading.known.stored_item(item.id) if item.id else None
+    if stored is not None and stored.meaning and stored.wire.get("arguments") == item.arguments:
+        reading.search = next((each.call_id for each in stored.meaning if isinstance(each, AssistantCall)), "")
+        return stored.meaning
+    reading.search = item.call_id or searched_call(item.id or "")
     arguments = item.arguments if isinstance(item.arguments, str) else orjson.dumps(item.arguments or {}).decode()
-    return reading.exact(AssistantCall(item.call_id, TOOL_SEARCH, arguments), item.id)
+    return (AssistantCall(reading.search, TOOL_SEARCH, arguments),)
 
 
 def _search_output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputSearchOutput)
     added = _added_tools(reading, item, param)
-    if not item.call_id or not reading.history.has_call(item.call_id):
+    # A search of a server has no `call_id`; its result follows it.
+    call_id, reading.search = item.call_id or reading.search, ""
+    if not call_id or not reading.history.has_call(call_id):
         return added
-    return (ToolResult(item.call_id, TOOL_SEARCH, found_text(added)), *added)
+    return (ToolResult(call_id, TOOL_SEARCH, found_text(added)), *added)
 
 
 def _configuration(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:

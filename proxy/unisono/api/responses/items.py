@@ -91,6 +91,20 @@ def prefix_of(kind: str) -> str:
     return PREFIXES.get(kind, OTHER_PREFIX)
 
 
+# Prefix of the gateway's call ids.
+CALL_PREFIX = "call_"
+
+
+def search_id(call_id: str, kind: str) -> str:
+    """Return the id of an item of the gateway's search, which contains the id of its call."""
+    return prefix_of(kind) + call_id.removeprefix(CALL_PREFIX)
+
+
+def searched_call(item_id: str) -> str:
+    """Return the id of the call of such an item. Inverse of `search_id`."""
+    return CALL_PREFIX + item_id.removeprefix(prefix_of("tool_search_call"))
+
+
 # -- parts
 
 
@@ -204,10 +218,22 @@ def to_wire(item: Item, item_id: str, toolbox: Toolbox) -> Wire:
                 return {**result, **BY_CLIENT, "tools": []}
             return {**result, "output": shell_output(item.output) if form is CallForm.SHELL else item.output}
         case AddedTools():
-            tools = [_tool(tool) for tool in item.tools]
-            return {"id": item_id, "type": "additional_tools", "role": "developer", "tools": tools}
+            return {"id": item_id, "type": "additional_tools", "role": "developer", "tools": wire_tools(item.tools)}
         case _:
             assert_never(item)
+
+
+def wire_tools(tools: Sequence[FunctionTool]) -> list[Wire]:
+    """Return tools as clients declare them, those of one namespace together."""
+    namespaces: dict[str, Wire] = {}
+    wires: list[Wire] = []
+    for wire in map(_tool, tools):
+        known = namespaces.setdefault(wire["name"], wire) if wire["type"] == "namespace" else wire
+        if known is wire:
+            wires.append(wire)
+        else:
+            known["tools"] += wire["tools"]
+    return wires
 
 
 def _tool(tool: FunctionTool) -> Wire:

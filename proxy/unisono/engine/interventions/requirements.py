@@ -6,7 +6,7 @@ Tools are named by their recipients, as in headers: `functions.NAME`, `python`, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
@@ -234,15 +234,14 @@ def requirements_of(
     # A message that the client began itself is not changed.
     free = request.conversation.prefill is None
     choice = request.answer.choice if request.answer.calls_allowed and free else None
-    client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in request.conversation.tools}
+    client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in request.conversation.all_tools}
     every = {_recipient(name, tools): tool for name, tool in (server_tools or {}).items()}
     schemas: dict[str, Schema] = {
         name: tool.parameters or NO_ARGUMENTS for name, tool in client.items() if not tool.free_text
     }
     # Code is not JSON, and free text need not be.
     schemas |= {name: tool.schema or NO_ARGUMENTS for name, tool in every.items() if name != "python"}
-    on_offer = [f"{FUNCTIONS}{declaration.name}" for declaration in tools.declarations]
-    on_offer += [name for name in every if is_builtin(name)]
+    on_offer = [*_functions_on_offer(request, tools), *(name for name in every if is_builtin(name))]
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
     # A client that approves a call also repeats the choice that led to it. Without this check, it would have to approve
     # calls forever.
@@ -270,6 +269,12 @@ def requirements_of(
         disabled_rules=request.answer.disabled_rules,
         whole=request.answer.whole,
     )
+
+
+def _functions_on_offer(request: GenerationRequest, tools: ToolSet) -> Iterator[str]:
+    """Yield the recipients of the declared functions that the model knows from the start."""
+    deferred = {tools.wire(tool.name) for tool in request.conversation.deferred}
+    yield from (f"{FUNCTIONS}{each.name}" for each in tools.declarations if each.name not in deferred)
 
 
 def _meant(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from unisono.core.conversation import Conversation, Json, ToolResult
+from unisono.core.conversation import Conversation, Item, Json, ToolResult
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
 from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import ServerToolCall, ToolOutcome
@@ -26,7 +26,7 @@ from unisono.engine.server_tools.policy import (
     CallBudget,
     RefusedCall,
 )
-from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls, with_results
+from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls, found_tools, with_results
 
 # A note for the journal: a fact about a call as a JSON object.
 Note: TypeAlias = Mapping[str, Json]
@@ -82,6 +82,7 @@ class ToolRound:
         self.pending: PendingCall | None = None
         self._arguments: ToolArguments | None = None
         self.needs_approval = False  # an approval was requested for a call of this round
+        self._conversation = conversation
         self._decided: list[ToolResult] = denied  # results of calls that are in the conversation already
 
     @property
@@ -168,10 +169,11 @@ class ToolRound:
         )
         return CallOutcome.refused(text_of(refused), pending.verdict)
 
-    def record(self, result: CallOutcome, position: int) -> tuple[Note, list[Event], ToolResult | None]:
+    def record(self, result: CallOutcome, position: int) -> tuple[Note, list[Event], tuple[Item, ...]]:
         """Record the outcome of the current call.
 
-        The result is returned if it follows this answer's own items. `position` as in `Repaired`.
+        The items that follow this answer's own items are returned: the result, and tools that a search found.
+        `position` as in `Repaired`.
         """
         pending = self.pending
         assert pending is not None
@@ -192,9 +194,10 @@ class ToolRound:
         item = ToolResult(call.call_id, call.name, result.text)
         # An approved call is part of the conversation, so its result belongs there and not to the new items.
         if not call.approval:
-            return note, events, item
+            found = found_tools(self._conversation, pending.item.server, outcome)
+            return note, events, (item,) if found is None else (item, found)
         self._decided.append(item)
-        return note, events, None
+        return note, events, ()
 
     def recorded_outcome(self, note: Note) -> CallOutcome:
         """Return the outcome of the current call from its journal entry `note`.

@@ -11,7 +11,7 @@ from typing import Final
 
 from unisono.core.observer import ToolDone, ToolEnd
 from unisono.core.tool_arguments import ToolArguments
-from unisono.core.tools import HostedTool, ServerToolCall, ToolHost, ToolOutcome, ToolServer
+from unisono.core.tools import SEARCH_LABEL, HostedTool, ServerToolCall, ToolHost, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING, TraceContext, tool_span
 from unisono.engine.request import GenerationReport, ServerTools
 from unisono.engine.server_tools.calls import CallOutcome, PendingCall, ToolRound
@@ -29,7 +29,11 @@ class ToolLoop:
     """
 
     def __init__(
-        self, host: ToolHost, server_tools: ServerTools, report: GenerationReport, span: TraceContext | None = None
+        self,
+        host: ToolHost | None,
+        server_tools: ServerTools,
+        report: GenerationReport,
+        span: TraceContext | None = None,
     ) -> None:
         self._host = host
         self._server_tools = server_tools
@@ -51,6 +55,9 @@ class ToolLoop:
         return tuple(offers)
 
     async def _offer(self, server: ToolServer) -> ServerOffer:
+        if (search := self._server_tools.search) is not None and server.label == SEARCH_LABEL:
+            return ServerOffer(server.label, (search.tool,))
+        assert self._host is not None
         until = min(self._deadline, asyncio.get_running_loop().time() + server.timeouts.list_s)
         try:
             async with asyncio.timeout_at(until + DEADLINE_GRACE_S):
@@ -101,7 +108,7 @@ class ToolLoop:
         below = DOING.set(None if self._span is None else self._span.child(tool_span(len(facts.tools))))
         try:
             async with asyncio.timeout_at(self._deadline + DEADLINE_GRACE_S):
-                outcome = await self._host.call(server, tool.name, arguments, deadline=self._deadline)
+                outcome = await self._outcome(server, tool, arguments)
             end = ToolEnd.UNKNOWN if outcome.outcome_unknown else ToolEnd.ERROR if outcome.is_error else ToolEnd.OK
         except TimeoutError:
             outcome, end = CallOutcome.unknown().outcome, ToolEnd.UNKNOWN
@@ -111,6 +118,13 @@ class ToolLoop:
             DOING.reset(below)
             facts.tools.append(ToolDone(server.label, tool.name, call.call_id, began_s, self._report.now_s(), end))
         return outcome
+
+    async def _outcome(self, server: ToolServer, tool: HostedTool, arguments: ToolArguments) -> ToolOutcome:
+        if (search := self._server_tools.search) is not None and server.label == SEARCH_LABEL:
+            # Words of hundreds of tools are compared; the thread lets other streams continue.
+            return await asyncio.to_thread(search.run, arguments.members)
+        assert self._host is not None
+        return await self._host.call(server, tool.name, arguments, deadline=self._deadline)
 
     @property
     def is_late(self) -> bool:

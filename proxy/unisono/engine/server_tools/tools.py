@@ -7,12 +7,29 @@ written to a journal and read from it. No I/O.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from unisono.core.conversation import AssistantCall, Builtin, Conversation, FunctionTool, Item, Json, ToolResult
+from unisono.core.conversation import (
+    AddedTools,
+    AssistantCall,
+    Builtin,
+    Conversation,
+    FunctionTool,
+    Item,
+    Json,
+    ToolResult,
+)
 from unisono.core.tool_names import SEPARATOR, ToolNames
-from unisono.core.tools import HostedTool, LeftOutTool, ServerToolCall, ToolServer
+from unisono.core.tools import (
+    FOUND,
+    SEARCH_LABEL,
+    HostedTool,
+    LeftOutTool,
+    ServerToolCall,
+    ToolOutcome,
+    ToolServer,
+)
 from unisono.engine.journal import NOTED, JournalEntry, parts_of
 from unisono.engine.request import ServerTools
 from unisono.errors import InvalidRequest
@@ -63,7 +80,11 @@ class OfferedServerTools:
             trained = {} if self._is_taken(builtin) else _trained(builtin, offer.tools)
             self._trained |= trained
             if not trained:
-                self._tools |= {names.add(builtin or tool.server, tool.name): tool for tool in offer.tools}
+                self._tools |= {
+                    # A client knows the search by its own name.
+                    tool.name if offer.server == SEARCH_LABEL else names.add(builtin or tool.server, tool.name): tool
+                    for tool in offer.tools
+                }
 
     def __contains__(self, name: object) -> bool:
         """Return whether a call of that name is handled by the gateway.
@@ -280,4 +301,14 @@ def with_results(conversation: Conversation, results: Sequence[ToolResult]) -> C
         items.append(item)
         if isinstance(item, AssistantCall) and (result := by_call.pop(item.call_id, None)) is not None:
             items.append(result)
-    return Conversation(conversation.preamble, tuple(items), conversation.prefill)
+    return replace(conversation, items=tuple(items))
+
+
+def found_tools(conversation: Conversation, server: str, outcome: ToolOutcome) -> AddedTools | None:
+    """Return the tools that a search found; None for any other call."""
+    structured = outcome.structured
+    names = structured.get(FOUND) if server == SEARCH_LABEL and isinstance(structured, dict) else None
+    if not isinstance(names, list):
+        return None
+    found = tuple(tool for tool in conversation.deferred if tool.name in names)
+    return AddedTools(found) if found else None

@@ -211,6 +211,20 @@ async def test_the_async_client_streams_the_same_text(stage: Any, usual: dict[st
 
 
 @whole_and_streamed
+def test_the_gateway_searches_deferred_tools(scripted: Anthropic, stream: bool) -> None:
+    search = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+    other = {"name": "now", "input_schema": {"type": "object"}}
+    tools = [search, other, {**WEATHER, "defer_loading": True}]
+    message = create_message(scripted, stream, scripted_request("a search of Anthropic, then: two calls", tools=tools))
+    use, result, *calls = (block for block in message.content if block.type != "text")
+    assert (use.type, use.name, use.input) == ("server_tool_use", "tool_search_tool_bm25", {"query": "weather"})
+    assert result.content.type == "tool_search_tool_search_result"
+    assert [reference.tool_name for reference in result.content.tool_references] == ["get_weather"]
+    assert {call.name for call in calls} == {"get_weather"}
+    assert message.stop_reason == "tool_use"
+
+
+@whole_and_streamed
 def test_the_memory_tool_of_the_sdk_writes_a_file(scripted: Anthropic, stream: bool, tmp_path: Path) -> None:
     memory = BetaLocalFilesystemMemoryTool(str(tmp_path))
     fields = scripted_request("a memory, then: an answer", tools=[memory])

@@ -176,6 +176,18 @@ def test_a_built_in_tool_of_the_client_has_its_own_items(
     assert [item.type for item in listed] == [output["type"], "message"]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_the_gateway_searches_deferred_tools(scripted: OpenAI, stream: bool) -> None:
+    tools = [{"type": "tool_search"}, ECHO, {**WEATHER, "defer_loading": True}]
+    first = create_response(scripted, to_play("a tool search, then: a preamble", tools=tools), stream)
+    search, found = (item for item in first.output if item.type.startswith("tool_search"))
+    assert (search.type, search.execution, search.arguments) == ("tool_search_call", "server", {"query": "weather"})
+    assert (found.type, [tool.name for tool in found.tools]) == ("tool_search_output", ["get_weather"])
+    for item in (search, found):
+        TypeAdapter(ResponseOutputItem).validate_python(item.to_dict())
+    assert first.output[-1].name == "get_weather"
+
+
 def test_tool_choice_none_suppresses_calls(demo: OpenAI) -> None:
     response = demo.responses.create(**to_ask(PARIS, tools=[WEATHER], tool_choice="none", max_output_tokens=60))
     assert response.tool_choice == "none"

@@ -24,6 +24,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
     REASONING,
     REFUSAL,
     TEXT,
+    TOOL_SEARCH_CALL,
     WORDLESS,
     ItemLifecycle,
     OpenItem,
@@ -255,10 +256,13 @@ class ResponseEvents:
 
     def _request(self, closed: Closed) -> None:
         self._settle(COMPLETED)
-        place = {"output_index": len(self._output)}
         item_id = self._frame.item_id(closed.item, self._new_id)
         item = mcp_items.to_stored_request(closed, item_id, self._silent_items)
         self._silent_items = []
+        self._add_whole(item)
+
+    def _add_whole(self, item: StoredItem) -> None:
+        place = {"output_index": len(self._output)}
         wire = self._frame.dialect.item(item.wire)
         self._add("response.output_item.added", {**place, "item": wire})
         self._output.append(item)
@@ -276,13 +280,16 @@ class ResponseEvents:
             self._builtins.record_result(entry.item, entry)
             item = mcp_items.to_stored_call(opened.closed, opened.id, entry, opened.silent_items, self._builtins)
             self._end_server_call(opened, item, failed=entry.outcome.is_error)
+            if mcp_items.kind_of(entry.item) is TOOL_SEARCH_CALL:
+                self._add_whole(mcp_items.to_stored_search_result(entry, self._frame.toolbox))
 
     def _end_server_call(self, open_item: OpenItem, item: StoredItem, *, failed: bool) -> None:
         self._step(open_item, mcp_items.kind_of(open_item.made).failed if failed else "completed")
         self._done(open_item, item)
 
     def _step(self, open_item: OpenItem, step: str) -> None:
-        self._add(f"response.{mcp_items.kind_of(open_item.made).type}.{step}", open_item.location)
+        if (kind := mcp_items.kind_of(open_item.made)).has_steps:
+            self._add(f"response.{kind.type}.{step}", open_item.location)
 
     # -- item life cycles
 

@@ -66,14 +66,17 @@ class ServerItemKind:
     made: tuple[str, ...] = ()
     failed: str = "completed"
     settled: bool = True
+    # False: its progress has no events.
+    has_steps: bool = True
 
 
 MCP_CALL = ServerItemKind("mcp_call", HOSTED_ARGUMENTS, failed="failed", settled=False)
 MCP_LIST = ServerItemKind("mcp_list_tools", HOSTED_ARGUMENTS, failed="failed", settled=False)
 WEB_SEARCH = ServerItemKind("web_search_call", WORDLESS, made=("searching",))
 CODE_RUN = ServerItemKind("code_interpreter_call", CODE, made=("interpreting",))
+TOOL_SEARCH_CALL = ServerItemKind("tool_search_call", WORDLESS, has_steps=False)
 # Kinds of calls by item type.
-HOSTED = {kind.type: kind for kind in (MCP_CALL, WEB_SEARCH, CODE_RUN)}
+HOSTED = {kind.type: kind for kind in (MCP_CALL, WEB_SEARCH, CODE_RUN, TOOL_SEARCH_CALL)}
 
 
 @dataclass(slots=True)

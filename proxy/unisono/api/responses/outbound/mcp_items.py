@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.api.builtin_tools import PYTHON, builtin_of, public_label
-from unisono.api.responses.items import COMPLETED, FAILED, IN_PROGRESS, INCOMPLETE, Wire, to_item
+from unisono.api.builtin_tools import PYTHON, SEARCH, builtin_of, public_label
+from unisono.api.responses.items import (
+    COMPLETED,
+    FAILED,
+    IN_PROGRESS,
+    INCOMPLETE,
+    Wire,
+    search_id,
+    to_item,
+    wire_tools,
+)
 from unisono.api.responses.outbound.builtin_calls import BuiltinCalls, code_of, is_trained
-from unisono.api.responses.outbound.item_lifecycle import CODE_RUN, MCP_CALL, MCP_LIST, WEB_SEARCH, ServerItemKind
-from unisono.core.conversation import Item, ToolResult
+from unisono.api.responses.outbound.item_lifecycle import (
+    CODE_RUN,
+    MCP_CALL,
+    MCP_LIST,
+    TOOL_SEARCH_CALL,
+    WEB_SEARCH,
+    ServerItemKind,
+)
+from unisono.api.tool_search import found_names
+from unisono.api.tools import Toolbox
+from unisono.core.conversation import AddedTools, Item, ToolResult
 from unisono.core.events import Closed, HostedCall, Listed, Listing, Ran
 from unisono.core.events import Item as Made
 from unisono.core.state_store import StoredItem
@@ -20,6 +38,8 @@ def kind_of(item: Made) -> ServerItemKind:
     """Return the item type that represents a tool list or a call of a server tool."""
     if not isinstance(item, HostedCall):
         return MCP_LIST
+    if builtin_of(item.server) == SEARCH:
+        return TOOL_SEARCH_CALL
     if not is_trained(item):
         return MCP_CALL
     return CODE_RUN if builtin_of(item.server) == PYTHON else WEB_SEARCH
@@ -32,6 +52,8 @@ def complete_text(item: HostedCall, text: str) -> str:
 
 def started_item(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
     """Return the item of a call before it runs, without streamed fields."""
+    if builtin_of(item.server) == SEARCH:
+        return search_call(item, item_id, IN_PROGRESS)
     if not is_trained(item):
         return call(item, item_id, "")
     wire = trained.to_wire(item, item_id, IN_PROGRESS)
@@ -56,6 +78,23 @@ def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRE
         "output": output,
         "server_label": public_label(item.server),
     }
+
+
+def search_call(item: HostedCall, item_id: str, status: str) -> Wire:
+    """Return a search for tools that the gateway runs."""
+    fields: Wire = {"status": status, "call_id": None, "execution": "server", "arguments": dict(item.arguments.members)}
+    return {"id": item_id, "type": "tool_search_call", **fields}
+
+
+def to_stored_search_result(ran: Ran, toolbox: Toolbox) -> StoredItem:
+    """Return the result of a search for tools as stored."""
+    item_id = search_id(ran.item.call_id, "tool_search_output")
+    names = found_names(ran.outcome)
+    found = tuple(tool for tool in toolbox.tools if tool.name in names)
+    fields: Wire = {"status": COMPLETED, "call_id": None, "execution": "server", "tools": wire_tools(found)}
+    result = ToolResult(ran.item.call_id, ran.item.name, ran.text_for_model)
+    meaning = (result, AddedTools(found)) if found else (result,)
+    return StoredItem(item_id, meaning, {"id": item_id, "type": "tool_search_output", **fields})
 
 
 def request(item: HostedCall, item_id: str, arguments: str) -> Wire:
@@ -107,7 +146,11 @@ def to_stored_call(
     assert isinstance(item, HostedCall)
     made = to_item(closed)
     result = ToolResult(item.call_id, item.name, OUTCOME_UNKNOWN if ran is None else ran.text_for_model)
-    if is_trained(item):
+    if builtin_of(item.server) == SEARCH:
+        wire = search_call(item, item_id, INCOMPLETE if ran is None else COMPLETED)
+        if ran is not None:  # the result is an item of its own
+            return StoredItem(item_id, (*before, *(() if made is None else (made,))), wire)
+    elif is_trained(item):
         wire = trained.to_wire(item, item_id, status_of(ran), ran)
     else:
         wire = call(item, item_id, closed.text, status_of(ran), ran)

@@ -20,6 +20,7 @@ from unisono.api.responses.items import (
     reasoning,
     reasoning_part,
     refusal_part,
+    search_id,
     text_part,
     to_item,
 )
@@ -31,6 +32,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
     REASONING,
     REFUSAL,
     TEXT,
+    TOOL_SEARCH_CALL,
     ItemLifecycle,
     OpenItem,
 )
@@ -192,6 +194,9 @@ class ResponseFrame:
                 return new_id(prefix_of("message"))
             case ToolCall():
                 return new_id(prefix_of(CALL_TYPES[self.toolbox.form_of(item.name)]))
+            case HostedCall() if kind_of(item) is TOOL_SEARCH_CALL:
+                # A client sends it back without `call_id`.
+                return search_id(item.call_id, "tool_search_call")
             case HostedCall():
                 return new_id(prefix_of("mcp_approval_request" if item.needs_approval else kind_of(item).type))
             case Listing():

@@ -1,0 +1,78 @@
+"""Deferred tools of a Messages request, found by the client's search or the gateway's.
+
+Anthropic's `tool_search_tool_*` run in the gateway. Without them, a `tool_reference` in a tool result names the tools
+that the client found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from unisono.api.messages.client_tools import client_tool
+from unisono.api.messages.schema import CUSTOM, MessagesInput, MessagesTool
+from unisono.api.tool_search import BY_PATTERN, BY_WORDS, SearchMethod, tool_search
+from unisono.api.tools import Toolbox
+from unisono.core.conversation import Conversation, FunctionTool
+from unisono.core.tools import ToolSearch
+
+# Types of searches, with their names and methods.
+SEARCHES: Final = (
+    (re.compile(r"tool_search_tool_bm25(_\d{8})?"), "tool_search_tool_bm25", BY_WORDS),
+    (re.compile(r"tool_search_tool_regex(_\d{8})?"), "tool_search_tool_regex", BY_PATTERN),
+)
+
+
+def _search(tools: Sequence[MessagesTool]) -> tuple[str, SearchMethod] | None:
+    """Return the name and the method of the first search in the request."""
+    found = (
+        (tool.name or name, method) for tool in tools for types, name, method in SEARCHES if types.fullmatch(tool.type)
+    )
+    return next(found, None)
+
+
+def is_search(kind: str) -> bool:
+    return any(types.fullmatch(kind) for types, _, _ in SEARCHES)
+
+
+def is_searched(request: MessagesInput) -> bool:
+    """Return whether the gateway searches: it has a search to run, and tools to find."""
+    tools, chosen = request.tools or [], request.tool_choice
+    if (search := _search(tools)) is None or (chosen is not None and chosen.type == "none"):
+        return False
+    functions = [tool for tool in tools if tool.type == CUSTOM or client_tool(tool.type) is not None]
+    required = chosen.name if chosen is not None else None
+    is_taken = any(tool.name == search[0] for tool in functions)
+    return not is_taken and any(tool.defer_loading and tool.name != required for tool in functions)
+
+
+def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> Mapping[str, FunctionTool]:
+    """Return the deferred tools by name. The model sees them after a `tool_reference`."""
+    declared_tools = request.tools or []
+    # A search of the gateway that finds nothing has no effect: the model must see all tools from the start.
+    has_search = is_searched(request)
+    if _search(declared_tools) is not None and not has_search:
+        return {}
+    names = {tool.name for tool in declared_tools if tool.defer_loading}
+    # Without another tool there is nothing to search with. A required tool must be known.
+    if request.tool_choice is not None:
+        names.discard(request.tool_choice.name)
+    found = {tool.name: tool for tool in tools if tool.name in names}
+    return found if has_search or len(found) < len(tools) else {}
+
+
+def server_search(request: MessagesInput, toolbox: Toolbox) -> ToolSearch | None:
+    """Return the search that the gateway runs among the deferred tools."""
+    search = _search(request.tools or []) if is_searched(request) else None
+    return None if search is None else tool_search(*search, tuple(deferred_tools(request, toolbox.tools).values()))
+
+
+def with_deferred(request: MessagesInput, conversation: Conversation, tools: Sequence[FunctionTool]) -> Conversation:
+    """Return the conversation with the tools that a search of the gateway may add."""
+    if not is_searched(request):
+        return conversation
+    known = {tool.name for tool in conversation.tools}
+    deferred = deferred_tools(request, tools)
+    return replace(conversation, deferred=tuple(tool for name, tool in deferred.items() if name not in known))

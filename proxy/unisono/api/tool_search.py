@@ -1,0 +1,160 @@
+"""Search for deferred tools, run by the gateway: by words (BM25) or by a regular expression.
+
+Deterministic: equal searches find equal tools. The words of a tool are those of its name, its namespace, its
+description and its arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any, Final
+
+from unisono.core.conversation import FunctionTool, Json
+from unisono.core.tools import FOUND, SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch
+from unisono.engine.request import ServerTools
+from unisono.schemas.patterns import BadPattern, Expression
+
+MAX_FOUND: Final = 5
+MAX_TOOL_CHARACTERS: Final = 4_000
+MAX_NAMESPACES: Final = 50
+# Maximum validation steps of a search, of about a microsecond.
+MAX_STEPS: Final = 200_000
+# Usual parameters of BM25: the weight of repeated words, and of the length of the text.
+_REPETITION, _LENGTH = 1.2, 0.75
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
+
+QUERY: Final[dict[str, Json]] = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "What the tools should do, in a few words."}},
+    "required": ["query"],
+}
+PATTERN: Final[dict[str, Json]] = {
+    "type": "object",
+    "properties": {
+        "pattern": {
+            "type": "string",
+            "description": "Regular expression for a part of the name, the description or the arguments, such as "
+            "`weather|forecast` or `(?i)get_.*_data`.",
+        }
+    },
+    "required": ["pattern"],
+}
+NOTHING_FOUND: Final = "No tool was found. Search in other words, or answer without."
+
+
+def search_by_words(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]) -> ToolOutcome:
+    """Return the tools that match the query best."""
+    query = arguments.get("query")
+    if not isinstance(query, str):
+        return _bad("'query' must be a string.")
+    wanted = dict.fromkeys(_words(query))
+    texts = [Counter(_words(_text(tool))) for tool in tools]
+    average = sum(map(Counter.total, texts)) / max(len(texts), 1) or 1.0
+    weights = {word: _weight(sum(word in text for text in texts), len(texts)) for word in wanted}
+
+    def score(text: Counter[str]) -> float:
+        length = 1 - _LENGTH + _LENGTH * text.total() / average
+        return sum(
+            weight * text[word] * (_REPETITION + 1) / (text[word] + _REPETITION * length)
+            for word, weight in weights.items()
+        )
+
+    scores = [score(text) for text in texts]
+    best = sorted((place for place, value in enumerate(scores) if value > 0), key=lambda place: (-scores[place], place))
+    return _found(tools[place] for place in best[:MAX_FOUND])
+
+
+def search_by_pattern(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]) -> ToolOutcome:
+    """Return the first tools whose text contains a match of the pattern."""
+    # Anthropic's documents name the argument `pattern` in some places and `query` in others.
+    pattern = arguments.get("pattern", arguments.get("query"))
+    if not isinstance(pattern, str):
+        return _bad("'pattern' must be a string.")
+    try:
+        expression = Expression(pattern)
+    except BadPattern as error:
+        return _bad(f"'pattern' cannot be used: {error}.")
+    texts = [_text(tool) for tool in tools]
+    if sum(map(expression.steps, texts)) > MAX_STEPS:
+        return _bad("'pattern' is too complex.")
+    return _found([tool for tool, text in zip(tools, texts, strict=True) if expression.found(text)][:MAX_FOUND])
+
+
+def _weight(with_word: int, total: int) -> float:
+    return log(1 + (total - with_word + 0.5) / (with_word + 0.5))
+
+
+def _words(text: str) -> list[str]:
+    """Return the words in lower case, without the plural's `s`, and the words within names."""
+    words = (word.lower() for word in _WORD.findall(text))
+    return [word.removesuffix("s") if len(word) > 3 else word for word in words]
+
+
+def _text(tool: FunctionTool) -> str:
+    parameters: Any = tool.parameters or {}
+    fields = parameters.get("properties")
+    named = [
+        f"{name} {field.get('description') or ''}" if isinstance(field, dict) else str(name)
+        for name, field in (fields.items() if isinstance(fields, dict) else ())
+    ]
+    return "\n".join([tool.name, tool.description, *named])[:MAX_TOOL_CHARACTERS]
+
+
+def _found(tools: Iterable[FunctionTool]) -> ToolOutcome:
+    names = [tool.name for tool in tools]
+    text = f"Found: {', '.join(names)}" if names else NOTHING_FOUND
+    return ToolOutcome(text, structured={FOUND: [*names]})
+
+
+def _bad(text: str) -> ToolOutcome:
+    return ToolOutcome(text, is_error=True)
+
+
+def found_names(outcome: ToolOutcome) -> list[str]:
+    """Return the names of the tools that a search found."""
+    structured = outcome.structured
+    names = structured.get(FOUND) if isinstance(structured, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+@dataclass(frozen=True, slots=True)
+class SearchMethod:
+    """Method of a search, and the arguments that the model writes for it."""
+
+    parameters: dict[str, Json]
+    run: Callable[[Sequence[FunctionTool], Mapping[str, Json]], ToolOutcome]
+
+
+BY_WORDS: Final = SearchMethod(QUERY, search_by_words)
+BY_PATTERN: Final = SearchMethod(PATTERN, search_by_pattern)
+
+
+def tool_search(
+    name: str, method: SearchMethod, deferred: Sequence[FunctionTool], namespaces: Mapping[str, str] | None = None
+) -> ToolSearch:
+    """Return the search for deferred tools; the model reads about their `namespaces`."""
+    about = [f"{space}: {' '.join(text.split())}" if text else space for space, text in (namespaces or {}).items()]
+    description = f"Search among {len(deferred)} more tools. Tools that are found can be called afterwards."
+    if about:
+        description += " There are tools of:\n" + "\n".join(about[:MAX_NAMESPACES])
+    tools = tuple(deferred)
+    tool = HostedTool(SEARCH_LABEL, name, description, method.parameters)
+    return ToolSearch(tool, lambda arguments: method.run(tools, arguments))
+
+
+def with_search(server_tools: ServerTools | None, search: ToolSearch | None) -> ServerTools | None:
+    """Add a search to the server tools. The client sees its calls, and no list of its tools."""
+    if search is None:
+        return server_tools
+    others, label = server_tools or ServerTools(), frozenset({SEARCH_LABEL})
+    return replace(
+        others,
+        servers=(*others.servers, search.server),
+        announced=others.announced | label,
+        visible=others.visible | label,
+        search=search,
+    )

@@ -1,0 +1,79 @@
+"""Search among deferred tools: which are found, in which order."""
+
+from __future__ import annotations
+
+from time import process_time
+
+import pytest
+
+from unisono.api.tool_search import MAX_FOUND, found_names, search_by_pattern, search_by_words
+from unisono.core.conversation import FunctionTool
+
+
+def tool(name: str, description: str = "", **arguments: str) -> FunctionTool:
+    fields = {key: {"type": "string", "description": text} for key, text in arguments.items()}
+    return FunctionTool(name, description, {"type": "object", "properties": fields})
+
+
+TOOLS = (
+    tool("crm__listCustomers", "List all customers of a region.", region="Country or state"),
+    tool("crm__get_invoice", "Get one invoice."),
+    tool("mail__send", "Send an e-mail to customers.", to="Address", body="Text"),
+    tool("wetter", "Zeigt das Wetter. 天気"),
+    FunctionTool("run", "Run a script.", {"type": "string"}, free_text=True),
+)
+# Query, and the names that are found, the best first.
+QUERIES: dict[str, list[str]] = {
+    "customer": ["crm__listCustomers", "mail__send"],
+    "list customers": ["crm__listCustomers", "mail__send"],
+    "CRM invoices": ["crm__get_invoice", "crm__listCustomers"],
+    "state": ["crm__listCustomers"],
+    "天気": ["wetter"],
+    "script": ["run"],
+    "nothing like it": [],
+    "": [],
+}
+
+
+@pytest.mark.parametrize(("query", "names"), QUERIES.items(), ids=QUERIES)
+def test_the_best_tools_are_found(query: str, names: list[str]) -> None:
+    outcome = search_by_words(TOOLS, {"query": query})
+    assert (found_names(outcome), outcome.is_error) == (names, False)
+    assert outcome.text.startswith("Found: " if names else "No tool was found.")
+
+
+PATTERNS: dict[str, list[str]] = {
+    "customers": ["crm__listCustomers", "mail__send"],
+    "^crm__": ["crm__listCustomers", "crm__get_invoice"],
+    "(?i)GET_.*": ["crm__get_invoice"],
+    "GET_": [],
+}
+
+
+@pytest.mark.parametrize(("pattern", "names"), PATTERNS.items(), ids=PATTERNS)
+def test_a_pattern_finds_tools_in_their_order(pattern: str, names: list[str]) -> None:
+    assert found_names(search_by_pattern(TOOLS, {"pattern": pattern})) == names
+    assert found_names(search_by_pattern(TOOLS, {"query": pattern})) == names
+
+
+@pytest.mark.parametrize("arguments", [{}, {"query": 5}, {"query": ["a"]}])
+def test_other_arguments_are_errors(arguments: dict[str, object]) -> None:
+    for search in (search_by_words, search_by_pattern):
+        assert search(TOOLS, arguments).is_error  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pattern", ["(", r"(a)\1", "(?=a)", "a{1000}{1000}", "(a{30}){30}"])
+def test_a_pattern_that_cannot_run_is_an_error(pattern: str) -> None:
+    many = tuple(tool(f"t{number}", "a" * 4_000) for number in range(512))
+    outcome = search_by_pattern(many, {"pattern": pattern})
+    assert outcome.is_error
+    assert "'pattern'" in outcome.text
+
+
+def test_many_tools_are_searched_in_time() -> None:
+    many = tuple(tool(f"tool_{number}", "word " * 2_000) for number in range(512))
+    began = process_time()
+    outcome = search_by_words(many, {"query": " ".join(f"word{number} word" for number in range(200))})
+    # It takes 0.3 s, in a thread of its own; the rest is for a busy machine.
+    assert process_time() - began < 3
+    assert len(found_names(outcome)) == MAX_FOUND

@@ -1,0 +1,227 @@
+"""Search for deferred tools that the gateway runs, in Responses and in Messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.messages import message_in
+from tests.e2e.responses import ANSWER, Json, Line, kinds, line
+from tests.e2e.surfaces import unisono_object
+from tests.e2e.test_added_tools import called, is_extended
+from tests.e2e.test_responses_websocket import connected
+from tests.e2e.wires import WIRES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+SEARCH = {"type": "tool_search"}
+NOW = {"type": "function", "name": "now", "description": "The time.", "parameters": SCHEMA}
+LOOK = {"type": "function", "name": "look", "description": "Look at a star.", "parameters": SCHEMA}
+STARS = {
+    "type": "namespace",
+    "name": "sky",
+    "description": "Astronomy.",
+    "tools": [
+        {**LOOK, "defer_loading": True},
+        {**LOOK, "name": "moon", "description": "Moons.", "defer_loading": True},
+    ],
+}
+PAY = {"type": "function", "name": "pay", "description": "Pay a bill.", "parameters": SCHEMA, "defer_loading": True}
+TOOLS = [SEARCH, NOW, STARS, PAY]
+ASKED = {"type": "message", "role": "user", "content": "Which one is this?"}
+SEARCHES = called("tool_search", '{"query": "stars"}')
+LOOKS = called("sky__look", '{"at":"north"}')
+
+both_forms = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=WIRES)
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
+    async with line(WIRES[request.param]) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["resent", "stored"])
+@both_forms
+async def test_the_gateway_finds_a_tool_and_the_model_calls_it(harness: Line, stream: bool, stored: bool) -> None:
+    fields: Json = {"tools": TOOLS, "stream": stream, "store": stored}
+    harness.say(SEARCHES, LOOKS, ANSWER)
+    first = await harness.responds(input=[ASKED], **fields)
+    assert "type now" in harness.prompts[0]
+    assert "type tool_search = (_: {" in harness.prompts[0]
+    assert "sky: Astronomy." in harness.prompts[0]
+    assert [name for name in ("look = ", "moon", "pay") if name in harness.prompts[0]] == []
+    assert is_extended(harness)
+    assert "Found: sky__look<|end|><|start|>developer<|message|># Tools" in harness.prompts[1]
+    assert harness.prompts[1].count("type sky__look = (_: {") == 1
+    assert "moon" not in harness.prompts[1]
+    assert [kind for kind in kinds(first["output"]) if kind != "reasoning"] == [
+        "tool_search_call",
+        "tool_search_output",
+        "function_call",
+    ]
+    search, found, call = [item for item in first["output"] if item["type"] != "reasoning"]
+    by_server = {"execution": "server", "call_id": None, "status": "completed"}
+    assert search == {"id": search["id"], "type": "tool_search_call", **by_server, "arguments": {"query": "stars"}}
+    [namespace] = found.pop("tools")
+    assert found == {"id": found["id"], "type": "tool_search_output", **by_server}
+    assert (namespace["name"], [tool["name"] for tool in namespace["tools"]]) == ("sky", ["look"])
+    assert (call["namespace"], call["name"], call["arguments"]) == ("sky", "look", '{"at":"north"}')
+    assert "notes" not in first["unisono"]
+    found["tools"] = [namespace]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Polaris"}
+    if stored:
+        await harness.responds(previous_response_id=first["id"], input=[result], **fields)
+        assert [item["type"] for item in (await harness.kept(first))["output"]] == kinds(first["output"])
+    else:
+        await harness.responds(input=[ASKED, *first["output"], result], **fields)
+    # What was found stays where it was found, token by token.
+    assert is_extended(harness)
+    assert harness.prompts[2].count("type sky__look = (_: {") == 1
+
+
+async def test_a_search_runs_in_the_background_and_over_a_websocket(harness: Line) -> None:
+    harness.say(SEARCHES, LOOKS)
+    response = await harness.whole(input=[ASKED], tools=TOOLS, background=True)
+    async with asyncio.timeout(20):
+        while response["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0.02)
+            response = await harness.kept(response)
+    harness.say(SEARCHES, LOOKS, ANSWER)
+    async with connected(harness.gateway) as client:
+        await client.send(input=[ASKED], tools=TOOLS, store=False)
+        over_socket = await client.answer()
+        assert kinds(over_socket["output"]) == kinds(response["output"])
+        call = over_socket["output"][-1]
+        assert (call["namespace"], call["name"]) == ("sky", "look")
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Polaris"}
+        await client.send(input=[result], tools=TOOLS, store=False, previous_response_id=over_socket["id"])
+        await client.answer()
+    assert is_extended(harness)
+    assert harness.prompts[-1].count("type sky__look = (_: {") == 1
+
+
+@both_forms
+async def test_a_search_that_finds_nothing_says_so(harness: Line, stream: bool) -> None:
+    harness.say(called("tool_search", '{"query": "weather"}'), ANSWER)
+    response = await harness.responds(input=[ASKED], tools=TOOLS, stream=stream)
+    assert "No tool was found." in harness.prompts[1]
+    [found] = [item for item in response["output"] if item["type"] == "tool_search_output"]
+    assert found["tools"] == []
+    assert response["output"][-1]["type"] == "message"
+
+
+@both_forms
+async def test_a_search_without_a_query_is_corrected(harness: Line, stream: bool) -> None:
+    harness.say(called("tool_search", "{}"), SEARCHES, LOOKS)
+    response = await harness.responds(input=[ASKED], tools=TOOLS, stream=stream)
+    assert "'query' must be a string." in harness.prompts[1]
+    assert response["output"][-1]["name"] == "look"
+
+
+@pytest.mark.parametrize("tools", [[SEARCH, NOW], [SEARCH, {**NOW, "name": "tool_search"}, PAY]], ids=["none", "taken"])
+async def test_without_a_search_all_tools_are_declared(harness: Line, tools: list[Json]) -> None:
+    harness.say(ANSWER)
+    response = await harness.whole(input=[ASKED], tools=tools)
+    assert [tool["name"] for tool in tools[1:] if f"type {tool['name']} = " not in harness.prompts[0]] == []
+    assert response["unisono"]["notes"] == ["tools.0: no effect, because the model sees all tools from the start"]
+
+
+async def test_a_required_tool_is_declared_from_the_start(harness: Line) -> None:
+    harness.say(called("pay", '{"at":"x"}'))
+    await harness.whole(input=[ASKED], tools=TOOLS, tool_choice={"type": "function", "name": "pay"})
+    assert "type pay = " in harness.prompts[0]
+    assert "look = " not in harness.prompts[0]
+
+
+async def test_no_search_is_offered_if_no_tool_may_be_called(harness: Line) -> None:
+    harness.say(ANSWER)
+    await harness.whole(input=[ASKED], tools=TOOLS, tool_choice="none")
+    assert "tool_search" not in harness.prompts[0]
+
+
+# Type of Anthropic's search, its name, and the arguments that find `look`.
+SEARCH_TYPES = {
+    "tool_search_tool_bm25_20251119": ("tool_search_tool_bm25", '{"query": "stars"}'),
+    "tool_search_tool_regex_20251119": ("tool_search_tool_regex", '{"pattern": "(?i)STAR$|star\\\\."}'),
+}
+IN_MESSAGES: list[Json] = [
+    {"name": "now", "description": "The time.", "input_schema": SCHEMA},
+    {"name": "look", "description": "Look at a star.", "input_schema": SCHEMA, "defer_loading": True},
+    {"name": "pay", "description": "Pay a bill.", "input_schema": SCHEMA, "defer_loading": True},
+]
+QUESTION = {"role": "user", "content": "Which one is this?"}
+
+
+async def send(harness: Line, stream: bool, **fields: Any) -> Json:
+    answer = await harness.gateway.messages(
+        **{"model": "gpt-oss", "max_tokens": 1000, "messages": [QUESTION], "stream": stream, **fields}
+    )
+    return message_in(answer)
+
+
+@both_forms
+@pytest.mark.parametrize(("kind", "name", "arguments"), [(kind, *case) for kind, case in SEARCH_TYPES.items()])
+async def test_anthropics_searches_run_in_the_gateway(
+    harness: Line, kind: str, name: str, arguments: str, stream: bool
+) -> None:
+    tools = [{"type": kind, "name": name}, *IN_MESSAGES]
+    harness.say(called(name, arguments), called("look", '{"at":"north"}'), ANSWER)
+    message = await send(harness, stream, tools=tools)
+    assert [text for text in ("type now", f"type {name} = (_: {{") if text not in harness.prompts[0]] == []
+    assert [text for text in ("type look", "type pay") if text in harness.prompts[0]] == []
+    assert is_extended(harness)
+    assert harness.prompts[1].count("type look = (_: {") == 1
+    assert [block["type"] for block in message["content"]] == [
+        "server_tool_use",
+        "tool_search_tool_result",
+        "tool_use",
+    ]
+    use, result, call = message["content"]
+    assert (use["name"], call["name"], message["stop_reason"]) == (name, "look", "tool_use")
+    assert result["tool_use_id"] == use["id"]
+    assert result["content"]["type"] == "tool_search_tool_search_result"
+    assert result["content"]["tool_references"] == [{"type": "tool_reference", "tool_name": "look"}]
+    assert "notes" not in message["unisono"]
+    said = {"role": "assistant", "content": message["content"]}
+    answered = {"type": "tool_result", "tool_use_id": call["id"], "content": "Polaris"}
+    await send(harness, stream, tools=tools, messages=[QUESTION, said, {"role": "user", "content": [answered]}])
+    assert is_extended(harness)
+    assert harness.prompts[2].count("type look = (_: {") == 1
+
+
+async def test_a_foreign_search_result_declares_its_tools(harness: Line) -> None:
+    harness.say(ANSWER)
+    use = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "tool_search_tool_bm25", "input": {"query": "star"}}
+    references = [{"type": "tool_reference", "tool_name": "look"}]
+    content = {"type": "tool_search_tool_search_result", "tool_references": references}
+    result = {"type": "tool_search_tool_result", "tool_use_id": "srvtoolu_1", "content": content}
+    said = {"role": "assistant", "content": [use, result, {"type": "text", "text": "It is a star."}]}
+    tools = [{"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}, *IN_MESSAGES]
+    await send(harness, False, tools=tools, messages=[QUESTION, said, QUESTION])
+    assert "Found: look<|end|><|start|>developer<|message|># Tools" in harness.prompts[0]
+    assert harness.prompts[0].count("type look = (_: {") == 1
+
+
+@both_forms
+async def test_a_pattern_that_cannot_be_used_is_an_error_for_the_model(harness: Line, stream: bool) -> None:
+    tools = [{"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}, *IN_MESSAGES]
+    harness.say(called("tool_search_tool_regex", '{"pattern": "("}'), ANSWER)
+    message = await send(harness, stream, tools=tools)
+    [result] = [block for block in message["content"] if block["type"] == "tool_search_tool_result"]
+    assert result["content"]["type"] == "tool_search_tool_result_error"
+    assert result["content"]["error_code"] == "invalid_tool_input"
+    assert "'pattern' cannot be used" in harness.prompts[1]
+
+
+async def test_a_search_of_anthropic_without_deferred_tools_is_left_out(harness: Line) -> None:
+    harness.say(ANSWER)
+    tools = [{"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}, IN_MESSAGES[0]]
+    answer = await harness.gateway.messages(model="gpt-oss", max_tokens=100, messages=[QUESTION], tools=tools)
+    [note] = unisono_object(answer)["notes"]
+    assert note.startswith("tools.0.type: skipped")
