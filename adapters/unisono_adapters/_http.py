@@ -31,8 +31,7 @@ KEEP_ALIVE_S = 4.0  # lifetime of idle connections, below uvicorn's default of 5
 PROBE_S = 10.0
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024  # for an answer that is not a stream, in bytes
 MAX_PASSTHROUGH_BYTES = 64 * 1024 * 1024  # the same in pass-through
-# These three limit the memory for a client that reads nothing: one batch, twice the buffer, and one read from
-# the socket, each with the objects made from it.
+# These three limit the memory of a stream whose client reads nothing, together with the objects made from the bytes.
 MAX_BATCH_BYTES = 8 * 1024  # of a stream, processed before other streams get their turn
 BUFFER_BYTES = 16 * 1024  # reading from the backend pauses when twice as many are buffered
 # Receive buffer of a backend's socket. By default the system grows it to tens of megabytes.

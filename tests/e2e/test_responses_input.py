@@ -109,7 +109,7 @@ RENDERED: dict[str, tuple[Any, str]] = {
             {"type": "custom_tool_call", "call_id": "c1", "name": "run", "input": 'ls "x"'},
             {"type": "custom_tool_call_output", "call_id": "c1", "output": [IN_TEXT]},
         ],
-        U + call_text("run", '{"input":"ls \\"x\\""}', "in"),
+        U + call_text("run", 'ls "x"', "in"),
     ),
     "MCP call": (
         [

@@ -29,6 +29,7 @@ from unisono.api.responses.input_items import (
     InputSearchCall,
     InputSearchOutput,
 )
+from unisono.api.responses.item_readers import read
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
 from unisono.api.responses.known_state import Configuration, KnownState
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
@@ -309,7 +310,7 @@ def to_entries(
     """
     entries = []
     for position, item in enumerate(items):
-        meaning = reading.read(item, f"{param}.{position}")
+        meaning = read(reading, item, f"{param}.{position}")
         wire = _to_wire(item, reading)
         item_id = new_id(prefix_of(str(wire["type"])))
         if isinstance(item, InputApprovalRequest) and item.id:

@@ -1,64 +1,30 @@
-"""Conversion of `input` items to the model's history, with one table row per kind.
+"""State of the conversion of `input` items to the model's history.
 
-A reader adds an item's content to the history. State is passed in as functions: one finds a stored item by its id,
-one opens a sealed text. Both return None for foreign data. Unreadable reasoning is left out and never refused.
+Two functions provide what earlier responses stored: one finds an item by its id, one opens a sealed text. Both return
+None for foreign data.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import orjson
-
-from unisono.api.content_parts import join, text_of
-from unisono.api.field_types import shortened
-from unisono.api.history_builder import History, split_markers
-from unisono.api.responses.client_calls import FORMS, arguments_of
-from unisono.api.responses.client_tools import error_text, found_text, is_same_call, is_same_mcp_call, output_texts
-from unisono.api.responses.declared_tools import declared, notes_on_searches
+from unisono.api.history_builder import History
 from unisono.api.responses.input_items import (
-    InputAddedTools,
-    InputApprovalRequest,
-    InputApprovalResponse,
-    InputCall,
-    InputCallOutput,
-    InputClientToolCall,
     InputClientToolOutput,
-    InputCodeCall,
-    InputConfiguration,
-    InputCustomCall,
-    InputItem,
-    InputMcpCall,
-    InputMcpList,
-    InputMessage,
-    InputReasoning,
-    InputReference,
-    InputSealed,
-    InputSearch,
-    InputSearchCall,
-    InputSearchOutput,
-    InputSilent,
-    InputTrigger,
 )
-from unisono.api.responses.items import SPOKEN, searched_call
 from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
-from unisono.api.summary import replaces_history
-from unisono.api.tools import MAX_NAME, TOOL_SEARCH, checked_name, in_namespace, to_toolbox
+from unisono.api.tools import MAX_NAME
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
-    DeveloperMessage,
     Item,
-    Phase,
     ToolResult,
-    UserMessage,
 )
 from unisono.core.tool_names import ToolNames
-from unisono.errors import InvalidRequest, NotFound
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -67,7 +33,8 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 class InputConversion:
     """Conversion of the input items of one request to items of the model's history.
 
-    `known` is what earlier responses provide. `read` converts one item after another; results refer to calls before.
+    `known` is what earlier responses provide. `item_readers.read` adds one item after another; results refer to the
+    calls before them.
     """
 
     known: KnownState
@@ -100,16 +67,6 @@ class InputConversion:
                     self.history.add_within_exchange(item)
                 case _:
                     self.history.add(item)
-
-    def read(self, item: InputItem, param: str) -> tuple[Item, ...]:
-        """Add an item, and return its content.
-
-        Raises InvalidRequest for an item that does not fit the items before, and NotFound for a reference to a missing
-        item. Both name the field `param`.
-        """
-        items = READERS[type(item)](self, item, param)
-        self.add(items)
-        return tuple(items)
 
     def unnamed(self, param: str) -> str:
         """Return a unique id for a call that the client sent without an id."""
@@ -150,255 +107,3 @@ def _bare(item: Item) -> Item:
             return replace(item, tokens=())
         case _:
             return item
-
-
-def _message(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputMessage)
-    text = text_of(item.content, param=f"{param}.content")
-    match item.role:
-        case "user":
-            return (UserMessage(text),)
-        case "assistant":
-            items = split_markers(text, SPOKEN.get(item.phase or "", Phase.FINAL))
-            return reading.exact(items[0], item.id) if len(items) == 1 else items
-        case "system" | "developer":
-            return (DeveloperMessage(text),)
-
-
-def _reasoning(reading: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(input_item, InputReasoning)
-    text = join(input_item.content, param=f"{param}.content")
-    # Clients return reasoning in three ways: by its id, sealed, or as text. Stored and sealed reasoning has the exact
-    # tokens. Text that differs from them was edited and wins.
-    stored = reading.known.stored_item(input_item.id) if input_item.id else None
-    sealed = reading.known.opened(input_item.encrypted_content) if input_item.encrypted_content else None
-    for own_items in (stored.meaning if stored else (), sealed or ()):
-        thoughts = [item for item in own_items if isinstance(item, AssistantReasoning)]
-        if thoughts and (not text or thoughts[-1].text == text):
-            return thoughts
-    if text:
-        return (AssistantReasoning(text),)
-    if input_item.summary or input_item.encrypted_content:
-        reading.notes.append(f"{param}: no effect, because it has only a summary or content encrypted elsewhere")
-    return ()
-
-
-def _call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputCall)
-    name = checked_name(item.namespace, item.name, param)
-    return reading.exact(AssistantCall(item.call_id, name, item.arguments), item.id)
-
-
-def _custom_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputCustomCall)
-    name = checked_name(item.namespace, item.name, param)
-    call = AssistantCall(item.call_id, name, item.input)
-    stored = reading.known.stored_item(item.id) if item.id else None
-    if stored is not None and stored.wire.get("input") == item.input and stored.wire.get("call_id") == item.call_id:
-        return stored.meaning
-    return (call,)
-
-
-def _output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputCallOutput)
-    output = text_of(item.output, param=f"{param}.output")
-    if item.call_id is None:
-        name = in_namespace(item.namespace, item.name or "")[:MAX_NAME]
-        return (ToolResult(reading.unnamed(param), name, output),)
-    return (ToolResult(item.call_id, reading.history.name_of(item.call_id, f"{param}.call_id"), output),)
-
-
-def _reference(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputReference)
-    stored = reading.known.stored_item(item.id)
-    if stored is None:
-        raise NotFound(f"Item with id '{shortened(item.id)}' not found.", param=f"{param}.id")
-    return stored.meaning
-
-
-def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert a call that a server made and answered.
-
-    An approved call is replaced by its result, because the call is already in the history.
-    """
-    assert isinstance(item, InputMcpCall)
-    # A failed call has no output; the model then reads the error.
-    output = text_of(item.output, param=f"{param}.output") or error_text(item.error)
-    stored = reading.known.stored_item(item.id) if item.id else None
-    if stored is not None and is_same_mcp_call(stored, item.arguments, output) and reading.has_calls_of(stored.meaning):
-        return stored.meaning
-    # The approval request already put the call into the history.
-    request = reading.requests.get(item.approval_request_id or "")
-    if request is not None:
-        return (ToolResult(request.call_id, request.name, output),)
-    name = reading.hosted_name(item.server_label, item.name or "mcp")
-    call_id = item.id or reading.unnamed(param)
-    return (AssistantCall(call_id, name, item.arguments), ToolResult(call_id, name, output))
-
-
-def _approval_request(reading: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(input_item, InputApprovalRequest)
-    request_id = input_item.id or reading.unnamed(param)
-    name = reading.hosted_name(input_item.server_label, input_item.name or "mcp")
-    items: Sequence[Item] = (AssistantCall(request_id, name, input_item.arguments),)
-    stored = reading.known.stored_item(request_id)
-    if (
-        stored is not None
-        and stored.wire.get("arguments") == input_item.arguments
-        and stored.wire.get("name") == input_item.name
-    ):
-        items = stored.meaning
-    reading.requests[request_id] = next(item for item in reversed(items) if isinstance(item, AssistantCall))
-    return items
-
-
-def _approval_response(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputApprovalResponse)
-    call = reading.requests.get(item.approval_request_id)
-    at = f"{param}.approval_request_id"
-    if call is None:
-        raise NotFound(f"'{at}': approval request '{shortened(item.approval_request_id)}' not found.", param=at)
-    if call.call_id in reading.answered:
-        raise InvalidRequest(
-            f"'{at}': approval request '{shortened(item.approval_request_id)}' was already answered.", param=at
-        )
-    reading.answered.add(call.call_id)
-    return ()
-
-
-def _code_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputCodeCall)
-    stored = reading.known.stored_item(item.id) if item.id else None
-    if (
-        stored is not None
-        and stored.meaning
-        and stored.wire.get("code") == (item.code or "")
-        and reading.has_calls_of(stored.meaning)
-    ):
-        return stored.meaning
-    outputs = item.outputs if isinstance(item.outputs, list) else []
-    # Images and files among the outputs have no text for the model.
-    logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
-    output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
-    call_id = item.id or reading.unnamed(param)
-    arguments = orjson.dumps({"code": item.code or ""}).decode()
-    return (
-        AssistantCall(call_id, "code_interpreter", arguments),
-        ToolResult(call_id, "code_interpreter", output),
-    )
-
-
-def _sealed(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputSealed)
-    # A compaction of another server, or of another tenant, cannot be opened. The conversation continues without it,
-    # with a note.
-    opened = reading.known.opened(item.encrypted_content) if item.encrypted_content else None
-    if opened is None:
-        reading.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")
-        return ()
-    # A client that still has the model's output before the item has its whole history there.
-    if reading.history.has_output and replaces_history(opened):
-        reading.history.clear()
-    # Codex sends its messages and instructions again before the item that contains them.
-    known = [item for item in reading.history if isinstance(item, UserMessage | DeveloperMessage | AddedTools)]
-    return [item for item in opened if item not in known]
-
-
-def _search(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert a web search. Only a stored item holds its results; the item itself has the query."""
-    stored = reading.known.stored_item(item.id) if item.id else None
-    if stored is not None and stored.meaning and reading.has_calls_of(stored.meaning):
-        return stored.meaning
-    return _without_meaning(reading, item, param)
-
-
-def _client_tool_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputClientToolCall)
-    kind = item.type.removesuffix("_call")
-    details = item.action if item.action is not None else item.operation
-    call_id = item.call_id or item.id or reading.unnamed(param)
-    if item.id:
-        reading.call_ids[item.id] = call_id
-    stored = reading.known.stored_item(item.id) if item.id else None
-    if stored is not None and is_same_call(stored, item.call_id, details):
-        return stored.meaning
-    return (AssistantCall(call_id, kind, arguments_of(FORMS[kind], details)),)
-
-
-def _client_tool_output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert the result of a client's built-in tool. Without its call, it has no effect."""
-    assert isinstance(item, InputClientToolOutput)
-    call_id = reading.call_of(item)
-    if call_id is None:
-        reading.notes.append(f"{param}: no effect, because the input has no call with this id")
-        return ()
-    text = join(output_texts(item.output), "\n", param=f"{param}.output")
-    return (ToolResult(call_id, reading.history.name_of(call_id, param), text or item.status or ""),)
-
-
-def _added_tools(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputAddedTools)
-    toolbox = to_toolbox(declared(item.tools, f"{param}.tools"), others=True)
-    reading.notes += [*toolbox.notes, *notes_on_searches(item.tools, f"{param}.tools")]
-    return (AddedTools(toolbox.tools),) if toolbox.tools else ()
-
-
-def _search_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputSearchCall)
-    if not item.call_id and not item.id:  # nothing links it to its result, which is all that matters
-        return _without_meaning(reading, item, param)
-    stored = reading.known.stored_item(item.id) if item.id else None
-    if stored is not None and stored.meaning and stored.wire.get("arguments") == item.arguments:
-        reading.search = next((each.call_id for each in stored.meaning if isinstance(each, AssistantCall)), "")
-        return stored.meaning
-    reading.search = item.call_id or searched_call(item.id or "")
-    arguments = item.arguments if isinstance(item.arguments, str) else orjson.dumps(item.arguments or {}).decode()
-    return (AssistantCall(reading.search, TOOL_SEARCH, arguments),)
-
-
-def _search_output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputSearchOutput)
-    added = _added_tools(reading, item, param)
-    # A search of a server has no `call_id`; its result follows it.
-    call_id, reading.search = item.call_id or reading.search, ""
-    if not call_id or not reading.history.has_call(call_id):
-        return added
-    return (ToolResult(call_id, TOOL_SEARCH, found_text(added)), *added)
-
-
-def _configuration(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputConfiguration)
-    reading.configuration = reading.configuration.updated(item.reasoning, item.text)
-    return ()
-
-
-def _without_meaning(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    reading.notes.append(f"{param}: no effect, because an item of type '{item.type}' has no content for the model")
-    return ()
-
-
-# Readers by kind of item.
-READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Sequence[Item]]] = {
-    InputMessage: _message,
-    InputReasoning: _reasoning,
-    InputCall: _call,
-    InputCustomCall: _custom_call,
-    InputCallOutput: _output,
-    InputReference: _reference,
-    InputMcpCall: _mcp_call,
-    # The tools of a server are declared again for every answer.
-    InputMcpList: lambda *_: (),
-    InputApprovalRequest: _approval_request,
-    InputApprovalResponse: _approval_response,
-    InputCodeCall: _code_call,
-    InputSealed: _sealed,
-    InputSearch: _search,
-    InputSilent: _without_meaning,
-    InputTrigger: lambda *_: (),
-    InputConfiguration: _configuration,
-    InputAddedTools: _added_tools,
-    InputSearchCall: _search_call,
-    InputSearchOutput: _search_output,
-    InputClientToolCall: _client_tool_call,
-    InputClientToolOutput: _client_tool_output,
-}

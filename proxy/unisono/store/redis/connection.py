@@ -18,13 +18,7 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ClusterDownError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    ResponseError,
-)
+from redis.exceptions import ClusterDownError, MovedError, NoPermissionError, NoScriptError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from unisono.errors import ConfigError, StoreUnavailable, UnisonoError

@@ -105,10 +105,8 @@ class ResponseEvents:
         return self.stored is not None
 
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
-        """Return the events before the first item; with `queued`, `response.queued` is one of them.
-
-        If this was not called, the first call of another method returns them before its own events.
-        """
+        """Return the events before the first item; with `queued`, `response.queued` is one of them."""
+        # Without this call, the first call of another method returns them before its own events.
         self._start_response(queued=queued)
         return self._writer.pop_events()
 

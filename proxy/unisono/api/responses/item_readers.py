@@ -1,0 +1,323 @@
+"""Conversion of each kind of `input` item to the model's history, one function per kind.
+
+Unreadable reasoning is left out and never refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import orjson
+
+from unisono.api.content_parts import join, text_of
+from unisono.api.field_types import shortened
+from unisono.api.history_builder import split_markers
+from unisono.api.responses.client_calls import FORMS, arguments_of
+from unisono.api.responses.client_tools import error_text, found_text, is_same_call, is_same_mcp_call, output_texts
+from unisono.api.responses.declared_tools import declared, notes_on_searches
+from unisono.api.responses.input_conversion import InputConversion
+from unisono.api.responses.input_items import (
+    InputAddedTools,
+    InputApprovalRequest,
+    InputApprovalResponse,
+    InputCall,
+    InputCallOutput,
+    InputClientToolCall,
+    InputClientToolOutput,
+    InputCodeCall,
+    InputConfiguration,
+    InputCustomCall,
+    InputItem,
+    InputMcpCall,
+    InputMcpList,
+    InputMessage,
+    InputReasoning,
+    InputReference,
+    InputSealed,
+    InputSearch,
+    InputSearchCall,
+    InputSearchOutput,
+    InputSilent,
+    InputTrigger,
+)
+from unisono.api.responses.items import SPOKEN, searched_call
+from unisono.api.summary import replaces_history
+from unisono.api.tools import MAX_NAME, TOOL_SEARCH, checked_name, in_namespace, to_toolbox
+from unisono.core.conversation import (
+    AddedTools,
+    AssistantCall,
+    AssistantReasoning,
+    DeveloperMessage,
+    Item,
+    Phase,
+    ToolResult,
+    UserMessage,
+)
+from unisono.errors import InvalidRequest, NotFound
+
+
+def _message(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputMessage)
+    text = text_of(item.content, param=f"{param}.content")
+    match item.role:
+        case "user":
+            return (UserMessage(text),)
+        case "assistant":
+            items = split_markers(text, SPOKEN.get(item.phase or "", Phase.FINAL))
+            return conversion.exact(items[0], item.id) if len(items) == 1 else items
+        case "system" | "developer":
+            return (DeveloperMessage(text),)
+
+
+def _reasoning(conversion: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(input_item, InputReasoning)
+    text = join(input_item.content, param=f"{param}.content")
+    # Clients return reasoning in three ways: by its id, sealed, or as text. Stored and sealed reasoning has the exact
+    # tokens. Text that differs from them was edited and wins.
+    stored = conversion.known.stored_item(input_item.id) if input_item.id else None
+    sealed = conversion.known.opened(input_item.encrypted_content) if input_item.encrypted_content else None
+    for own_items in (stored.meaning if stored else (), sealed or ()):
+        thoughts = [item for item in own_items if isinstance(item, AssistantReasoning)]
+        if thoughts and (not text or thoughts[-1].text == text):
+            return thoughts
+    if text:
+        return (AssistantReasoning(text),)
+    if input_item.summary or input_item.encrypted_content:
+        conversion.notes.append(f"{param}: no effect, because it has only a summary or content encrypted elsewhere")
+    return ()
+
+
+def _call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputCall)
+    name = checked_name(item.namespace, item.name, param)
+    return conversion.exact(AssistantCall(item.call_id, name, item.arguments), item.id)
+
+
+def _custom_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputCustomCall)
+    name = checked_name(item.namespace, item.name, param)
+    call = AssistantCall(item.call_id, name, item.input)
+    stored = conversion.known.stored_item(item.id) if item.id else None
+    if stored is not None and stored.wire.get("input") == item.input and stored.wire.get("call_id") == item.call_id:
+        return stored.meaning
+    return (call,)
+
+
+def _output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputCallOutput)
+    output = text_of(item.output, param=f"{param}.output")
+    if item.call_id is None:
+        name = in_namespace(item.namespace, item.name or "")[:MAX_NAME]
+        return (ToolResult(conversion.unnamed(param), name, output),)
+    return (ToolResult(item.call_id, conversion.history.name_of(item.call_id, f"{param}.call_id"), output),)
+
+
+def _reference(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputReference)
+    stored = conversion.known.stored_item(item.id)
+    if stored is None:
+        raise NotFound(f"Item with id '{shortened(item.id)}' not found.", param=f"{param}.id")
+    return stored.meaning
+
+
+def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    """Convert a call that a server made and answered.
+
+    An approved call is replaced by its result, because the call is already in the history.
+    """
+    assert isinstance(item, InputMcpCall)
+    # A failed call has no output; the model then reads the error.
+    output = text_of(item.output, param=f"{param}.output") or error_text(item.error)
+    stored = conversion.known.stored_item(item.id) if item.id else None
+    if (
+        stored is not None
+        and is_same_mcp_call(stored, item.arguments, output)
+        and conversion.has_calls_of(stored.meaning)
+    ):
+        return stored.meaning
+    # The approval request already put the call into the history.
+    request = conversion.requests.get(item.approval_request_id or "")
+    if request is not None:
+        return (ToolResult(request.call_id, request.name, output),)
+    name = conversion.hosted_name(item.server_label, item.name or "mcp")
+    call_id = item.id or conversion.unnamed(param)
+    return (AssistantCall(call_id, name, item.arguments), ToolResult(call_id, name, output))
+
+
+def _approval_request(conversion: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(input_item, InputApprovalRequest)
+    request_id = input_item.id or conversion.unnamed(param)
+    name = conversion.hosted_name(input_item.server_label, input_item.name or "mcp")
+    items: Sequence[Item] = (AssistantCall(request_id, name, input_item.arguments),)
+    stored = conversion.known.stored_item(request_id)
+    if (
+        stored is not None
+        and stored.wire.get("arguments") == input_item.arguments
+        and stored.wire.get("name") == input_item.name
+    ):
+        items = stored.meaning
+    conversion.requests[request_id] = next(item for item in reversed(items) if isinstance(item, AssistantCall))
+    return items
+
+
+def _approval_response(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputApprovalResponse)
+    call = conversion.requests.get(item.approval_request_id)
+    at = f"{param}.approval_request_id"
+    if call is None:
+        raise NotFound(f"'{at}': approval request '{shortened(item.approval_request_id)}' not found.", param=at)
+    if call.call_id in conversion.answered:
+        raise InvalidRequest(
+            f"'{at}': approval request '{shortened(item.approval_request_id)}' was already answered.", param=at
+        )
+    conversion.answered.add(call.call_id)
+    return ()
+
+
+def _code_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputCodeCall)
+    stored = conversion.known.stored_item(item.id) if item.id else None
+    if (
+        stored is not None
+        and stored.meaning
+        and stored.wire.get("code") == (item.code or "")
+        and conversion.has_calls_of(stored.meaning)
+    ):
+        return stored.meaning
+    outputs = item.outputs if isinstance(item.outputs, list) else []
+    # Images and files among the outputs have no text for the model.
+    logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
+    output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
+    call_id = item.id or conversion.unnamed(param)
+    arguments = orjson.dumps({"code": item.code or ""}).decode()
+    return (
+        AssistantCall(call_id, "code_interpreter", arguments),
+        ToolResult(call_id, "code_interpreter", output),
+    )
+
+
+def _sealed(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputSealed)
+    # A compaction of another server, or of another tenant, cannot be opened. The conversation continues without it,
+    # with a note.
+    opened = conversion.known.opened(item.encrypted_content) if item.encrypted_content else None
+    if opened is None:
+        conversion.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")
+        return ()
+    # A client that still has the model's output before the item has its whole history there.
+    if conversion.history.has_output and replaces_history(opened):
+        conversion.history.clear()
+    # Codex sends its messages and instructions again before the item that contains them.
+    known = [item for item in conversion.history if isinstance(item, UserMessage | DeveloperMessage | AddedTools)]
+    return [item for item in opened if item not in known]
+
+
+def _search(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    """Convert a web search. Only a stored item holds its results; the item itself has the query."""
+    stored = conversion.known.stored_item(item.id) if item.id else None
+    if stored is not None and stored.meaning and conversion.has_calls_of(stored.meaning):
+        return stored.meaning
+    return _without_meaning(conversion, item, param)
+
+
+def _client_tool_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputClientToolCall)
+    kind = item.type.removesuffix("_call")
+    details = item.action if item.action is not None else item.operation
+    call_id = item.call_id or item.id or conversion.unnamed(param)
+    if item.id:
+        conversion.call_ids[item.id] = call_id
+    stored = conversion.known.stored_item(item.id) if item.id else None
+    if stored is not None and is_same_call(stored, item.call_id, details):
+        return stored.meaning
+    return (AssistantCall(call_id, kind, arguments_of(FORMS[kind], details)),)
+
+
+def _client_tool_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    """Convert the result of a client's built-in tool. Without its call, it has no effect."""
+    assert isinstance(item, InputClientToolOutput)
+    call_id = conversion.call_of(item)
+    if call_id is None:
+        conversion.notes.append(f"{param}: no effect, because the input has no call with this id")
+        return ()
+    text = join(output_texts(item.output), "\n", param=f"{param}.output")
+    return (ToolResult(call_id, conversion.history.name_of(call_id, param), text or item.status or ""),)
+
+
+def _added_tools(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputAddedTools)
+    toolbox = to_toolbox(declared(item.tools, f"{param}.tools"), others=True)
+    conversion.notes += [*toolbox.notes, *notes_on_searches(item.tools, f"{param}.tools")]
+    return (AddedTools(toolbox.tools),) if toolbox.tools else ()
+
+
+def _search_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputSearchCall)
+    if not item.call_id and not item.id:  # nothing links it to its result, which is all that matters
+        return _without_meaning(conversion, item, param)
+    stored = conversion.known.stored_item(item.id) if item.id else None
+    if stored is not None and stored.meaning and stored.wire.get("arguments") == item.arguments:
+        conversion.search = next((each.call_id for each in stored.meaning if isinstance(each, AssistantCall)), "")
+        return stored.meaning
+    conversion.search = item.call_id or searched_call(item.id or "")
+    arguments = item.arguments if isinstance(item.arguments, str) else orjson.dumps(item.arguments or {}).decode()
+    return (AssistantCall(conversion.search, TOOL_SEARCH, arguments),)
+
+
+def _search_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputSearchOutput)
+    added = _added_tools(conversion, item, param)
+    # A search of a server has no `call_id`; its result follows it.
+    call_id, conversion.search = item.call_id or conversion.search, ""
+    if not call_id or not conversion.history.has_call(call_id):
+        return added
+    return (ToolResult(call_id, TOOL_SEARCH, found_text(added)), *added)
+
+
+def _configuration(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputConfiguration)
+    conversion.configuration = conversion.configuration.updated(item.reasoning, item.text)
+    return ()
+
+
+def _without_meaning(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    conversion.notes.append(f"{param}: no effect, because an item of type '{item.type}' has no content for the model")
+    return ()
+
+
+# Readers by kind of item.
+READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Sequence[Item]]] = {
+    InputMessage: _message,
+    InputReasoning: _reasoning,
+    InputCall: _call,
+    InputCustomCall: _custom_call,
+    InputCallOutput: _output,
+    InputReference: _reference,
+    InputMcpCall: _mcp_call,
+    # The tools of a server are declared again for every answer.
+    InputMcpList: lambda *_: (),
+    InputApprovalRequest: _approval_request,
+    InputApprovalResponse: _approval_response,
+    InputCodeCall: _code_call,
+    InputSealed: _sealed,
+    InputSearch: _search,
+    InputSilent: _without_meaning,
+    InputTrigger: lambda *_: (),
+    InputConfiguration: _configuration,
+    InputAddedTools: _added_tools,
+    InputSearchCall: _search_call,
+    InputSearchOutput: _search_output,
+    InputClientToolCall: _client_tool_call,
+    InputClientToolOutput: _client_tool_output,
+}
+
+
+def read(conversion: InputConversion, item: InputItem, param: str) -> tuple[Item, ...]:
+    """Add an item to the history of `conversion`, and return its content.
+
+    Raises InvalidRequest for an item that does not fit the items before, and NotFound for a reference to a missing
+    item. Both name the field `param`.
+    """
+    items = READERS[type(item)](conversion, item, param)
+    conversion.add(items)
+    return tuple(items)
