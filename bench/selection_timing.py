@@ -21,13 +21,12 @@ from bench.tasks import SelectionWork
 from bench.worker import WorkerResult, serve_lines
 from bench.worker_client import ask_worker
 from unisono.core.generation import VOCABULARY
-from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
-from unisono.core.route_protocol import RouteRequirements
+from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements, blocks_of
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import DeploymentGroup
 from unisono.routing.policy import SelectionRequest
-from unisono.routing.prefix_index import PrefixIndex
+from unisono.routing.selector import PrefixIndex
 
 PROMPT_TOKENS = 32_000
 PROMPT_BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
-from unisono.core.backend_statuses import is_permanent
 from unisono.core.matched_texts import read_counts
+from unisono.core.probe import is_permanent
 from unisono.core.secrecy import secret_spellings
 from unisono.errors import (
     BackendError,
@@ -28,7 +28,7 @@ from unisono.errors import (
     ContextTooLong,
     Symptom,
 )
-from unisono_adapters._ndjson import EventTooLong
+from unisono_adapters._framing import EventTooLong
 
 MAX_DETAIL_LENGTH = 300
 # Upper bound of a Retry-After, in seconds.

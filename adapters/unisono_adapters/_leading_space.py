@@ -39,9 +39,8 @@ from unisono.harmony.encoding import Encoding, load_encoding
 from unisono_adapters._completions import CompletionFold, complete
 from unisono_adapters._events import decoded, generate, token_ids
 from unisono_adapters._failures import FailureTable
-from unisono_adapters._framing import Framing
+from unisono_adapters._framing import Framing, LineCutter
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._ndjson import LineCutter
 from unisono_adapters._poison_prompts import PoisonPrompt
 
 # Tokens requested in one piece: enough for a certain one, and a short wait for a client.

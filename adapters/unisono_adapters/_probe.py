@@ -43,7 +43,7 @@ from unisono.errors import (
 )
 from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
 from unisono_adapters._failures import IdsMissing
-from unisono_adapters._probe_constraints import TRIALS, Trial
+from unisono_adapters._probe_prompts import TRIALS, Trial
 
 T = TypeVar("T")
 

@@ -36,8 +36,7 @@ from unisono_adapters._constraints import as_gbnf, bias, refused_kind, schema_of
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._load import LoadPages, amount, document, part
-from unisono_adapters._metrics import by_part, samples
+from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._probe import Subject, examine
 from unisono_adapters._restore_ids import LostIds
 

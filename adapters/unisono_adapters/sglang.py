@@ -33,8 +33,7 @@ from unisono.core.probe import Check, Probe
 from unisono_adapters import _completions
 from unisono_adapters._constraints import as_regex, refused_kind, schema_of
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._load import LoadPages, amount, document, part
-from unisono_adapters._metrics import by_part, samples
+from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._model_list import examine_served, model_list
 from unisono_adapters._probe import Subject
 

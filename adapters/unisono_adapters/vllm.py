@@ -33,13 +33,11 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.errors import ConfigError, ConstraintRefused, Symptom
 from unisono_adapters import _completions
-from unisono_adapters._constraints import schema_of
+from unisono_adapters._constraints import as_tag, schema_of
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._load import LoadPages, amount, document, part
-from unisono_adapters._metrics import by_part, samples
+from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._model_list import examine_served, model_list
 from unisono_adapters._probe import Subject
-from unisono_adapters._structural_tag import as_tag
 
 REMEDIES = {
     Check.MODEL: "Use a name from its model list after `vllm/`, or start vLLM with --served-model-name.",

@@ -19,8 +19,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from unisono import __version__, schemas
-from unisono.access.key_lookup import VirtualKeys
-from unisono.access.keys import Keys, MasterKey, NoKeys
+from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.access.key_format import Mint
-from unisono.access.key_lifecycle import issued, revoked, rotated
-from unisono.access.key_lookup import FRESH_S, MAX_CACHED_KEYS, VirtualKeys
+from unisono.access.keys import FRESH_S, MAX_CACHED_KEYS, Mint, VirtualKeys, issued, revoked, rotated
 from unisono.core.access import Caller, KeyLimits, KeyRecord
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore

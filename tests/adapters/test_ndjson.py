@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono_adapters._ndjson import MAX_LINE_BYTES, EventTooLong, LineCutter
+from unisono_adapters._framing import MAX_LINE_BYTES, EventTooLong, LineCutter
 
 STREAM = '{"a": "é"}\n\r\n{"b": "\U0001f642"}\r\n\n{"c": 3}\n{"d": 4}'.encode()
 LINES = ['{"a": "é"}'.encode(), '{"b": "\U0001f642"}'.encode(), b'{"c": 3}', b'{"d": 4}']

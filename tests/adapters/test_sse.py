@@ -7,8 +7,7 @@ from time import perf_counter
 
 import pytest
 
-from unisono_adapters._ndjson import MAX_LINE_BYTES, EventTooLong
-from unisono_adapters._sse import EventCutter
+from unisono_adapters._framing import MAX_LINE_BYTES, EventCutter, EventTooLong
 
 STREAMS: dict[str, tuple[bytes, list[bytes]]] = {
     "two events": (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),

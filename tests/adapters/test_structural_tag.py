@@ -12,8 +12,7 @@ import pytest
 
 from tests.schemas.suite import SUITE
 from unisono.core.generation import JsonSchema
-from unisono_adapters._constraints import schema_of
-from unisono_adapters._structural_tag import as_tag
+from unisono_adapters._constraints import as_tag, schema_of
 
 TAGGED = {
     "flat",

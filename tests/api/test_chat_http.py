@@ -15,7 +15,7 @@ from unisono.access.keys import NoKeys
 from unisono.api.asgi_layers import asgi_layers
 from unisono.api.chat.routes import CHAT, ChatModel, ChatRoute
 from unisono.api.error_responses import register
-from unisono.api.reasoning import ReasoningField
+from unisono.api.request_options import ReasoningField
 from unisono.api.route_table import mount
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort, Phase, UserMessage

@@ -25,7 +25,7 @@ from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.openapi import to_document
-from unisono.api.responses.conversations.schema import AddedItems
+from unisono.api.responses.conversations.routes import AddedItems
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.app import ROUTES, build
 from unisono.cli import main

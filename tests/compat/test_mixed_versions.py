@@ -35,7 +35,7 @@ from tests.e2e.keyed import Ring, bearing
 from tests.e2e.replicas import Client, Replica, Told
 from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm
-from unisono.access.key_format import Mint
+from unisono.access.keys import Mint
 from unisono.core.access import KeyLimits
 from unisono.store import open_store
 

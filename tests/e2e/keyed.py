@@ -13,8 +13,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from tests.e2e.gateway import Gateway, gateway
-from unisono.access.key_format import Mint
-from unisono.access.key_lifecycle import issued, revoked
+from unisono.access.keys import Mint, issued, revoked
 from unisono.core.access import KeyLimits, KeyRecord
 from unisono.core.state_store import Store
 from unisono.store import open_store

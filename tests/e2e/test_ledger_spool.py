@@ -21,7 +21,7 @@ from tests.e2e.keyed import MASTER, Ring, bearing, ring, with_keys
 from tests.e2e.replicas import LEASE_S, Replica, replica
 from tests.fakes import FakeVllm
 from tests.listening import Listener, connected
-from unisono.access.key_lookup import FRESH_S
+from unisono.access.keys import FRESH_S
 from unisono.core.access import KeyLimits
 from unisono.harmony.encoding import load_encoding
 

@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidStatus
 from tests.e2e.gateway import Gateway, config_of
 from tests.e2e.keyed import MASTER, Place, Ring, bearing, keyed, places_of, raw_answer, with_keys
 from tests.fakes import FakeVllm
-from unisono.access.key_format import Mint
+from unisono.access.keys import Mint
 from unisono.app import build
 from unisono.config import parse
 from unisono.harmony.encoding import load_encoding

@@ -23,7 +23,7 @@ from unisono.engine.failover import ENDS_EARLY
 from unisono.engine.request import GenerationReport, GenerationRequest, RequestOrigin, Resumption
 from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, UnisonoError
-from unisono.harmony.utf8_tail import unfinished
+from unisono.harmony.raw_codec import unfinished
 
 OPENED = "one two three<|return|>"
 GONE = BackendUnavailable("gone")

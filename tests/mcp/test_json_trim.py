@@ -16,7 +16,7 @@ from tests.fakes.wire import Seen, Step, Write
 from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
 from unisono.mcp import McpHost, McpLimits
-from unisono.mcp.json_trim import QUICK_TOKENS, TrimLimitReached, children, trim_in_thread
+from unisono.mcp.response_filter import QUICK_TOKENS, TrimLimitReached, children, trim_in_thread
 
 LIMITS = McpLimits()
 

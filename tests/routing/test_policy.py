@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.core.prefix_blocks import BLOCK_TOKENS
-from unisono.core.route_protocol import RouteRequirements
+from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements
 from unisono.routing.policy import (
     ANSWER_WORK,
     BIAS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
-from unisono.routing.prefix_index import PrefixIndex
+from unisono.core.route_protocol import BLOCK_TOKENS, blocks_of
+from unisono.routing.selector import PrefixIndex
 
 
 def prompt(*parts: int) -> tuple[int, ...]:

@@ -13,9 +13,16 @@ import pytest
 
 from tests.routing.doubles import IDS, REQUEST, REQUIREMENTS, Clock, ScriptedBackend, known_pool, live_of, script_of
 from unisono.config import StandIns
-from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
 from unisono.core.probe import Check, Finding, Probe
-from unisono.core.route_protocol import Attempt, FailoverRoute, Prospects, RouteRequest, RouteRequirements
+from unisono.core.route_protocol import (
+    BLOCK_TOKENS,
+    Attempt,
+    FailoverRoute,
+    Prospects,
+    RouteRequest,
+    RouteRequirements,
+    blocks_of,
+)
 from unisono.errors import (
     BackendError,
     BackendOverloaded,

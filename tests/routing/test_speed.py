@@ -9,11 +9,10 @@ from timeit import repeat
 import pytest
 
 from tests.routing.doubles import REQUIREMENTS, Clock, live_of
-from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
-from unisono.core.route_protocol import RouteRequirements
+from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements, blocks_of
 from unisono.routing.group import DeploymentGroup, RoutingRules
 from unisono.routing.policy import SelectionRequest, Strategy
-from unisono.routing.prefix_index import PrefixIndex
+from unisono.routing.selector import PrefixIndex
 
 DEPLOYMENTS = 64
 TOKENS = 32_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.core.prefix_blocks import BLOCK_TOKENS
+from unisono.core.route_protocol import BLOCK_TOKENS
 from unisono.simulation.plan import BackendPlan
 from unisono.simulation.run import PlacementRequest
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from unisono.core.prefix_blocks import BLOCK_TOKENS
+from unisono.core.route_protocol import BLOCK_TOKENS
 from unisono.simulation import BackendPlan, Burst, SimulationPlan, TrafficPlan
 from unisono.simulation.plan import MAX_TOKENS
 from unisono.simulation.traffic import US, Draw, SimulatedConversation, SimulatedStep, conversations

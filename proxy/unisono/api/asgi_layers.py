@@ -19,7 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.api.content_coding import CODINGS, Unpacking
+from unisono.api.body import CODINGS, Unpacking
 from unisono.api.error_responses import FORMAT, ErrorResponses, Formats, format_at
 from unisono.core.access import Caller
 from unisono.core.trace_context import ARRIVED, TraceContext

@@ -2,12 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from unisono.api.field_types import OpenModel
-from unisono.core.tools import ToolServer
+from unisono.api.request_options import without_effect
+from unisono.core.conversation import Item, ToolResult
+from unisono.core.tools import Approval, ToolServer, ToolTransport
 from unisono.engine.request import ServerTools
+
+# OpenAI's builtin tools, run by the gateway as the tools that gpt-oss was trained on.
+#
+# A builtin tool (`web_search`, `code_interpreter`) is available if the operator configured a server for it. The
+# server's label cannot occur in a request, so it is never confused with a server of the request.
+
+BROWSER: Final = "browser"
+PYTHON: Final = "python"
+CONTAINER: Final = "container"
+BUILTINS: Final = (BROWSER, PYTHON, CONTAINER)
+# The gateway's own search for tools, which needs no server.
+SEARCH: Final = "tool_search"
+
+# Types of tools in a request, with the corresponding builtin tool.
+KINDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
+    (re.compile(r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?"), BROWSER),
+    (re.compile(r"code_interpreter"), PYTHON),
+    (re.compile(r"container"), CONTAINER),
+)
+
+LABEL: Final = "builtin:"
+_BROWSED: Final = f"{BROWSER}."
+SETTING: Final = "unisono.builtin_tools."
+
+# Fields of such tools that need no note, because their effect is implied.
+MEANT: Final = frozenset({"container"})
+
+
+def builtin_for(kind: str) -> str:
+    """Return the builtin tool for a tool type, or ""."""
+    return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
+
+
+def builtin_of(label: str) -> str:
+    """Return the builtin tool of a server label, or "" for a server of the request."""
+    return label.removeprefix(LABEL) if label.startswith(LABEL) else ""
+
+
+def public_label(label: str) -> str:
+    """Return a label in its public form."""
+    return builtin_of(label) or label
+
+
+def missing_setting(kind: str) -> str:
+    """Return the setting that enables a tool type, or ""."""
+    builtin = builtin_for(kind)
+    return builtin and SETTING + builtin
+
+
+def to_builtin_servers(
+    builtins: Iterable[str], servers: Mapping[str, ToolServer], *, owner: str, session: str
+) -> tuple[ToolServer, ...]:
+    """Return the available servers for builtin tools, each once.
+
+    Pages opened by a browser belong to the session `session`; local programs belong to `owner`.
+    """
+    return tuple(
+        replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else session)
+        for builtin in dict.fromkeys(builtins)
+        if (server := servers.get(builtin)) is not None
+    )
+
+
+def browser_results(items: Iterable[Item]) -> tuple[str, ...]:
+    """Return the browser's results in a conversation, oldest first."""
+    return tuple(item.output for item in items if isinstance(item, ToolResult) and item.name.startswith(_BROWSED))
+
+
+def allowed(server: ToolServer, builtin: str) -> ToolServer:
+    """Return the server configured as a builtin tool.
+
+    It needs no approval, unless the operator requires it.
+    """
+    approval = Approval(otherwise=False) if server.approval == Approval() else server.approval
+    return replace(server, label=LABEL + builtin, builtin=builtin, approval=approval)
+
+
+def builtin_notes(at: str, fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes on fields that were accepted without effect."""
+    ignored = {name: value for name, value in fields.items() if name not in MEANT}
+    container = fields.get("container")
+    if isinstance(container, dict):
+        ignored |= {f"container.{name}": value for name, value in container.items() if name != "type"}
+    yield from without_effect(f"{at}.", ignored)
 
 
 class GatewayOptions(OpenModel):

@@ -4,13 +4,92 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Any, Final
 
-from unisono.api.field_types import shortened
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+
+from unisono.api.body import MAX_RUN, RUN_TOO_LONG, has_piece_of_length
+from unisono.api.field_types import OpenModel, Text, invalid_field, refused, shortened
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.errors import InvalidRequest
+
+# Content parts of a message: text, refusals, reasoning. Other kinds are refused by name.
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
+KINDS = TEXT_PARTS | REASONING_PARTS | {"refusal"}
+# Kinds of parts other than text, with their media type.
+MEDIA_PARTS = {
+    "image_url": "image",
+    "image": "image",
+    "input_image": "image",
+    "input_audio": "audio",
+    "audio": "audio",
+    "audio_url": "audio",
+    "file": "file",
+    "input_file": "file",
+    "container_upload": "file",
+    "document": "file",
+    "video_url": "video",
+    "video": "video",
+}
+
+
+# Required fields of each kind of part, for the OpenAPI document.
+_FORMS: list[Any] = [
+    {"properties": {"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}}, "required": ["text"]},
+    {"properties": {"type": {"enum": sorted(KINDS - TEXT_PARTS)}}},
+]
+
+
+class ContentPart(OpenModel):
+    model_config = ConfigDict(json_schema_extra={"anyOf": _FORMS})
+
+    type: Annotated[str, Field(json_schema_extra={"enum": sorted(KINDS)})]
+    text: Text | None = Field(None, validate_default=True)
+    thinking: Text | None = None
+    refusal: Text | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _check_type(cls, value: str) -> str:
+        if value in MEDIA_PARTS:
+            raise refused(f"'{value}' is not accepted: the model does not support {MEDIA_PARTS[value]} input")
+        if value not in KINDS:
+            raise invalid_field("must be 'text' or 'refusal'")
+        return value
+
+    @field_validator("text")
+    @classmethod
+    def _check_present(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None and info.data.get("type") in TEXT_PARTS:
+            raise invalid_field("must be a string")
+        return value
+
+
+def text_of(parts: Sequence[ContentPart], *, param: str) -> str:
+    """Return the visible text of a message's content, including refusals.
+
+    Raises InvalidRequest as `join` does.
+    """
+    visible = (part for part in parts if part.type not in REASONING_PARTS)
+    return join(((part.refusal if part.type == "refusal" else part.text) or "" for part in visible), param=param)
+
+
+def join(texts: Iterable[str], between: str = "", *, param: str) -> str:
+    """Join the texts that are not empty.
+
+    Raises InvalidRequest if the result is too long for the tokenizer: each part was checked alone, but together they
+    may form a run that is too long.
+    """
+    some = [text for text in texts if text]
+    joined = between.join(some)
+    if len(some) > 1 and has_piece_of_length(joined, MAX_RUN):
+        raise InvalidRequest(RUN_TOO_LONG, param=param)
+    return joined
+
 
 _HEADER = re.compile(
     r"\s*(?:<\|start\|>assistant)?<\|channel\|>(analysis|commentary|final)\s*(?:<\|constrain\|>\w+\s*)?<\|message\|>"

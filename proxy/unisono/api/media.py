@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Final, Protocol, Self
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
 
-from unisono.api.content_parts import MEDIA_PARTS
 from unisono.api.field_types import OpenModel
+from unisono.api.history_builder import MEDIA_PARTS
 from unisono.api.image_descriptions import ImageDescriber, ImageDescription, VisionRequest
-from unisono.api.model_rules import ModelRules
+from unisono.api.request_options import ModelRules
 from unisono.core.access import Caller
 from unisono.core.recovery_rules import MEDIA_LEFT_OUT
 from unisono.errors import UnisonoError

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from unisono.api.body import off_loop
 from unisono.api.error_responses import to_body
-from unisono.api.request_fields import request_fields
+from unisono.api.request_options import request_fields
 from unisono.api.sse import (
     CLIENT_CLOSED_REQUEST,
     DONE,

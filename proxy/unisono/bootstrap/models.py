@@ -14,9 +14,8 @@ from unisono.api.gateway_tools import RunnableTools
 from unisono.api.health import Readiness
 from unisono.api.image_descriptions import DescriptionCache, ImageDescriber
 from unisono.api.messages.inbound import MessagesModel
-from unisono.api.model_rules import ModelRules
 from unisono.api.passthrough_routes import FindWay
-from unisono.api.reasoning import ReasoningField
+from unisono.api.request_options import ModelRules, ReasoningField
 from unisono.api.responses.deps import ResponsesModel
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import ModelRegistry, ServedModel

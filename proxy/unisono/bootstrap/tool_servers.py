@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from unisono.api.builtin_tools import allowed
+from unisono.api.gateway_tools import allowed
 from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.config import Config
 from unisono.core.access import Caller

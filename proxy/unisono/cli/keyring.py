@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 import click
 
-from unisono.access.key_format import Mint
-from unisono.access.key_lifecycle import Issued, issued, revoked, rotated
+from unisono.access.keys import Issued, Mint, issued, revoked, rotated
 from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.store import store_address
 from unisono.cli.param_types import MICRO, written_period

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from unisono.core.surrogates import is_well_formed
+from unisono.core.json_syntax import is_well_formed
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -20,9 +20,9 @@ from unisono.config import Config
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
 from unisono.core.generation import FinishReason
+from unisono.core.json_syntax import is_well_formed
 from unisono.core.recordings import StoredTrace
 from unisono.core.state_store import Store
-from unisono.core.surrogates import is_well_formed
 from unisono.engine.replay import Replay, replay_answer, to_request
 from unisono.errors import ConfigError, StoreError, UnisonoError
 from unisono.harmony.encoding import load_encoding

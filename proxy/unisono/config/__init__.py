@@ -5,7 +5,6 @@ ConfigError with a message that begins with the path of the key. A setting witho
 """
 
 from unisono.config.fallbacks import StandIns
-from unisono.config.hooks import HookSettings
 from unisono.config.litellm_import import imported
 from unisono.config.load import Loaded, data_folder, load, parse
 from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
@@ -15,6 +14,7 @@ from unisono.config.sections import (
     Config,
     GatewaySettings,
     GeneralSettings,
+    HookSettings,
     LitellmSettings,
     RouterSettings,
     StoreSettings,

@@ -22,7 +22,7 @@ from unisono.config.litellm_keys import UNSERVED, default_reason, is_passed_to_l
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, is_of_litellm
 from unisono.config.sections import Config
-from unisono.core.surrogates import is_well_formed
+from unisono.core.json_syntax import is_well_formed
 from unisono.errors import ConfigError, well_formed
 
 ENVIRONMENT_PREFIX = "os.environ/"

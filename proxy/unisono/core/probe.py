@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from unisono.core.generation import Capabilities
 from unisono.errors import (
@@ -19,6 +20,16 @@ from unisono.errors import (
     BackendUnavailable,
     UnisonoError,
 )
+
+# HTTP statuses of backends: whether the same request may succeed later.
+
+# Backend statuses below 500 after which the same request may succeed.
+TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
+
+
+def is_permanent(status: int) -> bool:
+    """Return True if a backend that answered with this HTTP status would do so again."""
+    return 400 <= status < 500 and status not in TRANSIENT_STATUSES
 
 
 class Check(StrEnum):

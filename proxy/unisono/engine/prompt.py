@@ -24,7 +24,7 @@ from unisono.core.generation import (
     OutputForm,
     Prompt,
 )
-from unisono.core.prefix_blocks import blocks_of
+from unisono.core.route_protocol import blocks_of
 from unisono.errors import CannotGoOn
 from unisono.harmony.decode import Decoder, decoder_for
 from unisono.harmony.encoding import Encoding

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from unisono.core.conversation import Conversation
 from unisono.core.generation import DEFAULT_CONTEXT, Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
-from unisono.core.prefix_blocks import blocks_of
-from unisono.core.route_protocol import RouteRequirements
+from unisono.core.route_protocol import RouteRequirements, blocks_of
 from unisono.engine.prompt import ContinuedPrompt, RenderedPrompt, continue_prompt, fit, render, with_text
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext

@@ -21,8 +21,7 @@ from unisono.core.generation import (
     Usage,
 )
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
-from unisono.core.prefix_blocks import blocks_of
-from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
+from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot, blocks_of
 from unisono.engine.attempt import (
     LONG_CHUNK_CHARS,
     AttemptTelemetry,

@@ -16,12 +16,12 @@ from unisono.core.events import Event, Repaired
 from unisono.core.generation import ALL_STOP_TOKENS, END, Constraint, FinishReason
 from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.controller import InterventionController
-from unisono.engine.interventions.reading_limits import ReadingLimits
+from unisono.engine.interventions.message_gate import ReadingLimits
 from unisono.engine.journal import NOTED, JournalEntry, JournalWriter, TokenSource
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
+from unisono.harmony.raw_codec import unfinished
 from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.utf8_tail import unfinished
 
 CLOSING_TOKENS: Final = ALL_STOP_TOKENS | {END}
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from unisono.core.tool_names import SEPARATOR
+from unisono.core.tools import SEPARATOR
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 
 FUNCTIONS = "functions."

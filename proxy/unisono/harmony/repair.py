@@ -17,9 +17,8 @@ from unisono.harmony.header import COMMENTARY, Header
 from unisono.harmony.header_buffer import HeaderBuffer
 from unisono.harmony.held_header import HeaderReader, HeldHeader
 from unisono.harmony.message_parts import Legal, OpenPart
-from unisono.harmony.open_message import BodyHandling, OpenMessage
 from unisono.harmony.recipients import RecipientKind
-from unisono.harmony.repaired_output import RepairedOutput
+from unisono.harmony.repaired_output import BodyHandling, OpenMessage, RepairedOutput
 
 
 class Repair:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from unisono.core.generation import FIRST_SPECIAL
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.utf8_tail import unfinished
+from unisono.harmony.raw_codec import unfinished
 
 
 def retokenized(encoding: Encoding, tokens: Sequence[int]) -> list[int]:

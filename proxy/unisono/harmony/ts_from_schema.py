@@ -14,8 +14,6 @@ from urllib.parse import unquote
 
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.limits import MAX_DEPTH, MAX_ENUM, MAX_KEY, SchemaBudget, breaks_out, one_line, to_json
-from unisono.harmony.schema_comments import comments_of
-from unisono.harmony.schema_merge import merged
 from unisono.harmony.ts_types import (
     ANY,
     NEVER,
@@ -25,7 +23,9 @@ from unisono.harmony.ts_types import (
     ObjectField,
     Shape,
     array_of,
+    comments_of,
     inline,
+    merged,
     union_of,
 )
 

@@ -28,7 +28,7 @@ from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
-from unisono.api.reasoning import ReasoningField
+from unisono.api.request_options import ReasoningField
 from unisono.app import current_date
 from unisono.config import GatewaySettings
 from unisono.core.access import LOCAL_TENANT, Caller

@@ -2,16 +2,160 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import httpx2
 
+from unisono.mcp.content import cut
 from unisono.mcp.exchange import Exchange
-from unisono.mcp.json_trim import OFF_LOOP_BYTES, TrimLimitReached, trim
 from unisono.mcp.limits import McpLimits
+
+# Trimming of large JSON answers before parsing, so that they cannot block the event loop.
+#
+# Parsing a few megabytes of tiny values takes seconds, and the model receives at most a few hundred kilobytes. A
+# thread scans the bytes. Content over the limits is cut; all other bytes stay unchanged. Invalid JSON stays invalid.
+
+# Answers up to this size parse quickly, regardless of their content.
+OFF_LOOP_BYTES: Final = 128 * 1024
+# Number of tokens that parse quickly.
+QUICK_TOKENS: Final = 20_000
+# Maximum tokens of one part of a result, and of the members beside the parts.
+MAX_PART_TOKENS: Final = 1_000
+RESULT: Final = b'"result"'
+CONTENT: Final = b'"content"'
+STRUCTURED: Final = b'"structuredContent"'
+TOOLS: Final = b'"tools"'
+# Maximum tokens of members with a higher limit than a part: schemas are long.
+MAX_MEMBER_TOKENS: Final = {STRUCTURED: QUICK_TOKENS, TOOLS: 200_000}
+# Members of an object that are read.
+MAX_MEMBERS: Final = 256
+# Space for the remark that a result was truncated.
+REMARK_BYTES: Final = 256
+# Replacement for bytes that are not a message.
+NOTHING: Final = b"{"
+
+# An unterminated string extends to the end of the data, so that no byte is scanned twice.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\],:]', re.DOTALL)
+_OPEN, _CLOSE, _COMMA, _COLON = frozenset(b"{["), frozenset(b"}]"), ord(","), ord(":")
+
+
+class TrimLimitReached(Exception):
+    """A server's message has too many JSON tokens to be trimmed, or too long a tool list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """Entry of an array (without `key`) or member of an object, as raw bytes."""
+
+    key: bytes
+    value: bytes
+    tokens: int
+
+    def __bytes__(self) -> bytes:
+        return self.key + b":" + self.value if self.key else self.value
+
+
+async def trim(data: bytes, limits: McpLimits) -> bytes:
+    """Return a server's message trimmed to a size that can be parsed quickly.
+
+    Raises `TrimLimitReached` if the message has too many tokens, or a tool list that would have to be cut.
+    """
+    if len(data) <= OFF_LOOP_BYTES:
+        return data
+    return await asyncio.to_thread(trim_in_thread, data, limits)
+
+
+def trim_in_thread(data: bytes, limits: McpLimits) -> bytes:
+    """Trim a server's message in this thread. Results and errors are those of `trim`."""
+    if sum(map(data.count, (b",", b"{", b"["))) <= QUICK_TOKENS:
+        return data
+    looked = children(data, limits.looked_through)
+    if looked is None:
+        return NOTHING
+    members, _ = looked
+    retained = [member for member in members if member.key == RESULT or member.tokens <= MAX_PART_TOKENS]
+    return _object([_result(member, limits) if member.key == RESULT else member for member in retained])
+
+
+def children(container: bytes, most: int, *, keep: int = MAX_MEMBERS) -> tuple[list[Child], int] | None:
+    """Return the first `keep` children of an object or array, and their total number.
+
+    None for any other value. Raises `TrimLimitReached` for more than `most` tokens in all.
+    """
+    found: list[Child] = []
+    key, begin, depth, tokens, count = b"", 0, 0, 0, 0
+    for number, match in enumerate(_TOKEN.finditer(container)):
+        if number >= most:
+            raise TrimLimitReached
+        at = match.start()
+        mark = container[at]
+        if mark in _OPEN:
+            depth += 1
+            if depth == 1:
+                begin = at + 1
+        elif mark in _CLOSE:
+            depth -= 1
+        if depth == 0 or (depth == 1 and mark == _COMMA):
+            if count < keep and (value := container[begin:at].strip()):
+                found.append(Child(key, value, tokens))
+            count += at > begin
+            key, begin, tokens = b"", at + 1, 0
+            if depth == 0:
+                return (found, count) if mark in _CLOSE else None
+        elif depth == 1 and mark == _COLON:
+            key, begin = container[begin:at].strip(), at + 1
+        tokens += 1
+    return None
+
+
+def _result(result: Child, limits: McpLimits) -> Child:
+    looked = children(result.value, limits.looked_through) if result.value.startswith(b"{") else None
+    if looked is None:
+        return Child(result.key, result.value if result.tokens <= MAX_PART_TOKENS else b"null", 0)
+    members, _ = looked
+    retained: list[Child] = []
+    parts: list[Child] = []
+    structured = b""
+    for member in members:
+        if member.key == CONTENT:
+            parts = _parts(member, limits)
+        elif member.key == STRUCTURED and member.tokens > QUICK_TOKENS:
+            structured = member.value
+        elif member.tokens <= MAX_MEMBER_TOKENS.get(member.key, MAX_PART_TOKENS):
+            retained.append(member)
+        elif member.key == TOOLS:
+            # A truncated list would be wrong.
+            raise TrimLimitReached
+    if structured and not parts:
+        # The model receives this text if there is no other content, truncated to its beginning.
+        parts = [_text(cut(structured.decode("utf-8", "replace"), limits.output_bytes - REMARK_BYTES))]
+    if any(member.key == CONTENT for member in members) or parts:
+        retained.append(Child(CONTENT, b"[" + b",".join(map(bytes, parts)) + b"]", 0))
+    return Child(result.key, _object(retained), 0)
+
+
+def _parts(content: Child, limits: McpLimits) -> list[Child]:
+    """Return the parts of a result, up to the limit."""
+    found, count = children(content.value, limits.looked_through, keep=limits.entries) or ([], 0)
+    retained = [part for part in found if part.tokens <= MAX_PART_TOKENS]
+    if len(retained) < count:
+        retained.append(_text(f"[truncated: the result has {count} parts; only the first ones are included]"))
+    return retained
+
+
+def _text(text: str) -> Child:
+    return Child(b"", json.dumps({"type": "text", "text": text}).encode(), 0)
+
+
+def _object(members: Sequence[Child]) -> bytes:
+    return b"{" + b",".join(map(bytes, members)) + b"}"
+
 
 TOO_LARGE: Final = "the answer exceeds the size limit"
 

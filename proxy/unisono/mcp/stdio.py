@@ -23,9 +23,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from unisono.core.tools import Command
-from unisono.mcp.json_trim import TrimLimitReached, trim
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import OutgoingMessage, encoded
+from unisono.mcp.response_filter import TrimLimitReached, trim
 from unisono.mcp.subprocess_reaper import WATCH
 
 log = logging.getLogger(__name__)

@@ -22,15 +22,14 @@ from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
-from unisono.core.backend_statuses import is_permanent
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
+from unisono.core.json_syntax import all_well_formed
 from unisono.core.matched_texts import read_counts
 from unisono.core.passthrough_request import Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
-from unisono.core.probe import Probe
+from unisono.core.probe import Probe, is_permanent
 from unisono.core.secrecy import secret_spellings
-from unisono.core.surrogates import all_well_formed
 from unisono.errors import (
     BackendError,
     BackendOverloaded,

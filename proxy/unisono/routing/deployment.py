@@ -20,7 +20,7 @@ from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
-from unisono.routing.attempt_limits import AttemptTimes
+from unisono.routing.attempt_limits import AttemptTimes, FirstTokenWaits, GenerationActivity
 from unisono.routing.blame import Suspicion, is_independent
 from unisono.routing.circuit_breaker import (
     BreakerConfig,
@@ -36,7 +36,6 @@ from unisono.routing.circuit_breaker import (
 )
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.findings import log_findings, unfit, with_context
-from unisono.routing.first_token_waits import FirstTokenWaits, GenerationActivity
 from unisono.routing.policy import ANSWER_WORK, BIAS, Candidate, Rank, Share
 from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of

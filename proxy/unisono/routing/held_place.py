@@ -13,10 +13,9 @@ from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendError, BackendTimeout, Symptom, UnisonoError
-from unisono.routing.attempt_limits import AttemptSample, PendingAttempt, attempt_limits
+from unisono.routing.attempt_limits import AttemptSample, FirstTokenWait, PendingAttempt, attempt_limits, probe_due_at
 from unisono.routing.circuit_breaker import BreakerFailure, kind_of
 from unisono.routing.deployment import LiveDeployment, SlotReservation
-from unisono.routing.first_token_waits import FirstTokenWait, probe_due_at
 from unisono.routing.group import DeploymentGroup
 
 

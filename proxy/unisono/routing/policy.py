@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Final
 
-from unisono.core.prefix_blocks import BLOCK_TOKENS
-from unisono.core.route_protocol import RouteRequirements
+from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements
 from unisono.routing.rate_window import Grain, Rate
 from unisono.routing.tie_break import favourite, number_of, round_robin
 

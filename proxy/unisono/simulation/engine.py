@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unisono.core.prefix_blocks import BLOCK_TOKENS
+from unisono.core.route_protocol import BLOCK_TOKENS
 from unisono.simulation.plan import BackendPlan
 from unisono.simulation.traffic import US
 

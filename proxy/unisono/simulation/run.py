@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from unisono.core.prefix_blocks import BLOCK_TOKENS
+from unisono.core.route_protocol import BLOCK_TOKENS
 from unisono.simulation.engine import SimulatedEngine, SimulatedRun
 from unisono.simulation.plan import BackendPlan, SimulationPlan
 from unisono.simulation.results import SimulatedEnd, SimulatedRequest, StrategyResult

@@ -11,9 +11,8 @@ from math import ceil
 
 from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.policy import STRATEGIES, Candidate, Rank, Share, Strategy
-from unisono.routing.prefix_index import PrefixIndex
 from unisono.routing.rate_window import rate_of
-from unisono.routing.selector import Selector
+from unisono.routing.selector import PrefixIndex, Selector
 from unisono.simulation.plan import BackendPlan, SimulationPlan
 from unisono.simulation.run import PlacementRequest
 from unisono.simulation.traffic import US

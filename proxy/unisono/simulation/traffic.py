@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from unisono.core.prefix_blocks import BLOCK_TOKENS
+from unisono.core.route_protocol import BLOCK_TOKENS
 from unisono.simulation.plan import MAX_TOKENS, SimulationPlan, TrafficPlan
 
 # Microseconds per second, the unit of simulated time.

@@ -12,8 +12,8 @@ from unisono.api.error_responses import failure_of
 from unisono.api.gateway_tools import RunnableTools
 from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, Thinking, needs_seals, to_generation_request
 from unisono.api.messages.schema import MessagesRequest
-from unisono.api.messages.server_tool_blocks import SEALED
-from unisono.api.model_rules import ModelRules
+from unisono.api.messages.server_tools import SEALED
+from unisono.api.request_options import ModelRules
 from unisono.api.summary import HEADING
 from unisono.core.access import Caller
 from unisono.core.conversation import (

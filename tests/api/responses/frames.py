@@ -7,10 +7,10 @@ from itertools import count
 from typing import Any
 
 from tests.api.responses.folding import Event, parsed
+from unisono.api.request_options import to_sampling
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.sampling import to_sampling
 from unisono.api.tools import CLIENT_FORMS, CallForm, Toolbox
 from unisono.core import events as engine_events
 from unisono.core.state_store import StoredResponse

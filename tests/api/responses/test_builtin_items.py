@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.api.responses.folding import fold, parsed
-from unisono.api.builtin_tools import builtin_for, builtin_of, to_builtin_servers
+from unisono.api.gateway_tools import builtin_for, builtin_of, to_builtin_servers
 from unisono.api.responses.outbound.citations import Citations, CitedPages
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.outbound.events import ResponseEvents

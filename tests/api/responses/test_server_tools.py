@@ -9,7 +9,7 @@ import pytest
 from tests.api.responses.frames import request_of
 from unisono.api.responses.inbound import mcp_specs
 from unisono.api.responses.server_tools.approval_history import ServerToolHistory, parted, server_tool_history, settled
-from unisono.api.responses.server_tools.secrets import concealed, decrypted, has_secrets, is_concealed
+from unisono.api.responses.server_tools.mcp_spec import concealed, decrypted, has_secrets, is_concealed
 from unisono.api.responses.server_tools.servers import MAX_SERVERS, ServerRules, to_servers
 from unisono.api.sealing import Sealer
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage

@@ -12,14 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
-from unisono.api.content_parts import REASONING_PARTS, ContentPart, join, text_of
 from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
-from unisono.api.history_builder import History, split_markers
-from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.notes import MAX_NOTES, notes_on_prefill, without_effect
-from unisono.api.request_fields import request_fields
-from unisono.api.sampling import to_sampling
+from unisono.api.history_builder import REASONING_PARTS, ContentPart, History, join, split_markers, text_of
+from unisono.api.request_options import (
+    MAX_NOTES,
+    NO_RULES,
+    ModelRules,
+    notes_on_prefill,
+    request_fields,
+    to_sampling,
+    without_effect,
+)
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
 from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
 from unisono.core.access import Caller

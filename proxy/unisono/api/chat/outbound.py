@@ -19,7 +19,7 @@ from typing import Any, assert_never
 
 import orjson
 
-from unisono.api.reasoning import ReasoningField
+from unisono.api.request_options import ReasoningField
 from unisono.api.sse import DONE, error_event, event
 from unisono.api.tools import CallForm, Toolbox
 from unisono.api.unisono_object import to_about

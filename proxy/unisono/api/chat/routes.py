@@ -19,7 +19,6 @@ from unisono.api.chat.schema import ChatRequest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaRules, MediaSource, media_context
-from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
 from unisono.api.passthrough_routes import (
     EitherSource,
@@ -29,7 +28,7 @@ from unisono.api.passthrough_routes import (
     way_for,
     with_passthrough,
 )
-from unisono.api.reasoning import ReasoningField
+from unisono.api.request_options import NO_RULES, ModelRules, ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ByteSource, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header

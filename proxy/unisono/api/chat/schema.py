@@ -23,7 +23,6 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from unisono.api.content_parts import ContentPart
 from unisono.api.field_types import (
     EFFORTS,
     MAX_MESSAGES,
@@ -44,9 +43,10 @@ from unisono.api.field_types import (
     to_effort,
 )
 from unisono.api.gateway_tools import GatewayOptions
+from unisono.api.history_builder import ContentPart
 from unisono.api.media import MediaHistory
+from unisono.api.request_options import SamplingFields
 from unisono.api.response_format import ResponseFormat
-from unisono.api.sampling import SamplingFields
 from unisono.api.tool_choice import ChosenFunction, ChosenTools
 from unisono.api.tools import CustomSpec, FunctionSpec, described
 from unisono.core.conversation import Effort

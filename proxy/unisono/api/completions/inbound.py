@@ -11,10 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from unisono.api.completions.schema import MAX_CHOICES, CompletionRequest
-from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.notes import MAX_NOTES, without_effect
-from unisono.api.request_fields import request_fields
-from unisono.api.sampling import to_sampling
+from unisono.api.request_options import MAX_NOTES, NO_RULES, ModelRules, request_fields, to_sampling, without_effect
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.engine.request import (

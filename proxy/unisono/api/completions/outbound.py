@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
+from unisono.api.answer_types import ABSENT, About, AnswerModel, CompletionObject, Count, TokenUsageObject
 from unisono.api.sse import DONE, error_event, event
 from unisono.api.unisono_object import to_about
 from unisono.core.events import Delta, Event, Finished
@@ -18,6 +19,42 @@ from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Usage
 from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport, RawPrompt
 from unisono.errors import UnisonoError
+
+# Models of the answers of the Completions API.
+
+
+class CompletionDelta(AnswerModel):
+    index: Count
+    text: str
+    logprobs: None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | Count | None = None
+    token_ids: list[Count] = ABSENT
+    prompt_token_ids: list[Count] | None = None
+
+
+class CompletionChoice(CompletionDelta):
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | Count | None
+
+
+class CompletionUsage(TokenUsageObject):
+    """Token usage of all choices."""
+
+
+class Completion(CompletionObject):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+    unisono: About
+
+
+class CompletionChunk(CompletionObject):
+    object: Literal["text_completion"]
+    choices: list[CompletionDelta]
+    usage: CompletionUsage | None = None
+    unisono: About = ABSENT
+
 
 STOPS = frozenset({*STOP_TOKENS, ENDOFTEXT})
 

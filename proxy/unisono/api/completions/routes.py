@@ -11,12 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
-from unisono.api.completions.answers import Completion, CompletionChunk
 from unisono.api.completions.inbound import CompletionGenerations, Cut, Spell, check_allowed, to_generation_requests
-from unisono.api.completions.outbound import CompletionFrame, CompletionStreamChunks, to_completion
+from unisono.api.completions.outbound import (
+    Completion,
+    CompletionChunk,
+    CompletionFrame,
+    CompletionStreamChunks,
+    to_completion,
+)
 from unisono.api.completions.schema import CompletionRequest
-from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
+from unisono.api.request_options import NO_RULES, ModelRules
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header

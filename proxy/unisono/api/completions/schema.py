@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from unisono.api.field_types import Count, FieldInput, ModelName, OpenModel, Text, invalid_field, refused
-from unisono.api.sampling import SamplingFields
+from unisono.api.request_options import SamplingFields
 from unisono.core.generation import VOCABULARY
 
 MAX_STOPS: Final = 16

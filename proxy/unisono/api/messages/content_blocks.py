@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
-from unisono.api.content_parts import MEDIA_PARTS
 from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, invalid_field, refused
+from unisono.api.history_builder import MEDIA_PARTS
 
 # Sources of documents that are not text.
 FILES: Final = frozenset({"base64", "url", "file"})

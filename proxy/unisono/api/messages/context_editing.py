@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never
 
-from unisono.api.builtin_tools import BROWSER, PYTHON
+from unisono.api.gateway_tools import BROWSER, PYTHON
 from unisono.api.messages.context_edits import ALL, ClearThinking, ClearToolUses, CompactEdit, Edit
-from unisono.api.messages.server_tool_blocks import CODE, NAMES
+from unisono.api.messages.server_tools import CODE, NAMES
 from unisono.core.conversation import (
     AssistantCall,
     AssistantReasoning,

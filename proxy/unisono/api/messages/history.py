@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Final, Protocol
 
-from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES
-from unisono.api.history_builder import History, split_markers
+from unisono.api.history_builder import History, join, split_markers
+from unisono.api.messages.answers import known_id
 from unisono.api.messages.content_blocks import (
     CompactionBlock,
     ContentBlock,
@@ -29,9 +29,8 @@ from unisono.api.messages.content_blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from unisono.api.messages.ids import known_id
 from unisono.api.messages.schema import MessageParam
-from unisono.api.messages.server_tool_blocks import references_in, result_text, sealed_in
+from unisono.api.messages.server_tools import references_in, result_text, sealed_in
 from unisono.api.messages.tool_input import to_arguments
 from unisono.api.summary import HEADING
 from unisono.core.conversation import (

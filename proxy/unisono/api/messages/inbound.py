@@ -6,30 +6,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from unisono.api.builtin_tools import SEARCH
 from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
-from unisono.api.content_parts import join
 from unisono.api.field_types import smallest
-from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
+from unisono.api.gateway_tools import NOTHING_TO_RUN, SEARCH, RunnableTools, server_tools_of
+from unisono.api.history_builder import join
 from unisono.api.messages.content_blocks import CompactionBlock, RedactedBlock, ServerResultBlock, ThinkingBlock
 from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, with_deferred
 from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, last_compaction, text_of
 from unisono.api.messages.schema import MessagesInput
-from unisono.api.messages.server_tool_blocks import sealed_in
-from unisono.api.messages.server_tool_setup import (
+from unisono.api.messages.server_tools import (
     builtin_for,
     declared,
     notes_on,
     requested_choice,
+    sealed_in,
     to_server_tool_choice,
     to_servers,
     with_server_tools,
 )
-from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.notes import MAX_NOTES, notes_on_prefill, without_effect
-from unisono.api.request_fields import request_fields
+from unisono.api.request_options import (
+    MAX_NOTES,
+    NO_RULES,
+    ModelRules,
+    notes_on_prefill,
+    request_fields,
+    to_sampling,
+    without_effect,
+)
 from unisono.api.response_format import SchemaSpec
-from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller

@@ -17,11 +17,10 @@ from typing import Any, Final, assert_never
 
 import orjson
 
-from unisono.api.builtin_tools import builtin_of
-from unisono.api.messages.error_bodies import to_body
-from unisono.api.messages.ids import gateway_id
+from unisono.api.gateway_tools import builtin_of
+from unisono.api.messages.answers import gateway_id, to_body
 from unisono.api.messages.inbound import Thinking
-from unisono.api.messages.server_tool_blocks import name_of, to_call_block, to_result
+from unisono.api.messages.server_tools import name_of, to_call_block, to_result
 from unisono.api.messages.stop_reason import ShownBlocks, stop_fields, to_usage
 from unisono.api.messages.tool_input import to_json, to_wire
 from unisono.api.sse import named_event

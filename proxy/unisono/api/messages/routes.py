@@ -14,9 +14,8 @@ from unisono.api.body import off_loop, read_json
 from unisono.api.compacting import start_answer
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaSource, media_context
-from unisono.api.messages.answers import Message, MessageEvent, MessageTokens
+from unisono.api.messages.answers import ANTHROPIC, Message, MessageEvent, MessageTokens
 from unisono.api.messages.context_editing import EditedRequest, edited
-from unisono.api.messages.error_bodies import ANTHROPIC
 from unisono.api.messages.history import SealedBlocks
 from unisono.api.messages.inbound import (
     MessagesGeneration,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.api.messages.server_tool_blocks import FETCH, SEARCH
+from unisono.api.messages.server_tools import FETCH, SEARCH
 from unisono.core.events import Compacted, Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.recovery_rules import REPETITION

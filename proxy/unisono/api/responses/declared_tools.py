@@ -9,8 +9,8 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import CoreSchema
 
-from unisono.api.builtin_tools import builtin_for, missing_setting
 from unisono.api.field_types import OpenModel, Text
+from unisono.api.gateway_tools import builtin_for, missing_setting
 from unisono.api.responses.client_calls import FORMS, function_of
 from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo

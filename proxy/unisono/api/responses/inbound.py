@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from unisono.api.builtin_tools import builtin_for, builtin_notes
 from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
-from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
-from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.notes import MAX_NOTES, without_effect
-from unisono.api.request_fields import request_fields
+from unisono.api.gateway_tools import builtin_for, builtin_notes
+from unisono.api.history_builder import join
+from unisono.api.request_options import MAX_NOTES, NO_RULES, ModelRules, request_fields, to_sampling, without_effect
 from unisono.api.responses.declared_tools import declared, is_client_search, tool_echo
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
@@ -36,17 +34,14 @@ from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
 from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
-from unisono.api.responses.server_tools.server_tool_choice import on_offer
-from unisono.api.responses.server_tools.servers import notes_on
-from unisono.api.sampling import to_sampling
+from unisono.api.responses.server_tools.servers import notes_on, on_offer
 from unisono.api.tool_choice import to_choice
 from unisono.api.tool_search import with_search
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, FunctionTool, Item, Preamble
 from unisono.core.state_store import StoredItem
-from unisono.core.tool_names import ToolNames
-from unisono.core.tools import ToolServer
+from unisono.core.tools import ToolNames, ToolServer
 from unisono.engine.request import (
     AnswerOptions,
     GenerationRequest,

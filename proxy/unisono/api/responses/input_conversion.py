@@ -24,7 +24,7 @@ from unisono.core.conversation import (
     Item,
     ToolResult,
 )
-from unisono.core.tool_names import ToolNames
+from unisono.core.tools import ToolNames
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeAlias, Union
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
 
-from unisono.api.content_parts import TEXT_PARTS, ContentPart
 from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
+from unisono.api.history_builder import TEXT_PARTS, ContentPart
 from unisono.api.responses.declared_tools import ResponsesTool, without_servers
 from unisono.api.responses.known_state import CONFIGURATION_UPDATE, ConfigurationUpdate
 

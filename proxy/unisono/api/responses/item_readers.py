@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
-from unisono.api.content_parts import join, text_of
 from unisono.api.field_types import shortened
-from unisono.api.history_builder import split_markers
+from unisono.api.history_builder import join, split_markers, text_of
 from unisono.api.responses.client_calls import FORMS, arguments_of
 from unisono.api.responses.client_tools import error_text, found_text, is_same_call, is_same_mcp_call, output_texts
 from unisono.api.responses.declared_tools import declared, notes_on_searches

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from unisono.api.body import off_loop
-from unisono.api.builtin_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.compacting import start_answer
 from unisono.api.field_types import shortened
+from unisono.api.gateway_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.media import MediaSource, media_context
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request

@@ -27,10 +27,10 @@ from unisono.api.field_types import (
     refused,
 )
 from unisono.api.media import MediaHistory
+from unisono.api.request_options import SamplingFields
 from unisono.api.response_format import TextFormat
 from unisono.api.responses.declared_tools import ResponsesTool
 from unisono.api.responses.input_items import GivenItem, InputTrigger
-from unisono.api.sampling import SamplingFields
 from unisono.api.tool_choice import ChoiceMode, ChosenTools
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"

@@ -35,9 +35,10 @@ from unisono.engine.interventions.prompt_edit import (
     HeaderSpelling,
     PromptEdit,
     StepInterventions,
+    ToolNaming,
+    header_for,
 )
 from unisono.engine.interventions.requirements import Obligations, OutputRequirements
-from unisono.engine.interventions.tool_names import ToolNaming, header_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import Header

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from unisono.core.conversation import TextGrammar
+from unisono.core.generation import FIRST_SPECIAL
 from unisono.core.ports import Schema, Violation
 from unisono.core.recovery_rules import CODE_FENCE, REGENERATED_ANSWER, REGENERATED_CALL
 from unisono.engine.interventions.controller import InterventionController
@@ -24,10 +26,118 @@ from unisono.engine.interventions.policy import (
     MessageKind,
     fault_of,
 )
-from unisono.engine.interventions.requirements import OutputRequirements
+from unisono.engine.interventions.requirements import Obligations, OutputRequirements
+from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.message_parts import OpenPart
+from unisono.harmony.raw_codec import MAX_CHARACTER_TOKENS, unfinished
 from unisono.harmony.recipients import RecipientKind
+from unisono.harmony.router import HarmonyRouter
+
+# Limits on the tokens of one answer: reasoning budget and endless repetition. No I/O.
+#
+# A model that repeats the same tokens never stops by itself. Only a long, exact repetition without a gap counts:
+# tables of equal rows, lists of zeros and padded data are valid answers. For reasoning, which is not read as data, a
+# shorter one is enough. The check is cheap. It runs every `CHECK_INTERVAL_TOKENS` tokens, usually ends at the first
+# few tokens, and never reads them all more than once.
+
+CHECK_INTERVAL_TOKENS: Final = 256  # tokens between two checks
+MAX_PERIOD_TOKENS: Final = 64  # longest period in tokens
+REPEAT_TOKENS: Final = 4096  # tokens that must repeat those one period earlier: at least 65 occurrences
+REASONING_REPEAT_TOKENS: Final = 512
+_UNLIMITED: Final = 1 << 62
+
+
+class ReadingLimits:
+    """Positions between two tokens at which reading stops, so that the controller can decide.
+
+    `read` is the number of journal entries since the last note or step.
+    """
+
+    # Rules.
+    # - Reasoning ends before the first token that the budget has no room for, but not inside a character.
+    # - A marker ends reasoning by itself: a budget equal to its length is not exceeded.
+    # - Repetition is checked at fixed positions of the journal, so that a replay stops at the same token.
+
+    def __init__(
+        self, encoding: Encoding, router: HarmonyRouter, requirements: OutputRequirements, obligations: Obligations
+    ) -> None:
+        self._encoding = encoding
+        self._router = router
+        self._obligations = obligations
+        self._budget = requirements.budget  # limit of reasoning tokens
+        self._detects_repetition = requirements.detects_repetition
+        if self._budget is not None and self._budget < 1:
+            obligations.is_late = True
+
+    @property
+    def _has_budget(self) -> bool:
+        return self._budget is not None and not self._obligations.is_late
+
+    def unchecked_tokens(self, read: int) -> int:
+        """Return the number of following tokens during which only the router can stop the stream."""
+        if self._has_budget:
+            return 0
+        return _tokens_to_check(read) if self._detects_repetition else _UNLIMITED
+
+    def portion(self, tokens: Sequence[int], read: int) -> int:
+        """Return the number of `tokens` that may be read before the next check."""
+        size = len(tokens)
+        if self._detects_repetition:
+            size = min(size, _tokens_to_check(read))
+        if self._budget is not None and self._has_budget:
+            # The router may hold back part of a header. A marker may show that these tokens were reasoning, and more
+            # reasoning may follow.
+            size = next((at for at, token in enumerate(tokens[:size], 1) if token >= FIRST_SPECIAL), size)
+            if self._router.is_reasoning is not False:
+                size = min(size, max(self._budget - self._router.usage.reasoning_tokens, 1))
+        return size
+
+    def has_room_for(self, token: int, tokens_read: Callable[[], Sequence[int]]) -> bool:
+        """Return whether `token` fits into the reasoning budget, or no budget applies.
+
+        `tokens_read` returns the tokens since the last note or step.
+        """
+        used, is_reasoning = self._router.usage.reasoning_tokens, self._router.is_reasoning
+        if self._budget is None or not self._has_budget or used < self._budget:
+            return True
+        # The rest of a character that bytes were read of may exceed the budget. Bytes that never make a character must
+        # not: hence the limit.
+        is_cut = used < self._budget + MAX_CHARACTER_TOKENS and unfinished(self._encoding, tokens_read())
+        return bool(is_cut or (is_reasoning and token >= FIRST_SPECIAL))
+
+    def is_repeating(self, journal: Sequence[int], read: int) -> bool:
+        """Return whether the end of `journal` is a repetition; call it after each portion."""
+        if not self._detects_repetition or _tokens_to_check(read) != CHECK_INTERVAL_TOKENS:
+            return False
+        length = REASONING_REPEAT_TOKENS if self._router.is_reasoning else REPEAT_TOKENS
+        return repeats(journal, len(journal) - read, length)
+
+
+def _tokens_to_check(read: int) -> int:
+    return CHECK_INTERVAL_TOKENS - read % CHECK_INTERVAL_TOKENS
+
+
+def repeats(tokens: Sequence[int], begin: int, length: int = REPEAT_TOKENS) -> bool:
+    """Return whether the generation from `begin` ends in a repetition of `length` tokens.
+
+    `length` must be a multiple of the longest period.
+    """
+    size = len(tokens)
+    if size - begin <= length:
+        return False
+    last = tokens[-1]
+    before = tokens[-1 - MAX_PERIOD_TOKENS : -1]
+    # Usually the last token does not occur among the tokens just before it.
+    if last not in before:
+        return False
+    few = tokens[-MAX_PERIOD_TOKENS:]
+    for period in range(1, MAX_PERIOD_TOKENS + 1):
+        if before[-period] == last and tokens[size - MAX_PERIOD_TOKENS - period : size - period] == few:
+            # If a longer period held over the whole length, the shortest one that holds for these few tokens would hold
+            # too.
+            return size - begin >= length + period and tokens[-length:] == tokens[-length - period : -period]
+    return False
 
 
 class MessageGate:

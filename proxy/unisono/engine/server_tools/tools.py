@@ -20,13 +20,14 @@ from unisono.core.conversation import (
     Json,
     ToolResult,
 )
-from unisono.core.tool_names import SEPARATOR, ToolNames
 from unisono.core.tools import (
     FOUND,
     SEARCH_LABEL,
+    SEPARATOR,
     HostedTool,
     LeftOutTool,
     ServerToolCall,
+    ToolNames,
     ToolOutcome,
     ToolServer,
 )

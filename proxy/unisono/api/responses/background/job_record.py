@@ -14,7 +14,7 @@ from unisono.api.responses.prepared_request import PreparedRequest, Sender, asse
 from unisono.api.responses.prior_state import chain_of, continued
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import parted
-from unisono.api.responses.server_tools.secrets import concealed, decrypted, has_secrets, is_concealed
+from unisono.api.responses.server_tools.mcp_spec import concealed, decrypted, has_secrets, is_concealed
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, Status, StoredResponse
 from unisono.engine.request import GenerationRequest

@@ -7,23 +7,36 @@ tenant return the same 404.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Query
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Deleted, Moment, Object
-from unisono.api.field_types import shortened
-from unisono.api.notes import MAX_NOTES
+from unisono.api.field_types import FieldInput, OpenModel, shortened
+from unisono.api.media import MediaHistory
+from unisono.api.request_options import MAX_NOTES
 from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
-from unisono.api.responses.conversations.inbound import depends_on_earlier, is_possible_id, referenced_ids, to_added
-from unisono.api.responses.conversations.schema import AddedItems, ChangedConversation, NewConversation
-from unisono.api.responses.input_items import InputItem
+from unisono.api.responses.inbound import to_entries
+from unisono.api.responses.input_conversion import InputConversion
+from unisono.api.responses.input_items import (
+    GivenItem,
+    InputApprovalResponse,
+    InputCallOutput,
+    InputClientToolOutput,
+    InputItem,
+    InputMcpCall,
+    InputSealed,
+    InputSearchOutput,
+)
 from unisono.api.responses.items import NewId, meaning_of, to_listing
 from unisono.api.responses.known_state import KnownState
 from unisono.api.responses.queries import ItemQuery, PageQuery
+from unisono.api.responses.schema import Metadata
 from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.route_table import (
     BODY_404_409,
@@ -38,6 +51,87 @@ from unisono.api.route_table import (
 from unisono.api.whole import to_whole
 from unisono.core.state_store import Store, StoredConversation, StoredItem
 from unisono.errors import NotFound, StoreConflict
+
+# Conversion of conversation requests to store operations.
+#
+# Pure: state and ids are arguments.
+
+DEPENDENT_ITEMS = (
+    *(InputCallOutput, InputClientToolOutput, InputSearchOutput),
+    *(InputApprovalResponse, InputMcpCall, InputSealed),
+)
+_POSSIBLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+def is_possible_id(name: str) -> bool:
+    """Return True if `name` can be an id of this gateway."""
+    return _POSSIBLE.fullmatch(name) is not None
+
+
+def referenced_ids(items: Sequence[InputItem]) -> tuple[str, ...]:
+    """Return the unique ids of stored items that new items may depend on."""
+    return tuple(dict.fromkeys(item.id for item in items if item.id and is_possible_id(item.id)))
+
+
+def depends_on_earlier(items: Sequence[InputItem]) -> bool:
+    """Return True if the content of items depends on earlier ones, such as the call of a result."""
+    return any(isinstance(item, DEPENDENT_ITEMS) for item in items)
+
+
+def to_added(items: Sequence[InputItem], known: KnownState, new_id: NewId) -> tuple[tuple[StoredItem, ...], list[str]]:
+    """Convert new items for storage. Returns them and the notes on them.
+
+    Raises InvalidRequest for an output without an earlier call, and NotFound for a reference to a missing item,
+    naming the field.
+    """
+    reading = InputConversion(known)
+    reading.add(known.earlier)
+    return to_entries(items, reading, new_id, "items"), reading.notes
+
+
+# Schemas of the request bodies of the Conversations API.
+
+# Maximum number of items that one request may add.
+MAX_NEW_ITEMS = 20
+
+
+def _no_labels(value: Any) -> Any:
+    return {} if value is None else value
+
+
+def _no_items(value: Any) -> Any:
+    return [] if value is None else value
+
+
+NewItems = Annotated[list[GivenItem], Field(max_length=MAX_NEW_ITEMS)]
+
+
+# Metadata; null means none.
+Labels = Annotated[Metadata, BeforeValidator(_no_labels), FieldInput(Metadata | None)]
+
+
+class AddedItems(MediaHistory):
+    """Request with items to store.
+
+    They are history as soon as they are stored, so no media are refused.
+    """
+
+    HISTORY = "items"
+    KEEPS_NEWEST = False
+
+    items: NewItems
+
+
+class NewConversation(AddedItems):
+    items: Annotated[NewItems, BeforeValidator(_no_items), FieldInput(NewItems | None)] = Field(default_factory=list)
+    metadata: Labels = Field(default_factory=dict)
+
+
+class ChangedConversation(OpenModel):
+    """An update of a conversation. `metadata` replaces all earlier metadata."""
+
+    metadata: Labels
+
 
 # Maximum attempts to append items after concurrent appends.
 TRIES = 8

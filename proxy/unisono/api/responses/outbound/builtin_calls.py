@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from unisono.api.builtin_tools import BROWSER, PYTHON, builtin_of
+from unisono.api.gateway_tools import BROWSER, PYTHON, builtin_of
 from unisono.api.responses.items import Wire
 from unisono.api.responses.outbound.citations import CitedPages
 from unisono.core.conversation import Json

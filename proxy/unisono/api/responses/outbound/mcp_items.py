@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.api.builtin_tools import PYTHON, SEARCH, builtin_of, public_label
+from unisono.api.gateway_tools import PYTHON, SEARCH, builtin_of, public_label
 from unisono.api.responses.items import (
     COMPLETED,
     FAILED,

@@ -14,8 +14,9 @@ from starlette.types import Receive
 from unisono.api.body import read_json
 from unisono.api.error_responses import failure_of
 from unisono.api.passthrough_routes import check_stateless, passed_through, way_for
+from unisono.api.request_options import to_sampling
 from unisono.api.responses import answers
-from unisono.api.responses.background.reader import logged_events
+from unisono.api.responses.background.event_log import logged_events
 from unisono.api.responses.background.runner import BackgroundRunner, missing
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.foreground import answer_events, answer_whole
@@ -41,7 +42,6 @@ from unisono.api.responses.prepared_request import Sender, understood, validate_
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from unisono.api.answer_types import Deleted
 from unisono.api.field_types import shortened
 from unisono.api.responses import answers
-from unisono.api.responses.background.reader import logged_events
+from unisono.api.responses.background.event_log import logged_events
 from unisono.api.responses.background.runner import missing
 from unisono.api.responses.items import to_listing
 from unisono.api.responses.outbound.dialects import Dialect

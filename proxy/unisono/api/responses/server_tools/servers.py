@@ -10,13 +10,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 from urllib.parse import urlsplit
 
-from unisono.api.notes import without_effect
+from unisono.api.gateway_tools import builtin_for, missing_setting
+from unisono.api.request_options import without_effect
+from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
+from unisono.api.tool_choice import SERVER, HostedTool, NamedTool, OfferedTools, not_declared
+from unisono.api.tools import Toolbox
 from unisono.core.access import Caller
 from unisono.core.tools import Approval, ToolServer, ToolTransport
-from unisono.errors import InvalidRequest, ToolServerNotAllowed
+from unisono.errors import InvalidRequest, ToolServerNotAllowed, UnsupportedValue
+
+# Server tools in `tool_choice`: named by server label, or by kind for builtin tools.
+
+CHOICE: Final = "tool_choice"
+
+
+def on_offer(request: ResponsesRequest, toolbox: Toolbox, servers: Sequence[ToolServer]) -> OfferedTools:
+    """Return the tools that the request's `tool_choice` can name."""
+    labels = {server.label for server in servers if not server.builtin}
+    builtins = {server.builtin: server.label for server in servers if server.builtin}
+    declared = {builtin_for(tool.type) or tool.type for tool in request.tools or ()}
+
+    def hosted(tool: NamedTool) -> HostedTool | None:
+        if tool.kind == SERVER:
+            if tool.server not in labels:
+                raise not_declared(tool, CHOICE)
+            return tool.server, tool.name or None
+        builtin = builtin_for(tool.kind)
+        if (builtin or tool.kind) not in declared:
+            raise not_declared(tool, CHOICE)
+        label = builtins.get(builtin)
+        if label is None and request.tool_choice is not None and request.tool_choice.one:
+            setting = missing_setting(tool.kind)
+            needs = f"; the operator can enable them with `{setting}`" if setting else ""
+            raise UnsupportedValue(f"'{CHOICE}': tools of type '{tool.kind}' are not available{needs}.", param=CHOICE)
+        return None if label is None else (label, None)
+
+    return OfferedTools(toolbox, hosts=bool(servers), hosted=hosted)
+
 
 # Maximum number of servers of a request. All of them list their tools before generation.
 MAX_SERVERS = 16

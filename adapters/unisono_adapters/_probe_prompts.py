@@ -1,8 +1,4 @@
-"""Trial constraints of a probe, one of each kind, with their expected answers.
-
-No model would write these answers unprompted: engines and proxies ignore unknown fields and answer as if
-unconstrained.
-"""
+"""Prompts that a probe sends to a backend."""
 
 from __future__ import annotations
 
@@ -10,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
+
+# Trial constraints of a probe, one of each kind, with their expected answers.
+#
+# No model would write these answers unprompted: engines and proxies ignore unknown fields and answer as if
+# unconstrained.
 
 
 @dataclass(frozen=True, slots=True)

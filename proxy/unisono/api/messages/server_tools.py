@@ -1,0 +1,296 @@
+"""Server tools of the Messages API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import orjson
+
+from unisono.api.gateway_tools import BROWSER, PYTHON, SETTING, builtin_notes, builtin_of, to_builtin_servers
+from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
+from unisono.api.messages.answers import SERVERS, gateway_id
+from unisono.api.messages.client_tools import client_tool
+from unisono.api.messages.deferred_tools import is_search, is_searched, server_search
+from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
+from unisono.api.messages.tool_input import exact
+from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
+from unisono.api.tool_search import found_names, with_search
+from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
+from unisono.core.conversation import Json
+from unisono.core.events import HostedCall, Ran
+from unisono.core.tool_arguments import ToolArguments
+from unisono.core.tools import ToolFilter, ToolServer
+from unisono.engine.request import Choice, ServerTools
+from unisono.engine.server_tools.policy import BAD_ARGUMENTS, NO_CALLS_LEFT
+from unisono.errors import UnsupportedValue
+
+# Server tools of a request, and tools that are unavailable.
+#
+# Anthropic's server tools are available if the operator configured a server for the corresponding tool that gpt-oss
+# was trained on.
+
+# Types of server tools, with the corresponding builtin tool.
+KINDS: Final = (
+    (re.compile(r"web_(search|fetch)(_\d{8})?"), BROWSER),
+    (re.compile(r"code_execution(_\d{8})?"), PYTHON),
+)
+
+MODES: Final[Mapping[str, ChoiceMode]] = {
+    "auto": ChoiceMode.AUTO,
+    "any": ChoiceMode.REQUIRED,
+    "tool": ChoiceMode.REQUIRED,
+    "none": ChoiceMode.NONE,
+}
+# Fields of server tools that need no note.
+MEANT: Final = frozenset({"cache_control", "max_uses"})
+
+
+def builtin_for(kind: str) -> str:
+    """Return the builtin tool for a tool type, or ""."""
+    return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
+
+
+def to_servers(
+    request: MessagesInput, trained: Mapping[str, ToolServer], *, owner: str, session: str
+) -> tuple[ToolServer, ...]:
+    """Return the servers for the request's server tools, if the operator has `trained` ones.
+
+    This API has no approvals, so tools that require one are unavailable.
+    """
+    builtins = [builtin_for(tool.type) for tool in request.tools or ()]
+    return tuple(
+        replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
+        for server in to_builtin_servers(builtins, trained, owner=owner, session=session)
+    )
+
+
+def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[DeclaredTool]:
+    """Yield the tools that are functions for the model, and unavailable ones.
+
+    Builtin tools in `hosted` and a search that finds tools are available without being functions, and are skipped.
+    """
+    has_search = is_searched(request)
+    for position, tool in enumerate(request.tools or ()):
+        at = f"tools.{position}"
+        builtin = builtin_for(tool.type)
+        if tool.type == CUSTOM:
+            spec = FunctionSpec.model_construct(
+                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            )
+            yield DeclaredTool("function", at, at, spec, schema_field="input_schema")
+        elif (client := client_tool(tool.type)) is not None:
+            yield DeclaredTool("function", at, at, client.function(tool.name, tool.model_extra or {}))
+        elif builtin not in hosted and not (has_search and is_search(tool.type)):
+            yield DeclaredTool(tool.type, at, setting=SETTING + builtin if builtin else "")
+
+
+def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[str]:
+    for position, tool in enumerate(tools):
+        if builtin_for(tool.type) in hosted:
+            fields = {name: value for name, value in (tool.model_extra or {}).items() if name not in MEANT}
+            yield from builtin_notes(f"tools.{position}", fields)
+
+
+def bounded(server_tools: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
+    """Limit the calls by the sum of `max_uses`.
+
+    This applies if every server tool has one and no other server is used.
+    """
+    served = [tool for tool in tools if builtin_for(tool.type)]
+    uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
+    if len(uses) < len(served) or len(served) < len(server_tools.servers):
+        return server_tools
+    return replace(server_tools, max_calls=sum(uses))
+
+
+def with_server_tools(
+    server_tools: ServerTools | None,
+    request: MessagesInput,
+    toolbox: Toolbox,
+    served: Sequence[ToolServer],
+    pause_after: int | None,
+) -> ServerTools | None:
+    """Set the emitted servers and the limits.
+
+    The answer may pause only if the client sees all calls, because only then can it be continued.
+    """
+    search = server_search(request, toolbox)
+    if server_tools is None:
+        return with_search(None, search)
+    server_tools = bounded(server_tools, request.tools or ())
+    labels = frozenset(server.label for server in served)
+    seen = all(server.label in labels for server in server_tools.servers)
+    return with_search(replace(server_tools, visible=labels, pause_after=pause_after if seen else None), search)
+
+
+def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:
+    if spec is None:
+        return None
+    if spec.type != "tool":
+        return ToolChoice(MODES[spec.type])
+    others = (tool.type for tool in tools if tool.name == spec.name and client_tool(tool.type) is None)
+    kind = next((kind for kind in others if kind != CUSTOM), FUNCTIONS[0])
+    return ToolChoice(ChoiceMode.REQUIRED, (NamedTool(kind, spec.name or ""),), one=True)
+
+
+def to_server_tool_choice(choice: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
+    """Return the tool choice. Raises InvalidRequest and UnsupportedValue that name the field."""
+    labels = {server.builtin: server.label for server in servers if server.builtin}
+
+    def hosted(tool: NamedTool) -> HostedTool:
+        builtin = builtin_for(tool.kind)
+        if (label := labels.get(builtin)) is None:
+            needs = f"; the operator can enable them with `{SETTING}{builtin}`" if builtin else ""
+            raise UnsupportedValue(
+                f"'tool_choice': tools of type '{tool.kind}' are not available{needs}.", param="tool_choice"
+            )
+        return label, None
+
+    return to_choice(choice, OfferedTools(toolbox, hosts=bool(servers), hosted=hosted))
+
+
+# Blocks of server tools, in Anthropic's form: web searches, pages, and code execution.
+#
+# A result contains, sealed, the text that the model read. Sent back, the call and its result are restored exactly.
+# For results of other servers only the visible text is used.
+
+SEALED: Final = "encrypted_content"
+SEARCH, FETCH, CODE = "web_search", "web_fetch", "code_execution"
+# Block names of the browser functions.
+NAMES: Final[Mapping[tuple[str, str], str]] = {
+    (BROWSER, "search"): SEARCH,
+    (BROWSER, "open"): FETCH,
+    (BROWSER, "find"): FETCH,
+}
+UNAVAILABLE: Final = "unavailable"
+# Error codes by the rule that refused a call; the default is `UNAVAILABLE`.
+ERROR_CODES: Final[Mapping[str, str]] = {NO_CALLS_LEFT: "max_uses_exceeded", BAD_ARGUMENTS: "invalid_tool_input"}
+
+
+def name_of(item: HostedCall) -> str:
+    """Return the block name of a call; "" for a tool that the API does not have."""
+    builtin = builtin_of(item.server)
+    if builtin == TOOL_SEARCH:
+        return item.tool
+    return CODE if builtin == PYTHON else NAMES.get((builtin, item.tool), "")
+
+
+def to_call_block(item: HostedCall) -> dict[str, Any]:
+    """Return the block of a call."""
+    name = name_of(item)
+    return {
+        "type": "server_tool_use",
+        "id": gateway_id(item.call_id, SERVERS),
+        "name": name,
+        "input": _input(item.arguments, name),
+    }
+
+
+def _input(arguments: ToolArguments, name: str) -> Any:
+    members = dict(arguments.members)
+    if name == CODE or arguments.problem:
+        return members
+    # Arguments that are nested too deeply for Python have no members here, but they are not empty.
+    is_whole = bool(members) or ":" not in arguments.text
+    return exact(members, arguments.text) if is_whole else orjson.Fragment(arguments.text)
+
+
+def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
+    """Return the block of a call's result."""
+    if builtin_of(ran.item.server) == TOOL_SEARCH:
+        return _search_result(ran, sealed)
+    name = name_of(ran.item)
+    facts = ran.outcome.structured if isinstance(ran.outcome.structured, dict) else {}
+    if name == CODE:
+        content: Any = {
+            "type": "code_execution_result",
+            "stdout": "" if ran.outcome.is_error else ran.text_for_model,
+            "stderr": ran.text_for_model if ran.outcome.is_error else "",
+            "return_code": int(ran.outcome.is_error),
+            "content": [],
+            SEALED: sealed,
+        }
+    elif ran.outcome.is_error:
+        code = ERROR_CODES.get(ran.rule, UNAVAILABLE)
+        content = {"type": f"{name}_tool_result_error", "error_code": code, SEALED: sealed}
+    elif name == SEARCH:
+        content = [
+            # The seal covers the whole call, so only the first result carries it.
+            {"type": "web_search_result", "url": url, "title": title, "page_age": None, SEALED: sealed * (not place)}
+            for place, (url, title) in enumerate(_results(facts))
+        ]
+    else:
+        content = {
+            "type": "web_fetch_result",
+            "url": _text(facts.get("url")),
+            "retrieved_at": None,
+            "content": {
+                "type": "document",
+                "source": {"type": "text", "media_type": "text/plain", "data": ran.text_for_model},
+                "title": _text(facts.get("title")) or None,
+            },
+            SEALED: sealed,
+        }
+    return {
+        "type": f"{name}_tool_result",
+        "tool_use_id": gateway_id(ran.item.call_id, SERVERS),
+        "content": content,
+    }
+
+
+def _search_result(ran: Ran, sealed: str) -> dict[str, Any]:
+    if ran.outcome.is_error:
+        code = ERROR_CODES.get(ran.rule, "invalid_tool_input")
+        content: dict[str, Any] = {"type": "tool_search_tool_result_error", "error_code": code}
+        content["error_message"] = ran.text_for_model
+    else:
+        references = [{"type": "tool_reference", "tool_name": name} for name in found_names(ran.outcome)]
+        content = {"type": "tool_search_tool_search_result", "tool_references": references}
+    return {
+        "type": "tool_search_tool_result",
+        "tool_use_id": gateway_id(ran.item.call_id, SERVERS),
+        "content": {**content, SEALED: sealed},
+    }
+
+
+def references_in(content: Any) -> list[str]:
+    """Return the names of the tools in the result of a search."""
+    found = content.get("tool_references") if isinstance(content, dict) else None
+    names = (each.get("tool_name") for each in (found if isinstance(found, list) else ()) if isinstance(each, dict))
+    return [name for name in names if isinstance(name, str)]
+
+
+def _results(facts: Mapping[str, Json]) -> list[tuple[str, str]]:
+    results = facts.get("results")
+    found = [result for result in (results if isinstance(results, list) else ()) if isinstance(result, dict)]
+    return [(_text(result.get("url")), _text(result.get("title"))) for result in found]
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def sealed_in(content: Any) -> str:
+    """Return the sealed text of a returned result, or ""."""
+    first = content[0] if isinstance(content, list) and content else content
+    sealed = first.get(SEALED) if isinstance(first, dict) else None
+    return sealed if isinstance(sealed, str) else ""
+
+
+def result_text(content: Any) -> str:
+    """Return the visible text of a result."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n\n".join(filter(None, map(result_text, content)))
+    if not isinstance(content, dict):
+        return ""
+    if names := references_in(content):
+        return f"Found: {', '.join(names)}"
+    fields = [content.get(name) for name in ("title", "url", "text", "stdout", "stderr", "error_code")]
+    source = content.get("source")
+    inner = [content.get("content"), source.get("data") if isinstance(source, dict) else None]
+    return "\n".join(filter(None, [*filter(lambda text: isinstance(text, str), fields), *map(result_text, inner)]))

@@ -1,0 +1,138 @@
+"""Options of a request and rules of its model, common to all API surfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from unisono.api.field_types import (
+    LogitBias,
+    MinP,
+    OpenModel,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
+from unisono.core.generation import Sampling
+from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestFields
+
+# Names of request fields that the engine's errors refer to.
+
+
+def request_fields(conversation: str, *, tool: str = "tools.{index}", tool_schema: str = "parameters") -> RequestFields:
+    """Return the fields of a surface whose conversation is in the field `conversation`."""
+    return RequestFields(conversation, "tools", tool, tool_schema, "logit_bias")
+
+
+# Sampling fields common to all API surfaces, and their conversion.
+
+
+class SamplingFields(OpenModel):
+    """Sampling fields of a request; null or absent means the default."""
+
+    seed: Seed | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
+
+
+def to_sampling(fields: SamplingFields) -> Sampling:
+    """Return all sampling values. Absent fields have the model's recommended values."""
+    values = {
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "top_k": None if fields.top_k is None else max(0, fields.top_k),
+        "min_p": fields.min_p,
+        "presence_penalty": fields.presence_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "repetition_penalty": fields.repetition_penalty,
+        "seed": fields.seed,
+        "logit_bias": fields.logit_bias,
+    }
+    return Sampling(**{name: value for name, value in values.items() if value is not None})  # type: ignore[arg-type]
+
+
+# The operator's rules for the answers of a model, common to all API surfaces.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRules:
+    """Rules of one model.
+
+    `reasoning_budget` is the maximum number of reasoning tokens, None for no limit; a request may set a lower one.
+    `unmended` names disabled recovery rules. `failover` permits another deployment to continue after a failure when
+    output was already emitted. `forbidden_tools` applies to requests that allow no call. With `strips_media`, images in
+    the newest user message are replaced like earlier ones. `vision_model` is the group that describes them, or None.
+    """
+
+    reasoning_budget: int | None = None
+    unmended: frozenset[str] = frozenset()
+    failover: bool = True
+    forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
+    strips_media: bool = False
+    vision_model: str | None = None
+
+    def applied_to(self, request: GenerationRequest, recoveries: tuple[str, ...] = ()) -> GenerationRequest:
+        """Apply the rules that a request cannot change; `recoveries` were applied to its body."""
+        return replace(
+            request,
+            answer=replace(request.answer, disabled_rules=self.unmended, forbidden_tools=self.forbidden_tools),
+            routing=replace(request.routing, failover=self.failover),
+            origin=replace(request.origin, recoveries=recoveries),
+        )
+
+
+NO_RULES: Final = ModelRules()
+
+
+# Notes in an answer on request fields that were accepted without effect.
+
+MAX_NOTES = 32
+# Values of fields without effect that need no note, because they request nothing.
+SILENT: tuple[Any, ...] = (None, False, "", [], {})
+
+
+def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
+    return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value not in SILENT)
+
+
+def notes_on_prefill(request: GenerationRequest, fields: Mapping[str, object]) -> Iterator[str]:
+    """Yield notes on fields that have no effect because the client started the answer itself."""
+    if request.conversation.prefill is not None:
+        yield from (
+            f"{name}: no effect, because the client started the answer" for name, value in fields.items() if value
+        )
+
+
+# Field names for reasoning in answers.
+
+
+class ReasoningField(StrEnum):
+    """Field name for reasoning. Clients disagree, so the default is both."""
+
+    BOTH = "both"
+    REASONING = "reasoning"
+    REASONING_CONTENT = "reasoning_content"
+    NONE = "none"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return REASONING_NAMES[self]
+
+
+REASONING_NAMES: dict[ReasoningField, tuple[str, ...]] = {
+    ReasoningField.BOTH: ("reasoning", "reasoning_content"),
+    ReasoningField.REASONING: ("reasoning",),
+    ReasoningField.REASONING_CONTENT: ("reasoning_content",),
+    ReasoningField.NONE: (),
+}
