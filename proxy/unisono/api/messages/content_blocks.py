@@ -1,7 +1,8 @@
 """Content blocks of a request: one model per kind, selected by `type`.
 
-Agents send back the whole conversation, including blocks of other servers. Every kind with text content is accepted;
-kinds that only another model could read are refused by name.
+Agents send back the whole conversation, including blocks of other servers. Every kind of Anthropic's API is accepted. A
+block without content for the model is left out with a note. Only media in the newest message and unknown kinds are
+refused.
 """
 
 from __future__ import annotations
@@ -122,6 +123,34 @@ class CompactionBlock(ContentBlock):
     encrypted_content: Text | None = None
 
 
+class ToolChange(OpenModel):
+    """A tool by its name or the name of its server, or with its definition."""
+
+    type: Text
+    name: Text | None = None
+    server_name: Text | None = None
+    definition: Any = None
+
+
+class ToolAdditionBlock(ContentBlock):
+    """A tool that the model may call after this block."""
+
+    tool: ToolChange
+
+
+class ToolRemovalBlock(ContentBlock):
+    """A tool that the model must not call after this block."""
+
+    tool: ToolChange
+
+
+class BrowserStateBlock(ContentBlock):
+    """The tabs of a browser after a call, and changes of downloads."""
+
+    tabs: Any = None
+    state_changes: Any = None
+
+
 class SilentBlock(ContentBlock):
     """A kind of block without content for the model."""
 
@@ -147,6 +176,9 @@ KINDS: Final[Mapping[str, type[ContentBlock]]] = {
     "mcp_tool_result": ServerResultBlock,
     "compaction": CompactionBlock,
     "tool_reference": ToolReferenceBlock,
+    "tool_addition": ToolAdditionBlock,
+    "tool_removal": ToolRemovalBlock,
+    "browser_state": BrowserStateBlock,
     "mcp_tool_listing": SilentBlock,
     "fallback": SilentBlock,
 }

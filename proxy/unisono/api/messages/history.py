@@ -2,19 +2,25 @@
 
 Each text block of an assistant message is one message of the model. The last one is the final answer, unless the
 message has a client call or a later server tool call; all others are commentary. Adjacent blocks with citations are
-one text. Reasoning is accepted only with a signature of this gateway.
+one text. Reasoning is read only with a signature of this gateway. A block that cannot be read is left out with a note,
+because clients send it again with every later request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Final, Protocol
+
+import orjson
+from pydantic import ValidationError
 
 from unisono.api.field_types import MAX_MESSAGES
 from unisono.api.history_builder import History, join, split_markers
 from unisono.api.messages.answers import known_id
 from unisono.api.messages.content_blocks import (
+    BrowserStateBlock,
     CompactionBlock,
     ContentBlock,
     DocumentBlock,
@@ -25,14 +31,19 @@ from unisono.api.messages.content_blocks import (
     SilentBlock,
     TextBlock,
     ThinkingBlock,
+    ToolAdditionBlock,
+    ToolChange,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
-from unisono.api.messages.schema import MessageParam
-from unisono.api.messages.server_tools import references_in, result_text, sealed_in
+from unisono.api.messages.schema import MessageParam, MessagesTool
+from unisono.api.messages.server_tools import declared_function, references_in, result_text, sealed_in
 from unisono.api.messages.tool_input import to_arguments
+from unisono.api.request_options import without_effect
 from unisono.api.summary import HEADING
+from unisono.api.tools import to_toolbox
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
@@ -50,6 +61,7 @@ from unisono.errors import InvalidRequest
 BETWEEN: Final = "\n\n"
 # Prefix of a failed result, because Harmony has no field for a failure.
 FAILED: Final = "Error"
+NOT_OURS: Final = "it was changed, or is not from this gateway"
 
 
 class SealedBlocks(Protocol):
@@ -96,7 +108,12 @@ class HistoryReader:
             case "assistant":
                 self._assistant(blocks)
             case "system":
-                self.history.add(DeveloperMessage(text_of(blocks, self.notes)))
+                self.notes += without_effect(f"messages.{position}.", message.model_extra or {})
+                if (text := text_of(blocks, self.notes)) or not blocks:
+                    self.history.add(DeveloperMessage(text))
+        for at, block in blocks:
+            if isinstance(block, ToolAdditionBlock):
+                self._add_tool(at, block.tool)
 
     def add_compacted(self, messages: Sequence[MessageParam], position: int, place: int) -> None:
         """Add the message with a compaction block at `place`, which replaces everything before it."""
@@ -155,6 +172,19 @@ class HistoryReader:
             # The results of parallel calls may follow.
             self.history.add_within_exchange(AddedTools(found))
 
+    def _add_tool(self, at: str, change: ToolChange) -> None:
+        """Declare a tool at this position: one of the request, or one that is defined here."""
+        tools = tuple(tool for name, tool in self._deferred.items() if name == change.name)
+        if change.definition is not None:
+            # An invalid definition is left out.
+            with suppress(ValidationError, InvalidRequest):
+                function = declared_function(MessagesTool.model_validate(change.definition), f"{at}.tool.definition")
+                tools = to_toolbox([function] if function is not None else [], others=True).tools
+        if tools:
+            self.history.add_within_exchange(AddedTools(tools))
+        else:
+            self.notes.append(f"{at}: no effect, because the tool is declared already, or is not available")
+
     def _assistant(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
         self._sealed = {
             known_id(block.tool_use_id): sealed_call
@@ -195,7 +225,7 @@ class HistoryReader:
             case ThinkingBlock():
                 self.history.add_within_exchange(*self._reasoning_items(at, block))
             case RedactedBlock():
-                self.history.add_within_exchange(*self._opened(block.data, f"{at}.data"))
+                self.history.add_within_exchange(*self._opened(block.data, at))
             case ToolUseBlock():
                 self.history.call(AssistantCall(known_id(block.id), block.name, to_arguments(block.input)))
             case ServerUseBlock():
@@ -205,9 +235,7 @@ class HistoryReader:
             case ServerResultBlock():
                 self._server_result(at, block)
             case ToolResultBlock():
-                raise InvalidRequest(
-                    f"'{at}.type': 'tool_result' is allowed only in a user message.", param=f"{at}.type"
-                )
+                self._result(at, block)
             case _:
                 self.history.add_within_exchange(*split_markers(text_of([(at, block)], self.notes), Phase.COMMENTARY))
 
@@ -217,10 +245,13 @@ class HistoryReader:
         if sealed_call is not None and call_id not in self._served_calls:
             # Clients may omit calls of tools that they did not name, and send the results.
             self.history.call(sealed_call[0])
-        name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
-        self.history.result(
-            ToolResult(call_id, name, result_text(block.content)) if sealed_call is None else sealed_call[1]
-        )
+        if sealed_call is None:
+            # Another server may have left out the call.
+            known = self.history.has_call(call_id)
+            name = self.history.name_of(call_id, at) if known else block.type.removesuffix("_tool_result")
+            self.history.result(ToolResult(call_id, name, result_text(block.content)))
+        else:
+            self.history.result(sealed_call[1])
         self._add_found(references_in(block.content))
 
     def _sealed_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
@@ -236,18 +267,20 @@ class HistoryReader:
 
     def _reasoning_items(self, at: str, block: ThinkingBlock) -> Sequence[Item]:
         # A signature without text is reasoning that was omitted: the signature then contains it, sealed. Unsigned
-        # reasoning could be written by anybody, so it is refused.
+        # reasoning could be written by anybody, so the model does not see it.
         if self._seals is not None and block.thinking:
             if self._seals.signed(self._tenant, block.thinking, block.signature):
                 return [AssistantReasoning(block.thinking)]
         elif self._seals is not None:
-            return self._opened(block.signature, f"{at}.signature")
-        raise _not_ours(f"{at}.signature")
+            return self._opened(block.signature, at)
+        self.notes.append(f"{at}: no effect, because {NOT_OURS}")
+        return ()
 
-    def _opened(self, sealed: str, param: str) -> Sequence[Item]:
+    def _opened(self, sealed: str, at: str) -> Sequence[Item]:
         items = None if self._seals is None else self._seals.open(self._tenant, sealed)
         if items is None or not all(isinstance(item, AssistantReasoning) for item in items):
-            raise _not_ours(param)
+            self.notes.append(f"{at}: no effect, because {NOT_OURS}")
+            return ()
         return items
 
 
@@ -264,13 +297,6 @@ def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
     )
 
 
-def _not_ours(param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"'{param}' does not match this block, or is not from this gateway. Return thinking unchanged, or omit it.",
-        param=param,
-    )
-
-
 def _user_text(message: MessageParam) -> str:
     return text_of([("", block) for block in message.content if isinstance(block, TextBlock)], [])
 
@@ -280,10 +306,7 @@ def _has_citations(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
 
 
 def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str:
-    """Return the text of blocks that are not calls.
-
-    Raises InvalidRequest for a block that has no text in this position.
-    """
+    """Return the text of blocks that are not calls; a note reports a block without text here."""
     texts: list[str] = []
     for at, block in blocks:
         match block:
@@ -294,16 +317,20 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
                 texts.append(f"{block.title}\n{block.source}\n{text}")
             case DocumentBlock():
                 texts.append(_document(at, block, notes))
-            case CompactionBlock():
-                texts.append(block.content or "")
+            case CompactionBlock() if block.content:
+                texts.append(block.content)
+            case ToolRemovalBlock():
+                texts.append(f"From now on, do not call: {block.tool.name or block.tool.server_name}")
+            case BrowserStateBlock():
+                texts.append(orjson.dumps({"tabs": block.tabs, "state_changes": block.state_changes}).decode())
+            case ToolAdditionBlock():
+                pass
             case ToolReferenceBlock():
                 texts.append(f"Found: {block.tool_name}")
             case SilentBlock():
                 notes.append(f"{at}: no effect")
             case _:
-                raise InvalidRequest(
-                    f"'{at}.type': '{block.type}' is not allowed in this position.", param=f"{at}.type"
-                )
+                notes.append(f"{at}: no effect, because a block of type '{block.type}' has no text here")
     return join(texts, BETWEEN, param="messages")
 
 

@@ -10,10 +10,16 @@ from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown
 from unisono.api.field_types import smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, SEARCH, RunnableTools, server_tools_of
 from unisono.api.history_builder import join
-from unisono.api.messages.content_blocks import CompactionBlock, RedactedBlock, ServerResultBlock, ThinkingBlock
+from unisono.api.messages.content_blocks import (
+    CompactionBlock,
+    RedactedBlock,
+    ServerResultBlock,
+    ThinkingBlock,
+    ToolAdditionBlock,
+)
 from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, with_deferred
 from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, last_compaction, text_of
-from unisono.api.messages.schema import MessagesInput
+from unisono.api.messages.schema import MessageParam, MessagesInput
 from unisono.api.messages.server_tools import (
     builtin_for,
     declared,
@@ -172,7 +178,7 @@ def to_conversation(
     preamble = replace(preamble, tools=tuple(tool for tool in preamble.tools if tool.name not in deferred))
     reading = HistoryReader(tenant, seals, deferred)
     messages = request.messages
-    leading = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
+    leading = next((at for at, message in enumerate(messages) if not _is_instruction(message)), len(messages))
     instructions = [block.text for block in request.system if not block.text.startswith(BILLING)]
     for position, message in enumerate(messages[:leading]):
         at = f"messages.{position}.content"
@@ -190,6 +196,11 @@ def to_conversation(
     preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"))
     conversation = Conversation(preamble, reading.items(), prefill)
     return with_deferred(request, conversation, tools), reading.notes
+
+
+def _is_instruction(message: MessageParam) -> bool:
+    """Return True for a system message that declares no tools at its position."""
+    return message.role == "system" and not any(isinstance(block, ToolAdditionBlock) for block in message.content)
 
 
 def to_compaction_plan(request: MessagesInput, conversation: Conversation, window: Window) -> CompactionPlan | None:

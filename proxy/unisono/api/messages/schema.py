@@ -37,7 +37,8 @@ CUSTOM = "custom"
 
 class MessageParam(OpenModel):
     role: Literal["user", "assistant", "system"]
-    content: Content
+    # A system message may contain settings only.
+    content: Content = Field(default_factory=list)
 
 
 class MessagesTool(OpenModel):

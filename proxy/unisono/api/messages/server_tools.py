@@ -67,6 +67,17 @@ def to_servers(
     )
 
 
+def declared_function(tool: MessagesTool, at: str) -> DeclaredTool | None:
+    """Return a tool that is a function for the model; None for another kind."""
+    if tool.type == CUSTOM:
+        spec = FunctionSpec.model_construct(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        )
+        return DeclaredTool("function", at, at, spec, schema_field="input_schema")
+    client = client_tool(tool.type)
+    return DeclaredTool("function", at, at, client.function(tool.name, tool.model_extra or {})) if client else None
+
+
 def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[DeclaredTool]:
     """Yield the tools that are functions for the model, and unavailable ones.
 
@@ -76,13 +87,8 @@ def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[Declare
     for position, tool in enumerate(request.tools or ()):
         at = f"tools.{position}"
         builtin = builtin_for(tool.type)
-        if tool.type == CUSTOM:
-            spec = FunctionSpec.model_construct(
-                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-            )
-            yield DeclaredTool("function", at, at, spec, schema_field="input_schema")
-        elif (client := client_tool(tool.type)) is not None:
-            yield DeclaredTool("function", at, at, client.function(tool.name, tool.model_extra or {}))
+        if (function := declared_function(tool, at)) is not None:
+            yield function
         elif builtin not in hosted and not (has_search and is_search(tool.type)):
             yield DeclaredTool(tool.type, at, setting=SETTING + builtin if builtin else "")
 
