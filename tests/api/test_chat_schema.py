@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
-from unisono.api.field_types import EFFORTS
+from unisono.api.request_options import EFFORTS
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort
 from unisono.core.generation import Sampling

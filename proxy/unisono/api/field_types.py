@@ -20,12 +20,10 @@ from pydantic import (
     GetJsonSchemaHandler,
     TypeAdapter,
     ValidationInfo,
-    WithJsonSchema,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from unisono.core.conversation import Effort
 from unisono.core.generation import (
     CALL,
     CHANNEL,
@@ -37,17 +35,6 @@ from unisono.core.generation import (
     START,
     VOCABULARY,
 )
-
-# Known spellings of an effort, and the corresponding effort of gpt-oss.
-EFFORTS = {
-    "none": Effort.LOW,
-    "minimal": Effort.LOW,
-    "low": Effort.LOW,
-    "medium": Effort.MEDIUM,
-    "high": Effort.HIGH,
-    "xhigh": Effort.HIGH,
-    "max": Effort.HIGH,
-}
 
 # A bias on these tokens could keep the model from ending a message or a call.
 STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL, ENDOFTEXT})
@@ -107,14 +94,6 @@ def _encodable(text: str) -> str:
     return text
 
 
-def to_effort(value: Any) -> Effort | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or value not in EFFORTS:
-        raise invalid_field(f"must be one of {', '.join(EFFORTS)}")
-    return EFFORTS[value]
-
-
 def _to_token_id(value: Any) -> int:
     if not isinstance(value, str) or not (value.isascii() and value.isdigit() and len(value) <= 6):
         raise invalid_field("must be a token id in decimal digits")
@@ -147,7 +126,6 @@ Id = Annotated[Text, Field(min_length=1)]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 Arguments = Annotated[Text, BeforeValidator(_to_arguments), FieldInput(str | dict[str, Any] | None)]
 Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
-SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort), WithJsonSchema({"enum": [*EFFORTS, None]})]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1)]
 # Reasoning budget in tokens; a negative value means no limit.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, WithJsonSchema
 
 from unisono.api.field_types import (
     LogitBias,
@@ -17,7 +19,9 @@ from unisono.api.field_types import (
     Temperature,
     TopK,
     TopP,
+    invalid_field,
 )
+from unisono.core.conversation import Effort
 from unisono.core.generation import Sampling
 from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestFields
 
@@ -27,6 +31,31 @@ from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestFie
 def request_fields(conversation: str, *, tool: str = "tools.{index}", tool_schema: str = "parameters") -> RequestFields:
     """Return the fields of a surface whose conversation is in the field `conversation`."""
     return RequestFields(conversation, "tools", tool, tool_schema, "logit_bias")
+
+
+# Reasoning effort.
+
+# Accepted spellings of an effort, and the corresponding effort of gpt-oss.
+EFFORTS: Final = {
+    "none": Effort.LOW,
+    "minimal": Effort.LOW,
+    "low": Effort.LOW,
+    "medium": Effort.MEDIUM,
+    "high": Effort.HIGH,
+    "xhigh": Effort.HIGH,
+    "max": Effort.HIGH,
+}
+
+
+def to_effort(value: Any) -> Effort | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in EFFORTS:
+        raise invalid_field(f"must be one of {', '.join(EFFORTS)}")
+    return EFFORTS[value]
+
+
+SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort), WithJsonSchema({"enum": [*EFFORTS, None]})]
 
 
 # Sampling fields common to all API surfaces, and their conversion.

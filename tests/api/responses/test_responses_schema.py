@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.api.responses.frames import ids
 from unisono.api.error_responses import failure_of
-from unisono.api.field_types import EFFORTS
+from unisono.api.request_options import EFFORTS
 from unisono.api.responses.inbound import ResponsesGeneration, check, to_generation_request
 from unisono.api.responses.input_items import KINDS
 from unisono.api.responses.known_state import KnownState

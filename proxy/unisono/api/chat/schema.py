@@ -24,7 +24,6 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from unisono.api.field_types import (
-    EFFORTS,
     MAX_MESSAGES,
     MAX_TOOLS,
     Arguments,
@@ -34,18 +33,16 @@ from unisono.api.field_types import (
     Id,
     ModelName,
     OpenModel,
-    SpelledEffort,
     Text,
     ToolName,
     invalid_field,
     neutral,
     only_neutral,
-    to_effort,
 )
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.history_builder import ContentPart
 from unisono.api.media import MediaHistory
-from unisono.api.request_options import SamplingFields
+from unisono.api.request_options import EFFORTS, SamplingFields, SpelledEffort, to_effort
 from unisono.api.response_format import ResponseFormat
 from unisono.api.tool_choice import ChosenFunction, ChosenTools
 from unisono.api.tools import CustomSpec, FunctionSpec, described

@@ -19,7 +19,6 @@ from unisono.api.field_types import (
     ModelName,
     OpenModel,
     Parameters,
-    SpelledEffort,
     Text,
     ToolName,
     invalid_field,
@@ -28,7 +27,7 @@ from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.media import MediaHistory
 from unisono.api.messages.content_blocks import Content, TextBlock
 from unisono.api.messages.context_edits import CompactEdit, CompactionOptions, ContextEdits
-from unisono.api.request_options import SamplingFields
+from unisono.api.request_options import SamplingFields, SpelledEffort
 
 MAX_STOPS = 16
 # Type of a client's own tool.

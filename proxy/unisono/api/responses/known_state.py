@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
-from unisono.api.field_types import OpenModel, SpelledEffort
+from unisono.api.field_types import OpenModel
+from unisono.api.request_options import SpelledEffort
 from unisono.api.response_format import TextFormat
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory
 from unisono.core.conversation import Effort, Item

@@ -19,7 +19,6 @@ from unisono.api.field_types import (
     Id,
     ModelName,
     OpenModel,
-    SpelledEffort,
     Text,
     invalid_field,
     neutral,
@@ -27,7 +26,7 @@ from unisono.api.field_types import (
     refused,
 )
 from unisono.api.media import MediaHistory
-from unisono.api.request_options import SamplingFields
+from unisono.api.request_options import SamplingFields, SpelledEffort
 from unisono.api.response_format import TextFormat
 from unisono.api.responses.declared_tools import ResponsesTool
 from unisono.api.responses.input_items import GivenItem, InputTrigger
