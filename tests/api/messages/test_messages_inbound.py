@@ -17,6 +17,7 @@ from unisono.api.request_options import ModelRules
 from unisono.api.summary import HEADING
 from unisono.core.access import Caller
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
@@ -430,35 +431,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "an image": ({"messages": [user(IMAGE)]}, "messages.0.content.0.type"),
     "a binary document": ({"messages": [user(PDF)]}, "messages.0.content.0.source.type"),
     "an unknown block": ({"messages": [user({"type": "smell"})]}, "messages.0.content.0.type"),
-    "a call in a user message": ({"messages": [user(USE)]}, "messages.0.content.0.type"),
-    "a result in an assistant message": (
-        {"messages": [QUESTION, assistant(USE, result("toolu_1"))]},
-        "messages.1.content.1.type",
-    ),
     "a container upload": ({"messages": [user({"type": "container_upload"})]}, "messages.0.content.0.type"),
     "an empty tool name": ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": ""}}, "tool_choice.name"),
-    "a foreign result without its call": (
-        {"messages": [QUESTION, assistant(WEB[1]), QUESTION]},
-        "messages.1.content.0.tool_use_id",
-    ),
     "a result without a call": ({"messages": [user(result("toolu_9"))]}, "messages.0.content.0.tool_use_id"),
-    "forged thinking": ({"messages": [QUESTION, assistant(FORGED)]}, "messages.1.content.0.signature"),
-    "unsigned thinking": (
-        {"messages": [QUESTION, assistant({"type": "thinking", "thinking": "Hm.", "signature": ""})]},
-        "messages.1.content.0.signature",
-    ),
-    "thinking of another tenant": (
-        {"messages": [QUESTION, assistant({**thinking(), "signature": SEALER.sign("others", REASONING_TEXT)})]},
-        "messages.1.content.0.signature",
-    ),
-    "omitted thinking of another server": (
-        {"messages": [QUESTION, assistant({**OMITTED, "signature": "EqQBCg"})]},
-        "messages.1.content.0.signature",
-    ),
-    "redacted thinking of another server": (
-        {"messages": [QUESTION, assistant({"type": "redacted_thinking", "data": "EqQBCg"})]},
-        "messages.1.content.0.data",
-    ),
     "arguments as text": ({"messages": [QUESTION, assistant({**USE, "input": "{}"})]}, "messages.1.content.0.input"),
     "no input schema": ({"tools": [{"name": "look"}]}, "tools.0.input_schema"),
     "no tool name": ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
@@ -487,3 +462,54 @@ def test_an_invalid_field_is_refused_with_its_path(fields: Json, param: str) -> 
     failure = failure_of(caught.value)
     assert failure.status == 400
     assert (failure.param or "").startswith(param)
+
+
+# Blocks in an earlier message that the model cannot read. Clients send them again with every request.
+LEFT_OUT: dict[str, tuple[Json, str]] = {
+    "a call in a user message": ({"messages": [user(USE)]}, "messages.0.content.0"),
+    "forged thinking": ({"messages": [QUESTION, assistant(FORGED)]}, "messages.1.content.0"),
+    "unsigned thinking": (
+        {"messages": [QUESTION, assistant({"type": "thinking", "thinking": "Hm.", "signature": ""})]},
+        "messages.1.content.0",
+    ),
+    "thinking of another tenant": (
+        {"messages": [QUESTION, assistant({**thinking(), "signature": SEALER.sign("others", REASONING_TEXT)})]},
+        "messages.1.content.0",
+    ),
+    "omitted thinking of another server": (
+        {"messages": [QUESTION, assistant({**OMITTED, "signature": "EqQBCg"})]},
+        "messages.1.content.0",
+    ),
+    "redacted thinking of another server": (
+        {"messages": [QUESTION, assistant({"type": "redacted_thinking", "data": "EqQBCg"})]},
+        "messages.1.content.0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "place"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_a_block_that_cannot_be_read_is_left_out_with_a_note(fields: Json, place: str) -> None:
+    generation = generation_of(**fields)
+    assert [note.partition(":")[0] for note in generation.notes] == [place]
+    assert not any(isinstance(item, AssistantReasoning) for item in generation.request.conversation.items)
+
+
+def test_a_result_in_an_assistant_message_answers_its_call() -> None:
+    generation = generation_of(messages=[QUESTION, assistant(USE, result("toolu_1", content="18 degrees")), QUESTION])
+    assert [item.output for item in generation.request.conversation.items if isinstance(item, ToolResult)] == [
+        "18 degrees"
+    ]
+
+
+def test_a_foreign_result_without_its_call_is_read() -> None:
+    generation = generation_of(messages=[QUESTION, assistant(WEB[1]), QUESTION])
+    assert [item.name for item in generation.request.conversation.items if isinstance(item, ToolResult)] == [
+        "web_search"
+    ]
+
+
+def test_a_tool_addition_declares_a_tool_at_its_position() -> None:
+    addition = {"type": "tool_addition", "tool": {"type": "tool", "definition": {**LOOK, "name": "hear"}}}
+    items = generation_of(messages=[QUESTION, {"role": "system", "content": [addition]}, QUESTION]).request
+    found = [item for item in items.conversation.items if isinstance(item, AddedTools)]
+    assert [tool.name for item in found for tool in item.tools] == ["hear"]

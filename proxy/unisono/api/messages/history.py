@@ -101,7 +101,8 @@ class HistoryReader:
     def add(self, position: int, message: MessageParam, begin: int = 0) -> None:
         """Add a message from its block `begin` on. Raises InvalidRequest, naming the block."""
         at = f"messages.{position}.content"
-        blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content[begin:], begin)]
+        every = [(f"{at}.{place}", block) for place, block in enumerate(message.content[begin:], begin)]
+        blocks = [(at, block) for at, block in every if not isinstance(block, ToolAdditionBlock)]
         match message.role:
             case "user":
                 self._user(blocks)
@@ -109,9 +110,9 @@ class HistoryReader:
                 self._assistant(blocks)
             case "system":
                 self.notes += without_effect(f"messages.{position}.", message.model_extra or {})
-                if (text := text_of(blocks, self.notes)) or not blocks:
+                if (text := text_of(blocks, self.notes)) or not every:
                     self.history.add(DeveloperMessage(text))
-        for at, block in blocks:
+        for at, block in every:
             if isinstance(block, ToolAdditionBlock):
                 self._add_tool(at, block.tool)
 
@@ -323,8 +324,6 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
                 texts.append(f"From now on, do not call: {block.tool.name or block.tool.server_name}")
             case BrowserStateBlock():
                 texts.append(orjson.dumps({"tabs": block.tabs, "state_changes": block.state_changes}).decode())
-            case ToolAdditionBlock():
-                pass
             case ToolReferenceBlock():
                 texts.append(f"Found: {block.tool_name}")
             case SilentBlock():
