@@ -106,7 +106,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "empty filter": (
         {"url": URL, "require_approval": {"never": {}}},
-        "mcp_servers.docs.require_approval.never: selects no tools",
+        "mcp_servers.docs.require_approval.never: the entry permits no tools",
     ),
     "unknown approval policy": (
         {"url": URL, "require_approval": "sometimes"},

@@ -74,7 +74,7 @@ REMEDIES = {
 
 
 class LlamaCppBackend:
-    """llama.cpp backend. The model's name only matters to a server that routes between several."""
+    """llama.cpp backend. Only a server that serves several models reads the model's name."""
 
     def __init__(self, options: BackendOptions) -> None:
         """Raise ConfigError for invalid options."""

@@ -107,7 +107,7 @@ class Batch:
 
     @property
     def load(self) -> tuple[int, int, int]:
-        """Return running and waiting requests and the tokens of the running ones (last step)."""
+        """Return the numbers of running requests, of waiting ones, and of tokens in use."""
         # Requests are in order of arrival, which is the order of admission; the copy is one atomic step.
         rows = list(self._running.values())
         running = rows[: self._limits.batch]

@@ -35,7 +35,7 @@ Process: TypeAlias = subprocess.Popen[bytes]
 
 
 class ProcessHandle(Protocol):
-    """Handle of a process. Its methods may block, so they run in a thread."""
+    """Handle of a process. Its methods may block, so async callers run them in a thread."""
 
     pid: int
 

@@ -125,7 +125,8 @@ def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
 def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> tuple[Item, ...]:
     """Return the items that replace a conversation with this summary.
 
-    Without a summary, they are the conversation itself. At most `room` characters of messages before it are preserved.
+    With an empty summary, they are the conversation itself. At most `room` characters of the user's messages before the
+    summary are preserved.
     """
     # The model has to answer what the user wrote last, so it stays behind the summary.
     end = len(items) - len(newest_input(items))

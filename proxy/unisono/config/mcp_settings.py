@@ -61,7 +61,7 @@ class ToolFilterSettings(Section):
     @model_validator(mode="after")
     def _is_not_empty(self) -> ToolFilterSettings:
         if self.tool_names is None and self.read_only is None:
-            raise ValueError("selects no tools; set `tool_names` or `read_only`")
+            raise ValueError("the entry permits no tools: set `tool_names` or `read_only`")
         return self
 
     def filter(self) -> ToolFilter:

@@ -97,8 +97,8 @@ class ModelRegistry:
     def resolve(self, requested: str | None) -> ServedModel:
         """Return the group for a client's name. Raises UnknownModel.
 
-        The order is alias, exact name, wildcard, default model. After these, an auxiliary name means the only gpt-oss
-        model.
+        The order is alias, exact name, wildcard, default model. After these, a name in `AUXILIARY_NAMES` means the only
+        gpt-oss model. With several gpt-oss models, it is unknown.
         """
         if requested:
             name = self._aliases.get(requested, requested)

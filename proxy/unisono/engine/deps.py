@@ -154,7 +154,7 @@ class CountedPrompts:
     def find(self, request: GenerationRequest) -> PreparedConversation | None:
         """Return the counted prompt of a request.
 
-        None if it was not counted, or if a hook changed its conversation or form.
+        None if it was not counted, or if a hook changed the conversation or the required answer format afterwards.
         """
         counted = self._prompts.get(request.origin.key)
         if (

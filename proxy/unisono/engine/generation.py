@@ -150,7 +150,8 @@ class HarmonyGeneration(BatchStream):
     async def _first_calls(self, prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
         """Yield the batches that precede the first generation.
 
-        These are the lists of server tools, approved calls, and calls that an earlier stream was about to make.
+        These are the lists of server tools, approved calls, and calls that an interrupted process had generated but not
+        made.
         """
         if not self._request.resumption.journal and (lists := reader.list_tools()):
             yield lists

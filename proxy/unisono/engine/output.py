@@ -208,7 +208,7 @@ class OutputReader:
         return self._record_note(self.round.tools.note(), self.round.tool_lists())
 
     def announce_call(self, *, late: bool) -> list[Event]:
-        """Begin the next call of the round. `late`: the time for tools has passed."""
+        """Begin the next call of the round. With `late`, it is announced but not made."""
         assert self.round is not None
         assert self._filter is not None
         return self._announce(*self.round.call(self._filter.next_index(), late=late))

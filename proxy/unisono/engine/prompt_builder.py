@@ -21,7 +21,7 @@ MIN_ANSWER_TOKENS = 1_024  # tokens reserved for an answer without a limit, if t
 
 @dataclass(frozen=True, slots=True)
 class StepPrompt:
-    """The rendered prompt of one step, and the same prompt with its text if a backend needed it."""
+    """The rendered prompt of one step, with its text too once a backend needed text."""
 
     number: int
     is_final_open: bool

@@ -235,7 +235,7 @@ class Transcript:
     # -- continuation after a failed backend
 
     def resume_elsewhere(self, able: frozenset[str]) -> None:
-        """Continue on another backend that enforces the constraint kinds `able`."""
+        """Continue on another backend. `able` are the kinds of constraints that it can enforce."""
         # A constraint cannot be enforced for the rest of a body. A body that needs one is regenerated, unless part of
         # it was emitted.
         wanted = self.controller.step.last.constraint

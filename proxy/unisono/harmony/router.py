@@ -119,10 +119,10 @@ class HarmonyRouter:
         return events
 
     def unread(self, tokens: int, instead: Sequence[int]) -> bool:
-        """Replace the last `tokens` tokens of the open message by the tokens `instead`.
+        """Replace the last `tokens` tokens of the open message by those in `instead`.
 
-        The replaced tokens still count as generated. Return False and change nothing if no message is open, if its
-        body is shorter, or if more text was already emitted than the new body has.
+        The replaced tokens still count as generated. Return False and change nothing if no message is open, if the
+        body of the message has fewer tokens, or if more text was already emitted than the new body has.
         """
         opened = self._open
         if opened is None or not opened.replace_end(self._encoding, tokens, instead):

@@ -283,7 +283,7 @@ def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tu
 
 
 def _least(free: list[Candidate], selection: SelectionRequest) -> list[Candidate]:
-    """Return those of the lowest order, and of these the ones lacking the fewest abilities."""
+    """Return the candidates of the lowest `order` that lack the fewest abilities."""
     orders = {c.order for c in free}
     if len(orders) > 1:
         lowest = min(orders)

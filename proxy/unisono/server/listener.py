@@ -82,7 +82,7 @@ def connections(
 
 
 class HttpConnection(Delivering, HttpToolsProtocol):
-    """uvicorn's HTTP connection with limits; `connections` makes a subclass with settings."""
+    """uvicorn's HTTP connection with limits; `connections` creates a subclass with values."""
 
     settings: ClassVar[ListenerSettings]
 

@@ -39,7 +39,7 @@ _ASSISTANT = "<|start|>assistant"
 def inspected(request: InspectRequest) -> dict[str, Any]:
     """Inspect a `trace`, `text` or `tokens`.
 
-    Raises InvalidRequest for a recording that is damaged or of another version, and for text that cannot be tokenized.
+    Raises InvalidRequest for a trace that is damaged or of another version, and for text that cannot be tokenized.
     """
     request.check()
     encoding = load_encoding()

@@ -38,7 +38,7 @@ def _is_beyond_orjson(value: dict[str, Any], arguments: str) -> bool:
 def exact(value: dict[str, Any], written: str) -> Any:
     """Return `value`, or the text `written` if it may contain numbers too long for orjson.
 
-    `value` was parsed from `written`. If it only wraps invalid arguments, it is returned unchanged.
+    `value` was parsed from `written`. A `value` that holds text which is not valid JSON is returned unchanged.
     """
     is_unparsed = value.keys() == {UNPARSED}
     return value if is_unparsed or not LONG_NUMBER.search(written) else orjson.Fragment(written)

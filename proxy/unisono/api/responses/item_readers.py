@@ -122,7 +122,7 @@ def _reference(conversion: InputConversion, item: InputItem, param: str) -> Sequ
 def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Convert a call that a server made and answered.
 
-    An approved call is replaced by its result, because the call is already in the history.
+    For an approved call, only the result is returned: the approval request already added the call.
     """
     assert isinstance(item, InputMcpCall)
     # A failed call has no output; the model then reads the error.

@@ -71,9 +71,10 @@ def nothing_stored(_: str) -> None:
 class KnownState:
     """State that a request depends on, read beforehand.
 
-    `earlier` holds the history before the request's input. `stored_item` finds one by its id, and `opened` opens
-    a sealed text. `hosted` is the earlier history of server tools. `now` is that of an input which is already in
-    `earlier`. `configuration` has the settings that earlier items changed.
+    `earlier` holds the history before the request's input. `stored_item` finds a stored item by its id, and `opened`
+    opens a sealed text. `hosted` is the server tool history of earlier items. `now` is the server tool history of the
+    request's own items, if they were added to the conversation beforehand. `configuration` has the settings that
+    earlier items changed.
     """
 
     earlier: Sequence[Item] = ()

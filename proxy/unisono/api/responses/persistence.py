@@ -41,7 +41,7 @@ def to_stored(prepared: PreparedRequest, response: StoredResponse) -> StoredResp
 
 
 def revision_for(prepared: PreparedRequest, response: StoredResponse) -> int | None:
-    """Return the conversation's revision to append to, or None without an append."""
+    """Return the revision of the conversation to append to; None if the response is in none."""
     return prepared.revision if response.status in JOINS else None
 
 

@@ -47,7 +47,7 @@ def response(tenant: str, anchor: str, id: str) -> list[str]:
 
 
 def lease(tenant: str, anchor: str) -> list[str]:
-    """Return the Redis keys of the lease for an anchor, and of its fence counter."""
+    """Return the Redis keys of the lease on the responses of an anchor, and of its fence."""
     here = tag(tenant, anchor)
     return [here + "lease", here + "fence"]
 

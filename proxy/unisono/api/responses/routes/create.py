@@ -218,7 +218,10 @@ class ResponseCreation:
                     return owner
 
     async def _has_started(self, claim: IdempotencyClaim, response_id: str) -> bool:
-        """Start the response that has the key; return False if the key was lost meanwhile."""
+        """Start the response of an idempotency key. Return False if the key was lost.
+
+        It is lost if another request took it over meanwhile.
+        """
 
         async def confirm() -> None:
             if await owner_of(self._deps, claim, response_id) != response_id:

@@ -63,7 +63,7 @@ ClientFrame: TypeAlias = CreateFrame | SteerFrame | EmptyFrame
 def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
     """Parse the JSON object of a message, and return it with its length in bytes.
 
-    Raises InvalidRequest for a binary message and for any other text.
+    Raises InvalidRequest for a binary message and for text that is not a JSON object.
     """
     text = message.get("text")
     if text is None:
