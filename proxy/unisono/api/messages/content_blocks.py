@@ -1,7 +1,8 @@
 """Content blocks of a request: one model per kind, selected by `type`.
 
-Agents send back the whole conversation, including blocks of other servers. Every kind with text content is accepted;
-kinds that only another model could read are refused by name.
+Agents send back the whole conversation, including blocks of other servers. All of Anthropic's kinds are accepted; a
+block that the model cannot read is left out with a note. Only media in the newest user message and unknown kinds are
+refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from unisono.api.history_builder import MEDIA_PARTS
 
 # Sources of documents that are not text.
 FILES: Final = frozenset({"base64", "url", "file"})
+TOOL_REMOVAL: Final = "tool_removal"
 
 
 AnyContent: Final = FieldInput(str | list[dict[str, Any] | str] | None)
@@ -120,6 +122,28 @@ class CompactionBlock(ContentBlock):
 
     content: Text | None = None
     encrypted_content: Text | None = None
+    tool_changes: list[GivenBlock] | None = None
+
+
+class ChangedTool(OpenModel):
+    """A tool by its name or the name of its server, or with its definition."""
+
+    name: Text | None = None
+    server_name: Text | None = None
+    definition: Any = None
+
+
+class ToolChangeBlock(ContentBlock):
+    """A tool that the model may call, or must not call, after this block."""
+
+    tool: ChangedTool
+
+
+class BrowserStateBlock(ContentBlock):
+    """The tabs of the client's browser after a call, and the changes that the call made."""
+
+    tabs: list[Any]
+    state_changes: list[Any] | None = None
 
 
 class SilentBlock(ContentBlock):
@@ -147,6 +171,9 @@ KINDS: Final[Mapping[str, type[ContentBlock]]] = {
     "mcp_tool_result": ServerResultBlock,
     "compaction": CompactionBlock,
     "tool_reference": ToolReferenceBlock,
+    "tool_addition": ToolChangeBlock,
+    TOOL_REMOVAL: ToolChangeBlock,
+    "browser_state": BrowserStateBlock,
     "mcp_tool_listing": SilentBlock,
     "fallback": SilentBlock,
 }
@@ -180,3 +207,4 @@ Content: TypeAlias = Annotated[list[GivenBlock], BeforeValidator(to_blocks), Any
 BlockSource.model_rebuild()
 DocumentBlock.model_rebuild()
 ToolResultBlock.model_rebuild()
+CompactionBlock.model_rebuild()
