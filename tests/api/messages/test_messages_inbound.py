@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from tests.api.messages.mounted import SEALER
 from unisono.api.error_responses import failure_of
 from unisono.api.gateway_tools import RunnableTools
+from unisono.api.media import LINE
 from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, Thinking, needs_seals, to_generation_request
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.messages.server_tools import SEALED
@@ -98,6 +99,22 @@ WEB = [
     },
 ]
 SEALED_WEB = [WEB[0], {**WEB[1], "content": [{**WEB[1]["content"][0], SEALED: SEALER.seal(TENANT, [SEARCHED, FOUND])}]}]
+
+FETCHED_PDF = {
+    "type": "web_fetch_result",
+    "url": "https://t.example",
+    "content": {"type": "document", "title": "Paper", "source": {"type": "base64", "data": "JVBERi0="}},
+}
+TAB = {"title": "T"}
+
+
+def addition(name: str) -> Json:
+    return {"type": "tool_addition", "tool": {"type": "tool_reference", "name": name}}
+
+
+def removal(name: str) -> Json:
+    return {**addition(name), "type": "tool_removal"}
+
 
 CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
     "a string": ([QUESTION], [UserMessage("Hi")]),
@@ -240,6 +257,67 @@ CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
     "a search by this gateway": (
         [QUESTION, assistant(*SEALED_WEB, text("It is so.")), QUESTION],
         [UserMessage("Hi"), SEARCHED, FOUND, AssistantMessage("It is so."), UserMessage("Hi")],
+    ),
+    "a result in an assistant message": (
+        [QUESTION, assistant(USE, result("toolu_1", content="seen")), QUESTION],
+        [UserMessage("Hi"), CALL, ToolResult("call_1", "look", "seen"), UserMessage("Hi")],
+    ),
+    "a foreign result without its call": (
+        [QUESTION, assistant(WEB[1]), QUESTION],
+        [UserMessage("Hi"), ToolResult("call_s", "web_search", "T\nhttps://t.example"), UserMessage("Hi")],
+    ),
+    "a fetched PDF": (
+        [QUESTION, assistant({**WEB[1], "content": FETCHED_PDF}), QUESTION],
+        [
+            UserMessage("Hi"),
+            ToolResult("call_s", "web_search", f"https://t.example\nPaper\n{LINE.format(kind='File')}"),
+            UserMessage("Hi"),
+        ],
+    ),
+    "an edit and a file of another server": (
+        [QUESTION, assistant({**WEB[1], "content": {"lines": ["-a", "+b"], "content": [{"file_id": "f"}]}}), QUESTION],
+        [UserMessage("Hi"), ToolResult("call_s", "web_search", "-a\n+b\nf"), UserMessage("Hi")],
+    ),
+    "the state of a browser": (
+        [QUESTION, assistant(USE), user(result("toolu_1", content=[{"type": "browser_state", "tabs": [TAB]}]))],
+        [UserMessage("Hi"), CALL, ToolResult("call_1", "look", '{"tabs":[{"title":"T"}],"state_changes":null}')],
+    ),
+    "a tool that is defined, removed and allowed again": (
+        [
+            user({"type": "tool_addition", "tool": {"type": "tool_definition", "definition": LOOK}}),
+            {"role": "system", "content": [text("Be brief."), removal("look")]},
+            {"role": "system", "content": [addition("look")]},
+            QUESTION,
+        ],
+        [
+            AddedTools((FunctionTool("look", "Looks.", {"type": "object"}),)),
+            DeveloperMessage("Be brief."),
+            DeveloperMessage("From now on, do not call this tool: look"),
+            DeveloperMessage("You can call this tool again: look"),
+            UserMessage("Hi"),
+        ],
+    ),
+    "a removal among results": (
+        [QUESTION, assistant(USE, removal("look")), user(result("toolu_1"), text("And?"))],
+        [
+            UserMessage("Hi"),
+            CALL,
+            ToolResult("call_1", "look", ""),
+            DeveloperMessage("From now on, do not call this tool: look"),
+            UserMessage("And?"),
+        ],
+    ),
+    "a summary of another server with changes of tools": (
+        [
+            QUESTION,
+            assistant({"type": "compaction", "content": "We met.", "tool_changes": [removal("look")]}),
+            QUESTION,
+        ],
+        [
+            UserMessage(HEADING + "We met."),
+            DeveloperMessage("From now on, do not call this tool: look"),
+            UserMessage("Hi"),
+        ],
     ),
     "instructions in the middle": (
         [QUESTION, {"role": "system", "content": "Be brief."}, QUESTION],
@@ -424,15 +502,76 @@ def test_fields_without_effect_are_noted_except_caching() -> None:
     assert generation.notes == ("service_tier: no effect", "betas: no effect")
 
 
+UNREAD: dict[str, tuple[Json, str]] = {
+    "forged thinking": (assistant({**thinking(), "thinking": "Let me see about something else."}), "content.0"),
+    "unsigned thinking": (assistant({"type": "thinking", "thinking": "Hm.", "signature": ""}), "content.0"),
+    "thinking of another tenant": (
+        assistant({**thinking(), "signature": SEALER.sign("others", REASONING_TEXT)}),
+        "content.0",
+    ),
+    "omitted thinking of another server": (assistant({**OMITTED, "signature": "EqQBCg"}), "content.0"),
+    "redacted thinking of another server": (
+        assistant({"type": "redacted_thinking", "data": "EqQBCg"}),
+        "content.0",
+    ),
+    "a call in a user message": (user(text("Hi"), USE), "content.1"),
+    "thinking in a user message": (user(text("Hi"), thinking()), "content.1"),
+    "a compaction that failed": (user(text("Hi"), {"type": "compaction", "content": None}), "content.1"),
+    "a change of tools in a result": (
+        assistant(USE, result("toolu_1", content=[removal("look")])),
+        "content.1.content.0",
+    ),
+    "an unknown tool": (user(text("Hi"), addition("look")), "content.1"),
+    "an invalid definition": (
+        user(text("Hi"), {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"name": "a b"}}}),
+        "content.1",
+    ),
+    "an unavailable definition": (
+        user(text("Hi"), {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": SEARCH}}),
+        "content.1",
+    ),
+    "a summary of another server with an unknown tool": (
+        assistant({"type": "compaction", "content": "We met.", "tool_changes": [addition("look")]}),
+        "content.0.tool_changes.0",
+    ),
+    "advice that is encrypted": (
+        assistant({**WEB[1], "type": "advisor_tool_result", "content": {SEALED: "EqQBCg"}}),
+        "content.0",
+    ),
+    "instructions with settings alone": ({"role": "system", "output_config": {"effort": "low"}}, "output_config"),
+}
+
+
+@pytest.mark.parametrize(("message", "at"), UNREAD.values(), ids=UNREAD)
+def test_what_the_model_cannot_read_in_the_history_is_noted(message: Json, at: str) -> None:
+    generation = generation_of(messages=[QUESTION, message, QUESTION])
+    assert [note.partition(":")[0] for note in generation.notes] == [f"messages.1.{at}"]
+    items = generation.request.conversation.items
+    assert not any(isinstance(item, AssistantReasoning | AddedTools | DeveloperMessage) for item in items)
+
+
+def test_settings_alone_do_not_change_the_system_prompt() -> None:
+    settings = {"role": "system", "output_config": {"effort": "low"}}
+    generation = generation_of(messages=[settings, QUESTION])
+    assert generation.request.conversation == generation_of().request.conversation
+    assert generation.notes == ("messages.0.output_config: no effect",)
+
+
+def test_a_tool_that_a_message_defines_can_be_required() -> None:
+    defined = user({"type": "tool_addition", "tool": {"type": "tool_definition", "definition": LOOK}})
+    generation = generation_of(messages=[defined, QUESTION], tool_choice={"type": "tool", "name": "look"})
+    assert isinstance(generation.request.answer.choice, ForcedCalls)
+
+
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
-FORGED = {**thinking(), "thinking": "Let me see about something else."}
 REFUSED: dict[str, tuple[Json, str]] = {
     "an image": ({"messages": [user(IMAGE)]}, "messages.0.content.0.type"),
     "a binary document": ({"messages": [user(PDF)]}, "messages.0.content.0.source.type"),
     "an unknown block": ({"messages": [user({"type": "smell"})]}, "messages.0.content.0.type"),
     "a container upload": ({"messages": [user({"type": "container_upload"})]}, "messages.0.content.0.type"),
     "an empty tool name": ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": ""}}, "tool_choice.name"),
+    "no content": ({"messages": [{"role": "user"}]}, "messages.0"),
     "a result without a call": ({"messages": [user(result("toolu_9"))]}, "messages.0.content.0.tool_use_id"),
     "arguments as text": ({"messages": [QUESTION, assistant({**USE, "input": "{}"})]}, "messages.1.content.0.input"),
     "no input schema": ({"tools": [{"name": "look"}]}, "tools.0.input_schema"),
@@ -462,54 +601,3 @@ def test_an_invalid_field_is_refused_with_its_path(fields: Json, param: str) -> 
     failure = failure_of(caught.value)
     assert failure.status == 400
     assert (failure.param or "").startswith(param)
-
-
-# Blocks in an earlier message that the model cannot read. Clients send them again with every request.
-LEFT_OUT: dict[str, tuple[Json, str]] = {
-    "a call in a user message": ({"messages": [user(USE)]}, "messages.0.content.0"),
-    "forged thinking": ({"messages": [QUESTION, assistant(FORGED)]}, "messages.1.content.0"),
-    "unsigned thinking": (
-        {"messages": [QUESTION, assistant({"type": "thinking", "thinking": "Hm.", "signature": ""})]},
-        "messages.1.content.0",
-    ),
-    "thinking of another tenant": (
-        {"messages": [QUESTION, assistant({**thinking(), "signature": SEALER.sign("others", REASONING_TEXT)})]},
-        "messages.1.content.0",
-    ),
-    "omitted thinking of another server": (
-        {"messages": [QUESTION, assistant({**OMITTED, "signature": "EqQBCg"})]},
-        "messages.1.content.0",
-    ),
-    "redacted thinking of another server": (
-        {"messages": [QUESTION, assistant({"type": "redacted_thinking", "data": "EqQBCg"})]},
-        "messages.1.content.0",
-    ),
-}
-
-
-@pytest.mark.parametrize(("fields", "place"), LEFT_OUT.values(), ids=LEFT_OUT)
-def test_a_block_that_cannot_be_read_is_left_out_with_a_note(fields: Json, place: str) -> None:
-    generation = generation_of(**fields)
-    assert [note.partition(":")[0] for note in generation.notes] == [place]
-    assert not any(isinstance(item, AssistantReasoning) for item in generation.request.conversation.items)
-
-
-def test_a_result_in_an_assistant_message_answers_its_call() -> None:
-    generation = generation_of(messages=[QUESTION, assistant(USE, result("toolu_1", content="18 degrees")), QUESTION])
-    assert [item.output for item in generation.request.conversation.items if isinstance(item, ToolResult)] == [
-        "18 degrees"
-    ]
-
-
-def test_a_foreign_result_without_its_call_is_read() -> None:
-    generation = generation_of(messages=[QUESTION, assistant(WEB[1]), QUESTION])
-    assert [item.name for item in generation.request.conversation.items if isinstance(item, ToolResult)] == [
-        "web_search"
-    ]
-
-
-def test_a_tool_addition_declares_a_tool_at_its_position() -> None:
-    addition = {"type": "tool_addition", "tool": {"type": "tool", "definition": {**LOOK, "name": "hear"}}}
-    items = generation_of(messages=[QUESTION, {"role": "system", "content": [addition]}, QUESTION]).request
-    found = [item for item in items.conversation.items if isinstance(item, AddedTools)]
-    assert [tool.name for item in found for tool in item.tools] == ["hear"]

@@ -95,16 +95,21 @@ def kind_name(kind: Any) -> str:
     return str(kind.__name__)
 
 
-def kind_names(annotation: Any, path: str, depth: int = 2) -> Iterator[str]:
-    """Yield the kinds of a union and of the lists in them, such as `input message content input_text`."""
+def kind_names(annotation: Any, path: str, depth: int = 2, *, in_fields: bool = False) -> Iterator[str]:
+    """Yield the kinds of a union and of the lists in them, such as `input message content input_text`.
+
+    With `in_fields`, also the kinds of fields that are unions of objects.
+    """
     for kind in filter(is_typeddict, members(annotation)):
         at = f"{path} {kind_name(kind)}"
         yield at
-        for field, hint in get_type_hints(kind).items():
+        for field, hint in get_type_hints(kind).items() if depth else ():
             for inner in members(hint):
                 origin = get_origin(inner)
-                if depth and isinstance(origin, type) and issubclass(origin, collections.abc.Iterable):
-                    yield from kind_names(get_args(inner)[0], f"{at} {field}", depth - 1)
+                if isinstance(origin, type) and issubclass(origin, collections.abc.Iterable):
+                    yield from kind_names(get_args(inner)[0], f"{at} {field}", depth - 1, in_fields=in_fields)
+            if in_fields and sum(map(is_typeddict, members(hint))) > 1:
+                yield from kind_names(hint, f"{at} {field}", depth - 1, in_fields=True)
 
 
 def check_known(found: collections.abc.Iterable[str], known: Path) -> None:

@@ -1,7 +1,7 @@
 """Content blocks of a request: one model per kind, selected by `type`.
 
-Agents send back the whole conversation, including blocks of other servers. Every kind of Anthropic's API is accepted. A
-block without content for the model is left out with a note. Only media in the newest message and unknown kinds are
+Agents send back the whole conversation, including blocks of other servers. All of Anthropic's kinds are accepted; a
+block that the model cannot read is left out with a note. Only media in the newest user message and unknown kinds are
 refused.
 """
 
@@ -17,6 +17,7 @@ from unisono.api.history_builder import MEDIA_PARTS
 
 # Sources of documents that are not text.
 FILES: Final = frozenset({"base64", "url", "file"})
+TOOL_REMOVAL: Final = "tool_removal"
 
 
 AnyContent: Final = FieldInput(str | list[dict[str, Any] | str] | None)
@@ -121,34 +122,28 @@ class CompactionBlock(ContentBlock):
 
     content: Text | None = None
     encrypted_content: Text | None = None
+    tool_changes: list[GivenBlock] | None = None
 
 
-class ToolChange(OpenModel):
+class ChangedTool(OpenModel):
     """A tool by its name or the name of its server, or with its definition."""
 
-    type: Text
     name: Text | None = None
     server_name: Text | None = None
     definition: Any = None
 
 
-class ToolAdditionBlock(ContentBlock):
-    """A tool that the model may call after this block."""
+class ToolChangeBlock(ContentBlock):
+    """A tool that the model may call, or must not call, after this block."""
 
-    tool: ToolChange
-
-
-class ToolRemovalBlock(ContentBlock):
-    """A tool that the model must not call after this block."""
-
-    tool: ToolChange
+    tool: ChangedTool
 
 
 class BrowserStateBlock(ContentBlock):
-    """The tabs of a browser after a call, and changes of downloads."""
+    """The tabs of the client's browser after a call, and the changes that the call made."""
 
-    tabs: Any = None
-    state_changes: Any = None
+    tabs: list[Any]
+    state_changes: list[Any] | None = None
 
 
 class SilentBlock(ContentBlock):
@@ -176,8 +171,8 @@ KINDS: Final[Mapping[str, type[ContentBlock]]] = {
     "mcp_tool_result": ServerResultBlock,
     "compaction": CompactionBlock,
     "tool_reference": ToolReferenceBlock,
-    "tool_addition": ToolAdditionBlock,
-    "tool_removal": ToolRemovalBlock,
+    "tool_addition": ToolChangeBlock,
+    TOOL_REMOVAL: ToolChangeBlock,
     "browser_state": BrowserStateBlock,
     "mcp_tool_listing": SilentBlock,
     "fallback": SilentBlock,
@@ -212,3 +207,4 @@ Content: TypeAlias = Annotated[list[GivenBlock], BeforeValidator(to_blocks), Any
 BlockSource.model_rebuild()
 DocumentBlock.model_rebuild()
 ToolResultBlock.model_rebuild()
+CompactionBlock.model_rebuild()

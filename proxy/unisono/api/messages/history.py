@@ -20,7 +20,9 @@ from unisono.api.field_types import MAX_MESSAGES
 from unisono.api.history_builder import History, join, split_markers
 from unisono.api.messages.answers import known_id
 from unisono.api.messages.content_blocks import (
+    TOOL_REMOVAL,
     BrowserStateBlock,
+    ChangedTool,
     CompactionBlock,
     ContentBlock,
     DocumentBlock,
@@ -31,15 +33,13 @@ from unisono.api.messages.content_blocks import (
     SilentBlock,
     TextBlock,
     ThinkingBlock,
-    ToolAdditionBlock,
-    ToolChange,
+    ToolChangeBlock,
     ToolReferenceBlock,
-    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from unisono.api.messages.schema import MessageParam, MessagesTool
-from unisono.api.messages.server_tools import declared_function, references_in, result_text, sealed_in
+from unisono.api.messages.server_tools import is_encrypted, references_in, result_text, sealed_in, to_declared
 from unisono.api.messages.tool_input import to_arguments
 from unisono.api.request_options import without_effect
 from unisono.api.summary import HEADING
@@ -61,7 +61,11 @@ from unisono.errors import InvalidRequest
 BETWEEN: Final = "\n\n"
 # Prefix of a failed result, because Harmony has no field for a failure.
 FAILED: Final = "Error"
-NOT_OURS: Final = "it was changed, or is not from this gateway"
+NOT_OURS: Final = "no effect, because it was changed, or is not from this gateway"
+NOT_ADDED: Final = (
+    "no effect, because the tool is declared already, is not available, or has no valid definition; "
+    "use the name of a deferred tool, or a complete definition"
+)
 
 
 class SealedBlocks(Protocol):
@@ -97,24 +101,26 @@ class HistoryReader:
         self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}
         # Calls of server tools in the current message.
         self._served_calls: frozenset[str] = frozenset()
+        self._removed: set[str] = set()
 
     def add(self, position: int, message: MessageParam, begin: int = 0) -> None:
         """Add a message from its block `begin` on. Raises InvalidRequest, naming the block."""
-        at = f"messages.{position}.content"
-        every = [(f"{at}.{place}", block) for place, block in enumerate(message.content[begin:], begin)]
-        blocks = [(at, block) for at, block in every if not isinstance(block, ToolAdditionBlock)]
+        blocks = _placed(position, message, begin)
         match message.role:
             case "user":
                 self._user(blocks)
             case "assistant":
                 self._assistant(blocks)
             case "system":
-                self.notes += without_effect(f"messages.{position}.", message.model_extra or {})
-                if (text := text_of(blocks, self.notes)) or not every:
+                if text := self.instructions(position, message):
                     self.history.add(DeveloperMessage(text))
-        for at, block in every:
-            if isinstance(block, ToolAdditionBlock):
-                self._add_tool(at, block.tool)
+                self._change_tools(blocks)
+
+    def instructions(self, position: int, message: MessageParam) -> str:
+        """Return the text of a message with instructions."""
+        self.notes += without_effect(f"messages.{position}.", message.model_extra or {})
+        blocks = _placed(position, message)
+        return text_of([entry for entry in blocks if not isinstance(entry[1], ToolChangeBlock)], self.notes)
 
     def add_compacted(self, messages: Sequence[MessageParam], position: int, place: int) -> None:
         """Add the message with a compaction block at `place`, which replaces everything before it."""
@@ -131,6 +137,8 @@ class HistoryReader:
             later = {_user_text(each) for each in messages[position + 1 :] if each.role == "user"}
             items = [item for item in items if not (isinstance(item, UserMessage) and item.text in later)]
         self.history.add(*items)
+        at = f"messages.{position}.content.{place}.tool_changes"
+        self._change_tools([(f"{at}.{index}", change) for index, change in enumerate(block.tool_changes or ())])
         if message.content[place + 1 :]:
             self.add(position, message, place + 1)
 
@@ -147,13 +155,14 @@ class HistoryReader:
         for at, block in blocks:
             if isinstance(block, ToolResultBlock):
                 self._result(at, block)
-            else:
+            elif not isinstance(block, ToolChangeBlock):
                 others.append((at, block))
         # A message with only results is no message for the model. An empty message is one, because the client sent it
         # on purpose.
         text = text_of(others, self.notes)
         if text or not blocks:
             self.history.add(UserMessage(text))
+        self._change_tools(blocks)
 
     def _result(self, at: str, block: ToolResultBlock) -> None:
         call_id = known_id(block.tool_use_id)
@@ -173,18 +182,32 @@ class HistoryReader:
             # The results of parallel calls may follow.
             self.history.add_within_exchange(AddedTools(found))
 
-    def _add_tool(self, at: str, change: ToolChange) -> None:
-        """Declare a tool at this position: one of the request, or one that is defined here."""
-        tools = tuple(tool for name, tool in self._deferred.items() if name == change.name)
-        if change.definition is not None:
-            # An invalid definition is left out.
-            with suppress(ValidationError, InvalidRequest):
-                function = declared_function(MessagesTool.model_validate(change.definition), f"{at}.tool.definition")
-                tools = to_toolbox([function] if function is not None else [], others=True).tools
-        if tools:
-            self.history.add_within_exchange(AddedTools(tools))
-        else:
-            self.notes.append(f"{at}: no effect, because the tool is declared already, or is not available")
+    def _change_tools(self, blocks: Iterable[tuple[str, ContentBlock]]) -> None:
+        """Declare added tools at this position, and tell the model about removed ones."""
+        for at, block in blocks:
+            if not isinstance(block, ToolChangeBlock):
+                continue
+            name = ".".join(filter(None, (block.tool.server_name, block.tool.name)))
+            if block.type == TOOL_REMOVAL:
+                self._removed.add(name)
+                self.history.add_within_exchange(DeveloperMessage(f"From now on, do not call this tool: {name}"))
+            elif tools := self._tools_of(block.tool, at):
+                self.history.add_within_exchange(AddedTools(tools))
+            elif name in self._removed:
+                self._removed.discard(name)
+                self.history.add_within_exchange(DeveloperMessage(f"You can call this tool again: {name}"))
+            else:
+                self.notes.append(f"{at}: {NOT_ADDED}")
+
+    def _tools_of(self, tool: ChangedTool, at: str) -> tuple[FunctionTool, ...]:
+        """Return the tool that a block adds: a deferred tool, or one with a definition."""
+        if tool.definition is None:
+            found = self._deferred.get(tool.name or "")
+            return () if found is None else (found,)
+        with suppress(ValidationError, InvalidRequest):
+            definition = MessagesTool.model_validate(tool.definition)
+            return to_toolbox([to_declared(definition, f"{at}.tool.definition")]).tools
+        return ()
 
     def _assistant(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
         self._sealed = {
@@ -237,6 +260,8 @@ class HistoryReader:
                 self._server_result(at, block)
             case ToolResultBlock():
                 self._result(at, block)
+            case ToolChangeBlock():
+                self._change_tools([(at, block)])
             case _:
                 self.history.add_within_exchange(*split_markers(text_of([(at, block)], self.notes), Phase.COMMENTARY))
 
@@ -246,13 +271,16 @@ class HistoryReader:
         if sealed_call is not None and call_id not in self._served_calls:
             # Clients may omit calls of tools that they did not name, and send the results.
             self.history.call(sealed_call[0])
-        if sealed_call is None:
-            # Another server may have left out the call.
-            known = self.history.has_call(call_id)
-            name = self.history.name_of(call_id, at) if known else block.type.removesuffix("_tool_result")
-            self.history.result(ToolResult(call_id, name, result_text(block.content)))
-        else:
+        if sealed_call is not None:
             self.history.result(sealed_call[1])
+        else:
+            # Other servers may leave out the call.
+            is_known = self.history.has_call(call_id)
+            name = self.history.name_of(call_id, at) if is_known else block.type.removesuffix("_tool_result")
+            text = result_text(block.content)
+            self.history.result(ToolResult(call_id, name, text))
+            if not text and is_encrypted(block.content):
+                self.notes.append(f"{at}: no effect, because only the server that encrypted it can read it")
         self._add_found(references_in(block.content))
 
     def _sealed_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
@@ -274,13 +302,13 @@ class HistoryReader:
                 return [AssistantReasoning(block.thinking)]
         elif self._seals is not None:
             return self._opened(block.signature, at)
-        self.notes.append(f"{at}: no effect, because {NOT_OURS}")
+        self.notes.append(f"{at}: {NOT_OURS}")
         return ()
 
     def _opened(self, sealed: str, at: str) -> Sequence[Item]:
         items = None if self._seals is None else self._seals.open(self._tenant, sealed)
         if items is None or not all(isinstance(item, AssistantReasoning) for item in items):
-            self.notes.append(f"{at}: no effect, because {NOT_OURS}")
+            self.notes.append(f"{at}: {NOT_OURS}")
             return ()
         return items
 
@@ -298,6 +326,12 @@ def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
     )
 
 
+def _placed(position: int, message: MessageParam, begin: int = 0) -> list[tuple[str, ContentBlock]]:
+    """Return the blocks of a message from `begin` on, with their positions."""
+    at = f"messages.{position}.content"
+    return [(f"{at}.{place}", block) for place, block in enumerate(message.content[begin:], begin)]
+
+
 def _user_text(message: MessageParam) -> str:
     return text_of([("", block) for block in message.content if isinstance(block, TextBlock)], [])
 
@@ -307,7 +341,7 @@ def _has_citations(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
 
 
 def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str:
-    """Return the text of blocks that are not calls; a note reports a block without text here."""
+    """Return the text of blocks that are not calls, with notes on blocks without text."""
     texts: list[str] = []
     for at, block in blocks:
         match block:
@@ -320,10 +354,8 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
                 texts.append(_document(at, block, notes))
             case CompactionBlock() if block.content:
                 texts.append(block.content)
-            case ToolRemovalBlock():
-                texts.append(f"From now on, do not call: {block.tool.name or block.tool.server_name}")
             case BrowserStateBlock():
-                texts.append(orjson.dumps({"tabs": block.tabs, "state_changes": block.state_changes}).decode())
+                texts.append(orjson.dumps(block.model_dump(include={"tabs", "state_changes"})).decode())
             case ToolReferenceBlock():
                 texts.append(f"Found: {block.tool_name}")
             case SilentBlock():

@@ -15,10 +15,10 @@ from unisono.api.messages.content_blocks import (
     RedactedBlock,
     ServerResultBlock,
     ThinkingBlock,
-    ToolAdditionBlock,
+    ToolChangeBlock,
 )
 from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, with_deferred
-from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, last_compaction, text_of
+from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, last_compaction
 from unisono.api.messages.schema import MessageParam, MessagesInput
 from unisono.api.messages.server_tools import (
     builtin_for,
@@ -131,6 +131,7 @@ def to_generation_request(
     hosting = with_server_tools(server_tools_of(servers), request, toolbox, served, model.pause_after)
     preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
+    toolbox = toolbox.with_added(conversation.items)
     form, form_at = _form(request)
     generation_request = GenerationRequest(
         model=model.group,
@@ -178,12 +179,9 @@ def to_conversation(
     preamble = replace(preamble, tools=tuple(tool for tool in preamble.tools if tool.name not in deferred))
     reading = HistoryReader(tenant, seals, deferred)
     messages = request.messages
-    leading = next((at for at, message in enumerate(messages) if not _is_instruction(message)), len(messages))
+    leading = next((at for at, message in enumerate(messages) if not _is_preface(message)), len(messages))
     instructions = [block.text for block in request.system if not block.text.startswith(BILLING)]
-    for position, message in enumerate(messages[:leading]):
-        at = f"messages.{position}.content"
-        blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content)]
-        instructions.append(text_of(blocks, reading.notes))
+    instructions += [reading.instructions(position, message) for position, message in enumerate(messages[:leading])]
     compacted = last_compaction(messages)
     for position, message in enumerate(messages[leading:], leading):
         if compacted is None or position > compacted[0]:
@@ -198,9 +196,9 @@ def to_conversation(
     return with_deferred(request, conversation, tools), reading.notes
 
 
-def _is_instruction(message: MessageParam) -> bool:
-    """Return True for a system message that declares no tools at its position."""
-    return message.role == "system" and not any(isinstance(block, ToolAdditionBlock) for block in message.content)
+def _is_preface(message: MessageParam) -> bool:
+    """Return whether a leading message is instructions without changes of tools."""
+    return message.role == "system" and not any(isinstance(block, ToolChangeBlock) for block in message.content)
 
 
 def to_compaction_plan(request: MessagesInput, conversation: Conversation, window: Window) -> CompactionPlan | None:

@@ -6,9 +6,9 @@ number written as a string is an error. `inbound` handles meaning, and rules tha
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from unisono.api.field_types import (
     MAX_MESSAGES,
@@ -35,9 +35,16 @@ CUSTOM = "custom"
 
 
 class MessageParam(OpenModel):
+    """A message. A system message may contain settings alone, without `content`."""
+
     role: Literal["user", "assistant", "system"]
-    # A system message may contain settings only.
     content: Content = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.role != "system" and "content" not in self.model_fields_set:
+            raise invalid_field(f"'content' is required for a message of the role '{self.role}'")
+        return self
 
 
 class MessagesTool(OpenModel):

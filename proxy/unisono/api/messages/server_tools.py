@@ -11,8 +11,10 @@ import orjson
 
 from unisono.api.gateway_tools import BROWSER, PYTHON, SETTING, builtin_notes, builtin_of, to_builtin_servers
 from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
+from unisono.api.media import LINE
 from unisono.api.messages.answers import SERVERS, gateway_id
 from unisono.api.messages.client_tools import client_tool
+from unisono.api.messages.content_blocks import FILES
 from unisono.api.messages.deferred_tools import is_search, is_searched, server_search
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
 from unisono.api.messages.tool_input import exact
@@ -67,17 +69,6 @@ def to_servers(
     )
 
 
-def declared_function(tool: MessagesTool, at: str) -> DeclaredTool | None:
-    """Return a tool that is a function for the model; None for another kind."""
-    if tool.type == CUSTOM:
-        spec = FunctionSpec.model_construct(
-            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-        )
-        return DeclaredTool("function", at, at, spec, schema_field="input_schema")
-    client = client_tool(tool.type)
-    return DeclaredTool("function", at, at, client.function(tool.name, tool.model_extra or {})) if client else None
-
-
 def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[DeclaredTool]:
     """Yield the tools that are functions for the model, and unavailable ones.
 
@@ -85,12 +76,21 @@ def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[Declare
     """
     has_search = is_searched(request)
     for position, tool in enumerate(request.tools or ()):
-        at = f"tools.{position}"
-        builtin = builtin_for(tool.type)
-        if (function := declared_function(tool, at)) is not None:
-            yield function
-        elif builtin not in hosted and not (has_search and is_search(tool.type)):
-            yield DeclaredTool(tool.type, at, setting=SETTING + builtin if builtin else "")
+        if builtin_for(tool.type) not in hosted and not (has_search and is_search(tool.type)):
+            yield to_declared(tool, f"tools.{position}")
+
+
+def to_declared(tool: MessagesTool, at: str) -> DeclaredTool:
+    """Convert the tool at a position of the request."""
+    if tool.type == CUSTOM:
+        spec = FunctionSpec.model_construct(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        )
+        return DeclaredTool("function", at, at, spec, schema_field="input_schema")
+    if (client := client_tool(tool.type)) is not None:
+        return DeclaredTool("function", at, at, client.function(tool.name, tool.model_extra or {}))
+    builtin = builtin_for(tool.type)
+    return DeclaredTool(tool.type, at, setting=SETTING + builtin if builtin else "")
 
 
 def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[str]:
@@ -165,6 +165,8 @@ def to_server_tool_choice(choice: ToolChoice | None, toolbox: Toolbox, servers: 
 
 SEALED: Final = "encrypted_content"
 SEARCH, FETCH, CODE = "web_search", "web_fetch", "code_execution"
+# Fields of results that the model reads.
+VISIBLE: Final = ("title", "context", "url", "text", "stdout", "stderr", "file_id", "error_code", "error_message")
 # Block names of the browser functions.
 NAMES: Final[Mapping[tuple[str, str], str]] = {
     (BROWSER, "search"): SEARCH,
@@ -296,7 +298,21 @@ def result_text(content: Any) -> str:
         return ""
     if names := references_in(content):
         return f"Found: {', '.join(names)}"
-    fields = [content.get(name) for name in ("title", "url", "text", "stdout", "stderr", "error_code")]
-    source = content.get("source")
-    inner = [content.get("content"), source.get("data") if isinstance(source, dict) else None]
+    lines = content.get("lines")
+    edit = [line for line in (lines if isinstance(lines, list) else ()) if isinstance(line, str)]
+    fields = [*(content.get(name) for name in VISIBLE), "\n".join(edit)]
+    inner = [content.get("content"), _source_text(content.get("source"))]
     return "\n".join(filter(None, [*filter(lambda text: isinstance(text, str), fields), *map(result_text, inner)]))
+
+
+def _source_text(source: Any) -> str:
+    """Return the visible text of a document's source."""
+    if not isinstance(source, dict):
+        return ""
+    # A fetched PDF is base64, which the model must not read as text.
+    return LINE.format(kind="File") if source.get("type") in FILES else result_text([source.get("data"), source])
+
+
+def is_encrypted(content: Any) -> bool:
+    """Return whether a result contains text that only another server can read."""
+    return isinstance(content, dict) and any(name.startswith("encrypted_") for name in content)
