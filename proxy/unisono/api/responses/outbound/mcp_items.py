@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from unisono.api.gateway_tools import PYTHON, SEARCH, builtin_of, public_label
 from unisono.api.responses.items import (
@@ -90,7 +91,7 @@ def to_stored_search_result(ran: Ran, toolbox: Toolbox) -> StoredItem:
     """Return the result of a search for tools as stored."""
     item_id = search_id(ran.item.call_id, "tool_search_output")
     names = found_names(ran.outcome)
-    found = tuple(tool for tool in toolbox.tools if tool.name in names)
+    found = tuple(replace(tool, deferred=False) for tool in toolbox.tools if tool.name in names)
     fields: Wire = {"status": COMPLETED, "call_id": None, "execution": "server", "tools": wire_tools(found)}
     result = ToolResult(ran.item.call_id, ran.item.name, ran.text_for_model)
     meaning = (result, AddedTools(found)) if found else (result,)
