@@ -70,7 +70,8 @@ async def test_the_gateway_finds_a_tool_and_the_model_calls_it(harness: Line, st
     assert search == {"id": search["id"], "type": "tool_search_call", **by_server, "arguments": {"query": "stars"}}
     [namespace] = found.pop("tools")
     assert found == {"id": found["id"], "type": "tool_search_output", **by_server}
-    assert (namespace["name"], [tool["name"] for tool in namespace["tools"]]) == ("sky", ["look"])
+    assert (namespace["name"], namespace["description"]) == ("sky", "Astronomy.")
+    assert [tool["name"] for tool in namespace["tools"]] == ["look"]
     assert (call["namespace"], call["name"], call["arguments"]) == ("sky", "look", '{"at":"north"}')
     assert "notes" not in first["unisono"]
     found["tools"] = [namespace]
