@@ -178,3 +178,15 @@ def test_added_tools_survive_storage() -> None:
     stored = to_stored(item, ids(), generation_of(input=[ASKED]).toolbox)
     assert stored.id.startswith("at_")
     assert items_of([ASKED, dict(stored.wire)])[-1] == item
+
+
+def test_a_tool_that_was_deferred_in_an_item_is_restored_from_the_store() -> None:
+    request = generation_of(input=[ASKED, added({"type": "tool_search"}, DEFERRED), ASKED])
+    [tools] = [item for entry in request.input for item in entry.meaning if isinstance(item, AddedTools)]
+    assert [tool.deferred for tool in tools.tools] == [True]
+    assert to_item(to_record(tools)) == tools
+    assert (names_of(request.request.conversation.tools), names_of(request.request.conversation.deferred)) == (
+        [],
+        ["later"],
+    )
+    assert request.notes == ()

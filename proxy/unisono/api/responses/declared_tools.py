@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Annotated, Any, TypeAlias, assert_never
 
@@ -90,6 +90,13 @@ def searcher_of(tools: Sequence[ResponsesTool]) -> Searcher | None:
     is_taken = any(tool.name == TOOL_SEARCH and tool.spec is not None for tool in tools)
     has_search = any(isinstance(tool.spec, SearchSpec) for tool in tools)
     return Searcher.GATEWAY if has_search and not is_taken else None
+
+
+def notes_on_searches(tools: Iterable[tuple[str, ResponsesTool]]) -> Iterator[str]:
+    """Yield notes on searches of the gateway that have no effect, for tools with their fields."""
+    for path, tool in tools:
+        if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
+            yield f"{path}: no effect, because the model sees all tools from the start"
 
 
 def without_servers(tools: Any) -> Any:

@@ -14,7 +14,7 @@ from unisono.api.field_types import shortened
 from unisono.api.history_builder import join, split_markers, text_of
 from unisono.api.responses.client_calls import FORMS, arguments_of
 from unisono.api.responses.client_tools import error_text, is_same_call, is_same_mcp_call, output_texts
-from unisono.api.responses.declared_tools import Searcher, declared, searcher_of
+from unisono.api.responses.declared_tools import Searcher, declared, notes_on_searches, searcher_of
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
     InputAddedTools,
@@ -254,6 +254,9 @@ def _added_tools(conversion: InputConversion, item: InputItem, param: str) -> tu
     tools = toolbox.tools
     if searcher is not Searcher.GATEWAY:
         tools = tuple(replace(tool, deferred=False) for tool in tools)
+    # A request may have the deferred tools elsewhere. It reports its searches itself.
+    if conversion.searcher is not Searcher.GATEWAY and not any(tool.deferred for tool in tools):
+        conversion.notes += notes_on_searches((f"{param}.tools.{place}", tool) for place, tool in enumerate(item.tools))
     return (AddedTools(tools),) if tools else ()
 
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
-from unisono.api.responses.declared_tools import ResponsesTool, Searcher, is_client_search, searcher_of
+from unisono.api.responses.declared_tools import ResponsesTool, Searcher, notes_on_searches, searcher_of
 from unisono.api.responses.input_items import InputAddedTools, InputSearchOutput
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.tool_choice import FUNCTIONS, client_tool_name
 from unisono.api.tool_search import BY_WORDS, tool_search
-from unisono.api.tools import PLAIN_NAMESPACE, TOOL_SEARCH, SearchSpec, Toolbox
+from unisono.api.tools import PLAIN_NAMESPACE, TOOL_SEARCH, Toolbox
 from unisono.core.conversation import AddedTools, Conversation, FunctionTool, Item
 from unisono.core.tools import ToolSearch
-
-NO_EFFECT: Final = "no effect, because the model sees all tools from the start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ def deferred_tools(
     tools = toolbox.tools if searcher is Searcher.GATEWAY or (searcher is None and earlier) else ()
     deferred = earlier | {tool.name: tool for tool in tools if tool.deferred}
     if not deferred:
-        return DeferredTools(notes=tuple(_notes(request)))
+        return DeferredTools(notes=tuple(notes_on_searches(_tools(request))))
     search = None
     if searcher is not Searcher.CLIENT and not request.has_no_calls:
         search = tool_search(TOOL_SEARCH, BY_WORDS, tuple(deferred.values()), _namespaces(request))
@@ -96,12 +93,6 @@ def _tools(request: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
     for position, item in enumerate(request.input):
         if isinstance(item, InputAddedTools) and not isinstance(item, InputSearchOutput):
             yield from ((f"input.{position}.tools.{place}", tool) for place, tool in enumerate(item.tools))
-
-
-def _notes(request: ResponsesRequest) -> Iterator[str]:
-    for path, tool in _tools(request):
-        if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
-            yield f"{path}: {NO_EFFECT}"
 
 
 def _namespaces(request: ResponsesRequest) -> Mapping[str, str]:
