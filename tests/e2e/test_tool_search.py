@@ -354,3 +354,34 @@ async def test_a_search_of_anthropic_without_deferred_tools_is_left_out(harness:
     answer = await harness.gateway.messages(model="gpt-oss", max_tokens=100, messages=[QUESTION], tools=tools)
     [note] = unisono_object(answer)["notes"]
     assert note.startswith("tools.0.type: skipped")
+
+
+@both_forms
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "foreign"])
+async def test_searches_in_messages_lead_to_the_same_prompt(harness: Line, stream: bool, sealed: bool) -> None:
+    name = "tool_search_tool_bm25"
+    tools = [{"type": f"{name}_20251119", "name": name}, *IN_MESSAGES]
+    look = called("look", '{"at":"north"}')
+    harness.say(called(name, '{"query":"star"}'), called(name, '{"query":"zebra"}'), called(name, "{}"), look, ANSWER)
+    message = await send(harness, stream, tools=tools)
+    for block in message["content"]:
+        if block["type"] == "tool_search_tool_result" and not sealed:
+            del block["content"]["encrypted_content"]
+    answered = {"type": "tool_result", "tool_use_id": message["content"][-1]["id"], "content": "Polaris"}
+    history = [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": [answered]}]
+    choice = {"type": "tool", "name": "look"}
+    await send(harness, stream, tools=tools, messages=[QUESTION, *history])
+    await send(harness, stream, tools=tools, messages=[QUESTION, *history], tool_choice=choice, max_tokens=50)
+    first, *later = (ENCODING.encode_marked(prompt) for prompt in harness.prompts[3:6])
+    assert [prompt[: len(first)] == first for prompt in later] == [True, True]
+    assert harness.prompts[5].count("type look = (_: {") == 1
+
+
+async def test_a_search_of_anthropic_can_be_required(harness: Line) -> None:
+    name = "tool_search_tool_bm25"
+    tools = [{"type": f"{name}_20251119", "name": name}, *IN_MESSAGES]
+    answer = await harness.gateway.messages(
+        model="gpt-oss", max_tokens=50, messages=[QUESTION], tools=tools, tool_choice={"type": "tool", "name": name}
+    )
+    assert answer.status == 200, answer.raw
+    assert "type look" not in harness.prompts[0]
