@@ -7,7 +7,7 @@ from time import process_time
 import pytest
 
 from unisono.api.tool_search import MAX_FOUND, found_names, search_by_pattern, search_by_words
-from unisono.core.conversation import FunctionTool
+from unisono.core.conversation import FunctionTool, Json
 
 
 def tool(name: str, description: str = "", **arguments: str) -> FunctionTool:
@@ -56,10 +56,24 @@ def test_a_pattern_finds_tools_in_their_order(pattern: str, names: list[str]) ->
     assert found_names(search_by_pattern(TOOLS, {"query": pattern})) == names
 
 
-@pytest.mark.parametrize("arguments", [{}, {"query": 5}, {"query": ["a"]}])
-def test_other_arguments_are_errors(arguments: dict[str, object]) -> None:
-    for search in (search_by_words, search_by_pattern):
-        assert search(TOOLS, arguments).is_error  # type: ignore[arg-type]
+# Arguments of models that forget the name of the argument, and the tools that are found.
+OTHER_ARGUMENTS: list[tuple[dict[str, Json], list[str]]] = [
+    ({"keywords": "invoice"}, ["crm__get_invoice"]),
+    ({"paths": ["mail", 5]}, ["mail__send"]),
+    ({"query": 5}, []),
+    ({}, []),
+]
+
+
+@pytest.mark.parametrize(("arguments", "names"), OTHER_ARGUMENTS)
+def test_all_texts_of_the_arguments_are_searched_for(arguments: dict[str, Json], names: list[str]) -> None:
+    outcome = search_by_words(TOOLS, arguments)
+    assert (found_names(outcome), outcome.is_error) == (names, False)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"pattern": 5}, {"pattern": ["a"]}])
+def test_a_pattern_that_is_no_text_is_an_error(arguments: dict[str, Json]) -> None:
+    assert search_by_pattern(TOOLS, arguments).is_error
 
 
 @pytest.mark.parametrize("pattern", ["(", r"(a)\1", "(?=a)", "a{1000}{1000}", "(a{30}){30}"])

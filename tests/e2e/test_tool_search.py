@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.messages import message_in
-from tests.e2e.responses import ANSWER, Json, Line, kinds, line
+from tests.e2e.responses import ANSWER, THOUGHT, Json, Line, kinds, line
 from tests.e2e.surfaces import unisono_object
 from tests.e2e.test_added_tools import called, is_extended
 from tests.e2e.test_responses_websocket import connected
-from tests.e2e.wires import WIRES
+from tests.e2e.wires import ENCODING, WIRES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -70,7 +70,8 @@ async def test_the_gateway_finds_a_tool_and_the_model_calls_it(harness: Line, st
     assert search == {"id": search["id"], "type": "tool_search_call", **by_server, "arguments": {"query": "stars"}}
     [namespace] = found.pop("tools")
     assert found == {"id": found["id"], "type": "tool_search_output", **by_server}
-    assert (namespace["name"], [tool["name"] for tool in namespace["tools"]]) == ("sky", ["look"])
+    assert (namespace["name"], namespace["description"]) == ("sky", "Astronomy.")
+    assert [tool["name"] for tool in namespace["tools"]] == ["look"]
     assert (call["namespace"], call["name"], call["arguments"]) == ("sky", "look", '{"at":"north"}')
     assert "notes" not in first["unisono"]
     found["tools"] = [namespace]
@@ -117,11 +118,16 @@ async def test_a_search_that_finds_nothing_says_so(harness: Line, stream: bool) 
 
 
 @both_forms
-async def test_a_search_without_a_query_is_corrected(harness: Line, stream: bool) -> None:
-    harness.say(called("tool_search", "{}"), SEARCHES, LOOKS)
-    response = await harness.responds(input=[ASKED], tools=TOOLS, stream=stream)
-    assert "'query' must be a string." in harness.prompts[1]
-    assert response["output"][-1]["name"] == "look"
+async def test_searches_that_are_sent_back_lead_to_the_same_prompt(harness: Line, stream: bool) -> None:
+    nothing, bills = called("tool_search", "{}"), called("tool_search", '{"query":"weather, bill"}')
+    harness.say(SEARCHES, nothing, bills, SEARCHES, LOOKS, ANSWER)
+    fields: Json = {"tools": TOOLS, "store": False, "stream": stream}
+    first = await harness.responds(input=[ASKED], **fields)
+    result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Polaris"}
+    await harness.responds(input=[ASKED, *first["output"], result], **fields)
+    assert is_extended(harness)
+    # A tool is declared once, where it was found first.
+    assert [harness.prompts[-1].count(f"type {name} = ") for name in ("sky__look", "pay", "sky__moon")] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("tools", [[SEARCH, NOW], [SEARCH, {**NOW, "name": "tool_search"}, PAY]], ids=["none", "taken"])
@@ -132,11 +138,134 @@ async def test_without_a_search_all_tools_are_declared(harness: Line, tools: lis
     assert response["unisono"]["notes"] == ["tools.0: no effect, because the model sees all tools from the start"]
 
 
-async def test_a_required_tool_is_declared_from_the_start(harness: Line) -> None:
-    harness.say(called("pay", '{"at":"x"}'))
-    await harness.whole(input=[ASKED], tools=TOOLS, tool_choice={"type": "function", "name": "pay"})
-    assert "type pay = " in harness.prompts[0]
-    assert "look = " not in harness.prompts[0]
+# Where the request has the search and the deferred tools.
+PLACES: dict[str, Json] = {
+    "all in an item": {"input": [{"type": "additional_tools", "role": "developer", "tools": TOOLS}, ASKED]},
+    "the deferred tools in an item": {
+        "input": [ASKED, {"type": "additional_tools", "role": "developer", "tools": [STARS, PAY]}, ASKED],
+        "tools": [SEARCH, NOW],
+    },
+}
+
+
+@pytest.mark.parametrize("fields", PLACES.values(), ids=PLACES)
+@both_forms
+async def test_tools_of_an_item_are_deferred_too(harness: Line, fields: Json, stream: bool) -> None:
+    harness.say(SEARCHES, LOOKS, called("tool_search", '{"query":"bill"}'), called("pay", '{"at":"x"}'))
+    first = await harness.responds(stream=stream, **fields)
+    assert [name for name in ("type sky__look", "type pay") if name in harness.prompts[0]] == []
+    assert "notes" not in first["unisono"]
+    call = first["output"][-1]
+    assert (call["namespace"], call["name"]) == ("sky", "look")
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Polaris"}
+    more = {"tools": fields["tools"]} if "tools" in fields else {}
+    second = await harness.responds(stream=stream, previous_response_id=first["id"], input=[result], **more)
+    # The next response searches among the same tools.
+    assert second["output"][-1]["name"] == "pay"
+    assert is_extended(harness)
+    assert [harness.prompts[-1].count(f"type {name} = ") for name in ("sky__look", "pay", "sky__moon")] == [1, 1, 0]
+
+
+async def test_a_search_of_the_client_defers_the_tools_beside_it(harness: Line) -> None:
+    tools = [{**SEARCH, "execution": "client"}, STARS, PAY]
+    harness.say(SEARCHES)
+    await harness.whole(input=[{"type": "additional_tools", "role": "developer", "tools": tools}, ASKED])
+    assert [name for name in ("tool_search", "look", "pay") if f"type {name}" in harness.prompts[0]] == ["tool_search"]
+
+
+# Names of deferred tools in `tool_choice`, and the tools that are declared from the start.
+NAMED: dict[str, tuple[Json, list[str]]] = {
+    "a tool": ({"type": "function", "name": "pay"}, ["pay"]),
+    "a tool of a namespace": ({"type": "function", "name": "look"}, ["sky__look"]),
+    "a list": ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "pay"}]}, ["pay"]),
+    "the search, too": (
+        {"type": "allowed_tools", "mode": "auto", "tools": [SEARCH, {"type": "function", "name": "pay"}]},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("choice", "names"), NAMED.values(), ids=NAMED)
+async def test_a_named_tool_is_declared_from_the_start(harness: Line, choice: Json, names: list[str]) -> None:
+    harness.say(ANSWER)
+    await harness.whole(input=[ASKED], tools=TOOLS, tool_choice=choice, max_output_tokens=50)
+    deferred = ("sky__look", "sky__moon", "pay")
+    assert [name for name in deferred if f"type {name} = " in harness.prompts[0]] == names
+
+
+async def test_a_named_tool_that_was_found_stays_where_it_was_found(harness: Line) -> None:
+    harness.say(SEARCHES, LOOKS, ANSWER)
+    first = await harness.whole(input=[ASKED], tools=TOOLS)
+    result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Polaris"}
+    choice = {"type": "function", "name": "look"}
+    fields: Json = {"tools": TOOLS, "tool_choice": choice, "max_output_tokens": 50}
+    await harness.whole(input=[result], previous_response_id=first["id"], **fields)
+    prompts = [ENCODING.encode_marked(prompt) for prompt in harness.prompts[1:3]]
+    assert prompts[1][: len(prompts[0])] == prompts[0]
+
+
+@both_forms
+async def test_a_search_may_be_in_a_list_of_allowed_tools(harness: Line, stream: bool) -> None:
+    harness.say(SEARCHES, LOOKS)
+    choice: Json = {"type": "allowed_tools", "mode": "auto", "tools": [SEARCH, {"type": "function", "name": "look"}]}
+    response = await harness.responds(input=[ASKED], tools=TOOLS, tool_choice=choice, stream=stream)
+    assert kinds(response["output"])[-3:] == ["tool_search_output", "reasoning", "function_call"]
+
+
+async def test_searches_count_as_calls_of_the_gateway(harness: Line) -> None:
+    harness.say(SEARCHES, called("tool_search", '{"query":"bill"}'), ANSWER)
+    await harness.whole(input=[ASKED], tools=TOOLS, max_tool_calls=1)
+    assert "No calls are left." in harness.prompts[2]
+    assert "type pay" not in harness.prompts[2]
+
+
+@both_forms
+async def test_a_call_beside_a_search_goes_to_the_client(harness: Line, stream: bool) -> None:
+    search, call = SEARCHES, called("now", '{"at":"x"}').removeprefix(THOUGHT)
+    harness.say(f"{search}<|start|>assistant{call}", LOOKS)
+    fields: Json = {"tools": TOOLS, "stream": stream}
+    first = await harness.responds(input=[ASKED], **fields)
+    assert len(harness.prompts) == 1
+    assert sorted(kinds(first["output"])) == ["function_call", "reasoning", "tool_search_call", "tool_search_output"]
+    [now] = [item for item in first["output"] if item["type"] == "function_call"]
+    result = {"type": "function_call_output", "call_id": now["call_id"], "output": "noon"}
+    second = await harness.responds(input=[result], previous_response_id=first["id"], **fields)
+    assert harness.prompts[1].count("type sky__look = (_: {") == 1
+    assert second["output"][-1]["name"] == "look"
+
+
+@both_forms
+async def test_a_call_of_a_tool_that_was_not_found_goes_to_the_client(harness: Line, stream: bool) -> None:
+    harness.say(LOOKS)
+    response = await harness.responds(input=[ASKED], tools=TOOLS, stream=stream)
+    assert (response["output"][-1]["type"], response["output"][-1]["name"]) == ("function_call", "look")
+
+
+SUMMARY = "<|channel|>final<|message|>Stars.<|return|>"
+
+
+@pytest.mark.parametrize("way", ["trigger", "endpoint", "threshold"])
+async def test_a_found_tool_can_be_called_after_a_compaction(harness: Line, way: str) -> None:
+    long = {**ASKED, "content": "Which star is this? " * 500}
+    fields: Json = {"tools": TOOLS, "store": False}
+    harness.say(SEARCHES, LOOKS, ANSWER)
+    first = await harness.whole(input=[long], **fields)
+    result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Polaris"}
+    history = [long, *first["output"], result]
+    harness.say(SUMMARY, LOOKS)
+    if way == "threshold":
+        limits = [{"type": "compaction", "compact_threshold": 1000}]
+        answer = await harness.whole(input=[*history, ASKED], context_management=limits, **fields)
+    else:
+        if way == "trigger":
+            compacted = await harness.whole(input=[*history, {"type": "compaction_trigger"}], **fields)
+        else:
+            compacted = dict((await harness.made("/responses/compact", model="gpt-oss", input=history)).body)
+        answer = await harness.whole(input=[*compacted["output"], ASKED], **fields)
+    assert len(harness.prompts) == 2
+    assert "as you wrote it]" in harness.prompts[1]
+    assert [harness.prompts[1].count(f"type {name} = ") for name in ("sky__look", "pay")] == [1, 0]
+    assert answer["output"][-1]["name"] == "look"
 
 
 async def test_no_search_is_offered_if_no_tool_may_be_called(harness: Line) -> None:
@@ -225,3 +354,34 @@ async def test_a_search_of_anthropic_without_deferred_tools_is_left_out(harness:
     answer = await harness.gateway.messages(model="gpt-oss", max_tokens=100, messages=[QUESTION], tools=tools)
     [note] = unisono_object(answer)["notes"]
     assert note.startswith("tools.0.type: skipped")
+
+
+@both_forms
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "foreign"])
+async def test_searches_in_messages_lead_to_the_same_prompt(harness: Line, stream: bool, sealed: bool) -> None:
+    name = "tool_search_tool_bm25"
+    tools = [{"type": f"{name}_20251119", "name": name}, *IN_MESSAGES]
+    look = called("look", '{"at":"north"}')
+    harness.say(called(name, '{"query":"star"}'), called(name, '{"query":"zebra"}'), called(name, "{}"), look, ANSWER)
+    message = await send(harness, stream, tools=tools)
+    for block in message["content"]:
+        if block["type"] == "tool_search_tool_result" and not sealed:
+            del block["content"]["encrypted_content"]
+    answered = {"type": "tool_result", "tool_use_id": message["content"][-1]["id"], "content": "Polaris"}
+    history = [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": [answered]}]
+    choice = {"type": "tool", "name": "look"}
+    await send(harness, stream, tools=tools, messages=[QUESTION, *history])
+    await send(harness, stream, tools=tools, messages=[QUESTION, *history], tool_choice=choice, max_tokens=50)
+    first, *later = (ENCODING.encode_marked(prompt) for prompt in harness.prompts[3:6])
+    assert [prompt[: len(first)] == first for prompt in later] == [True, True]
+    assert harness.prompts[5].count("type look = (_: {") == 1
+
+
+async def test_a_search_of_anthropic_can_be_required(harness: Line) -> None:
+    name = "tool_search_tool_bm25"
+    tools = [{"type": f"{name}_20251119", "name": name}, *IN_MESSAGES]
+    answer = await harness.gateway.messages(
+        model="gpt-oss", max_tokens=50, messages=[QUESTION], tools=tools, tool_choice={"type": "tool", "name": name}
+    )
+    assert answer.status == 200, answer.raw
+    assert "type look" not in harness.prompts[0]

@@ -185,7 +185,9 @@ def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool
     hosted: set[HostedTool] = set()
     for tool in choice.tools:
         if tool.kind in FUNCTIONS:
-            own.add(_client_tool_name(tool, offer.toolbox, param))
+            if not (own_name := client_tool_name(tool, offer.toolbox)):
+                raise not_declared(tool, param)
+            own.add(own_name)
         elif name := offer.toolbox.name_of(tool.kind):
             own.add(name)
         elif (found := offer.hosted(tool)) is not None:
@@ -198,8 +200,8 @@ def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool
     return ForcedCalls(frozenset(own), frozenset(hosted))
 
 
-def _client_tool_name(tool: NamedTool, toolbox: Toolbox, param: str) -> str:
-    """Return the model's name for a client tool.
+def client_tool_name(tool: NamedTool, toolbox: Toolbox) -> str:
+    """Return the model's name for a client tool, or "" if the request has none.
 
     A tool in a namespace may be named without its namespace.
     """
@@ -207,9 +209,7 @@ def _client_tool_name(tool: NamedTool, toolbox: Toolbox, param: str) -> str:
         return tool.name
     # Without its namespace, the name must occur in one namespace only.
     inside = [name for name, (_, own) in toolbox.origins.items() if own == tool.name]
-    if len(inside) == 1:
-        return inside[0]
-    raise not_declared(tool, param)
+    return inside[0] if len(inside) == 1 else ""
 
 
 def not_declared(tool: NamedTool, param: str) -> InvalidRequest:

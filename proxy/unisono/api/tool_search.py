@@ -46,12 +46,16 @@ PATTERN: Final[dict[str, Json]] = {
 NOTHING_FOUND: Final = "No tool was found. Search in other words, or answer without."
 
 
+def found_text(names: Sequence[str]) -> str:
+    """Return the result of a search, which the declarations of the found tools follow."""
+    # Clients send the names back without the text. Both must lead to the same prompt.
+    return f"Found: {', '.join(names)}" if names else NOTHING_FOUND
+
+
 def search_by_words(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]) -> ToolOutcome:
     """Return the tools that match the query best."""
-    query = arguments.get("query")
-    if not isinstance(query, str):
-        return _bad("'query' must be a string.")
-    wanted = dict.fromkeys(_words(query))
+    # Models call the argument `keywords`, or `paths` as in OpenAI's own search.
+    wanted = dict.fromkeys(word for value in arguments.values() for word in _words(_joined(value)))
     texts = [Counter(_words(_text(tool))) for tool in tools]
     average = sum(map(Counter.total, texts)) / max(len(texts), 1) or 1.0
     weights = {word: _weight(sum(word in text for text in texts), len(texts)) for word in wanted}
@@ -84,6 +88,13 @@ def search_by_pattern(tools: Sequence[FunctionTool], arguments: Mapping[str, Jso
     return _found([tool for tool, text in zip(tools, texts, strict=True) if expression.found(text)][:MAX_FOUND])
 
 
+def _joined(value: Json) -> str:
+    """Return the texts in an argument."""
+    if isinstance(value, list):
+        return " ".join(each for each in value if isinstance(each, str))
+    return value if isinstance(value, str) else ""
+
+
 def _weight(with_word: int, total: int) -> float:
     return log(1 + (total - with_word + 0.5) / (with_word + 0.5))
 
@@ -106,8 +117,7 @@ def _text(tool: FunctionTool) -> str:
 
 def _found(tools: Iterable[FunctionTool]) -> ToolOutcome:
     names = [tool.name for tool in tools]
-    text = f"Found: {', '.join(names)}" if names else NOTHING_FOUND
-    return ToolOutcome(text, structured={FOUND: [*names]})
+    return ToolOutcome(found_text(names), structured={FOUND: [*names]})
 
 
 def _bad(text: str) -> ToolOutcome:
@@ -138,7 +148,7 @@ def tool_search(
 ) -> ToolSearch:
     """Return the search for deferred tools; the model reads about their `namespaces`."""
     about = [f"{space}: {' '.join(text.split())}" if text else space for space, text in (namespaces or {}).items()]
-    description = f"Search among {len(deferred)} more tools. Tools that are found can be called afterwards."
+    description = "Search for more tools. Tools that are found can be called afterwards."
     if about:
         description += " There are tools of:\n" + "\n".join(about[:MAX_NAMESPACES])
     tools = tuple(deferred)
@@ -146,15 +156,13 @@ def tool_search(
     return ToolSearch(tool, lambda arguments: method.run(tools, arguments))
 
 
-def with_search(server_tools: ServerTools | None, search: ToolSearch | None) -> ServerTools | None:
+def with_search(server_tools: ServerTools, search: ToolSearch) -> ServerTools:
     """Add a search to the server tools. The client sees its calls, and no list of its tools."""
-    if search is None:
-        return server_tools
-    others, label = server_tools or ServerTools(), frozenset({SEARCH_LABEL})
+    label = frozenset({SEARCH_LABEL})
     return replace(
-        others,
-        servers=(*others.servers, search.server),
-        announced=others.announced | label,
-        visible=others.visible | label,
+        server_tools,
+        servers=(*server_tools.servers, search.server),
+        announced=server_tools.announced | label,
+        visible=server_tools.visible | label,
         search=search,
     )

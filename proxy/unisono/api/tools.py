@@ -220,7 +220,10 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
         name = in_namespace(namespace, spec.name)
         tool = _to_tool(name, spec, f"{declared.at}.{declared.schema_field}")
         tool = replace(
-            tool, namespace=namespace or "", kind=declared.form.value if declared.form in CLIENT_FORMS else ""
+            tool,
+            namespace=namespace or "",
+            kind=declared.form.value if declared.form in CLIENT_FORMS else "",
+            deferred=bool(spec.defer_loading),
         )
         # Their calls have fields of their own, which need arguments that match.
         tool = replace(tool, strict=tool.strict or declared.form in CLIENT_FORMS - {CallForm.SEARCH})

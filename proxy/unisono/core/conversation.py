@@ -68,6 +68,8 @@ class FunctionTool:
     kind: str = ""
     # Grammar of a free text, if it can be enforced.
     grammar: TextGrammar | None = None
+    # True if the model does not know the tool until a search finds it.
+    deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ def tool_record(tool: FunctionTool) -> Record:
         more["kind"] = tool.kind
     if tool.grammar is not None:
         more["grammar"] = [tool.grammar.syntax, tool.grammar.definition]
+    if tool.deferred:
+        more["deferred"] = True
     return {
         "name": tool.name,
         "description": tool.description,
@@ -72,6 +74,7 @@ def to_tool(record: Record) -> FunctionTool:
         text_of(record, "namespace") if "namespace" in record else "",
         text_of(record, "kind") if "kind" in record else "",
         _grammar(record.get("grammar")),
+        record.get("deferred") is True,
     )
 
 

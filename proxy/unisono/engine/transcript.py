@@ -235,7 +235,11 @@ class Transcript:
     # -- continuation after a failed backend
 
     def resume_elsewhere(self, able: frozenset[str]) -> None:
-        """Continue on another backend. `able` are the kinds of constraints that it can enforce."""
+        """Continue on another backend. `able` are the kinds of constraints that it can enforce.
+
+        An open message that needs such a constraint is discarded and generated again, unless part of it was already
+        emitted.
+        """
         # A constraint cannot be enforced for the rest of a body. A body that needs one is regenerated, unless part of
         # it was emitted.
         wanted = self.controller.step.last.constraint

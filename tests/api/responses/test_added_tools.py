@@ -10,6 +10,7 @@ from tests.api.responses.frames import ids
 from tests.api.responses.test_responses_inbound import items_of
 from tests.api.responses.test_responses_schema import generation_of, refusal_of
 from unisono.api.responses.items import call, to_stored
+from unisono.api.tool_search import NOTHING_FOUND
 from unisono.api.tools import CallForm
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, FunctionTool, ToolResult, UserMessage
 from unisono.core.item_records import to_item, to_record
@@ -147,12 +148,12 @@ def test_results_of_parallel_calls_stay_with_their_calls() -> None:
 
 
 def test_a_search_that_found_nothing_says_so() -> None:
-    assert items_of([ASKED, SEARCHED, found()])[-1] == ToolResult("c1", "tool_search", "No tool was found.")
+    assert items_of([ASKED, SEARCHED, found()])[-1] == ToolResult("c1", "tool_search", NOTHING_FOUND)
 
 
 def test_the_tools_of_another_servers_search_are_kept() -> None:
     items = items_of([ASKED, {**SEARCHED, "call_id": None, "execution": "server"}, found(CRM, call_id=None)])
-    assert [type(item).__name__ for item in items] == ["UserMessage", "AddedTools"]
+    assert [type(item).__name__ for item in items] == ["UserMessage", "AssistantCall", "ToolResult", "AddedTools"]
 
 
 def test_a_repeated_tool_is_no_error() -> None:
@@ -177,3 +178,15 @@ def test_added_tools_survive_storage() -> None:
     stored = to_stored(item, ids(), generation_of(input=[ASKED]).toolbox)
     assert stored.id.startswith("at_")
     assert items_of([ASKED, dict(stored.wire)])[-1] == item
+
+
+def test_a_tool_that_was_deferred_in_an_item_is_restored_from_the_store() -> None:
+    request = generation_of(input=[ASKED, added({"type": "tool_search"}, DEFERRED), ASKED])
+    [tools] = [item for entry in request.input for item in entry.meaning if isinstance(item, AddedTools)]
+    assert [tool.deferred for tool in tools.tools] == [True]
+    assert to_item(to_record(tools)) == tools
+    assert (names_of(request.request.conversation.tools), names_of(request.request.conversation.deferred)) == (
+        [],
+        ["later"],
+    )
+    assert request.notes == ()

@@ -38,41 +38,44 @@ def is_search(kind: str) -> bool:
 
 
 def is_searched(request: MessagesInput) -> bool:
-    """Return whether the gateway searches: it has a search to run, and tools to find."""
-    tools, chosen = request.tools or [], request.tool_choice
-    if (search := _search(tools)) is None or (chosen is not None and chosen.type == "none"):
-        return False
+    """Return whether the request has a search that the gateway can run, and tools to find."""
+    tools = request.tools or []
     functions = [tool for tool in tools if tool.type == CUSTOM or client_tool(tool.type) is not None]
-    required = chosen.name if chosen is not None else None
-    is_taken = any(tool.name == search[0] for tool in functions)
-    return not is_taken and any(tool.defer_loading and tool.name != required for tool in functions)
+    is_taken = (search := _search(tools)) is not None and any(tool.name == search[0] for tool in functions)
+    return search is not None and not is_taken and any(tool.defer_loading for tool in functions)
 
 
 def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> Mapping[str, FunctionTool]:
     """Return the deferred tools by name. The model sees them after a `tool_reference`."""
-    declared_tools = request.tools or []
+    declared_tools, has_search = request.tools or [], is_searched(request)
     # A search of the gateway that finds nothing has no effect: the model must see all tools from the start.
-    has_search = is_searched(request)
     if _search(declared_tools) is not None and not has_search:
         return {}
     names = {tool.name for tool in declared_tools if tool.defer_loading}
-    # Without another tool there is nothing to search with. A required tool must be known.
-    if request.tool_choice is not None:
-        names.discard(request.tool_choice.name)
     found = {tool.name: tool for tool in tools if tool.name in names}
+    # Without another tool there is nothing to search with.
     return found if has_search or len(found) < len(tools) else {}
 
 
 def server_search(request: MessagesInput, toolbox: Toolbox) -> ToolSearch | None:
     """Return the search that the gateway runs among the deferred tools."""
-    search = _search(request.tools or []) if is_searched(request) else None
+    is_forbidden = request.tool_choice is not None and request.tool_choice.type == "none"
+    search = _search(request.tools or []) if is_searched(request) and not is_forbidden else None
     return None if search is None else tool_search(*search, tuple(deferred_tools(request, toolbox.tools).values()))
 
 
-def with_deferred(request: MessagesInput, conversation: Conversation, tools: Sequence[FunctionTool]) -> Conversation:
-    """Return the conversation with the tools that a search of the gateway may add."""
-    if not is_searched(request):
-        return conversation
-    known = {tool.name for tool in conversation.tools}
-    deferred = deferred_tools(request, tools)
-    return replace(conversation, deferred=tuple(tool for name, tool in deferred.items() if name not in known))
+def with_declared(
+    request: MessagesInput,
+    conversation: Conversation,
+    tools: Sequence[FunctionTool],
+    deferred: Mapping[str, FunctionTool],
+) -> Conversation:
+    """Return the conversation with its declared and its deferred tools."""
+    found = {tool.name for tool in conversation.tools}
+    # The model must know a required tool. One that was found stays where it was found, for the cached prompt.
+    required = request.tool_choice.name if request.tool_choice is not None else None
+    hidden = {name for name in deferred if name in found or name != required}
+    preamble = replace(conversation.preamble, tools=tuple(tool for tool in tools if tool.name not in hidden))
+    searched = deferred.items() if is_searched(request) else ()
+    waiting = tuple(tool for name, tool in searched if name in hidden - found)
+    return replace(conversation, preamble=preamble, deferred=waiting)

@@ -17,7 +17,7 @@ from unisono.api.messages.content_blocks import (
     ThinkingBlock,
     ToolChangeBlock,
 )
-from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, with_deferred
+from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, with_declared
 from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, last_compaction
 from unisono.api.messages.schema import MessageParam, MessagesInput
 from unisono.api.messages.server_tools import (
@@ -176,7 +176,6 @@ def to_conversation(
     """
     tools = preamble.tools
     deferred = deferred_tools(request, tools)
-    preamble = replace(preamble, tools=tuple(tool for tool in preamble.tools if tool.name not in deferred))
     reading = HistoryReader(tenant, seals, deferred)
     messages = request.messages
     leading = next((at for at, message in enumerate(messages) if not _is_preface(message)), len(messages))
@@ -191,9 +190,9 @@ def to_conversation(
     # A summary is wanted of a finished answer too.
     has_prefill = messages[-1].role == "assistant" and request.compaction is None
     prefill = reading.history.pop_prefill() if has_prefill else None
-    preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"))
+    preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"), tools=())
     conversation = Conversation(preamble, reading.items(), prefill)
-    return with_deferred(request, conversation, tools), reading.notes
+    return with_declared(request, conversation, tools, deferred), reading.notes
 
 
 def _is_preface(message: MessageParam) -> bool:
@@ -252,7 +251,10 @@ def _choice(
 
     An answer that continues after a server tool's result has none: the required call was made before the pause.
     """
-    choice, last = to_server_tool_choice(requested, toolbox, servers), request.messages[-1]
+    choice, last = (
+        to_server_tool_choice(requested, toolbox, servers, has_search=is_searched(request)),
+        request.messages[-1],
+    )
     continues = last.role == "assistant" and bool(last.content) and isinstance(last.content[-1], ServerResultBlock)
     return None if continues else choice
 

@@ -19,12 +19,12 @@ from unisono.api.messages.deferred_tools import is_search, is_searched, server_s
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
 from unisono.api.messages.tool_input import exact
 from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
-from unisono.api.tool_search import found_names, with_search
+from unisono.api.tool_search import found_names, found_text, with_search
 from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
 from unisono.core.tool_arguments import ToolArguments
-from unisono.core.tools import ToolFilter, ToolServer
+from unisono.core.tools import SEARCH_LABEL, ToolFilter, ToolServer
 from unisono.engine.request import Choice, ServerTools
 from unisono.engine.server_tools.policy import BAD_ARGUMENTS, NO_CALLS_LEFT
 from unisono.errors import UnsupportedValue
@@ -124,12 +124,12 @@ def with_server_tools(
     The answer may pause only if the client sees all calls, because only then can it be continued.
     """
     search = server_search(request, toolbox)
-    if server_tools is None:
-        return with_search(None, search)
-    server_tools = bounded(server_tools, request.tools or ())
-    labels = frozenset(server.label for server in served)
-    seen = all(server.label in labels for server in server_tools.servers)
-    return with_search(replace(server_tools, visible=labels, pause_after=pause_after if seen else None), search)
+    if server_tools is not None:
+        server_tools = bounded(server_tools, request.tools or ())
+        labels = frozenset(server.label for server in served)
+        seen = all(server.label in labels for server in server_tools.servers)
+        server_tools = replace(server_tools, visible=labels, pause_after=pause_after if seen else None)
+    return server_tools if search is None else with_search(server_tools or ServerTools(), search)
 
 
 def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:
@@ -142,11 +142,18 @@ def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> 
     return ToolChoice(ChoiceMode.REQUIRED, (NamedTool(kind, spec.name or ""),), one=True)
 
 
-def to_server_tool_choice(choice: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
-    """Return the tool choice. Raises InvalidRequest and UnsupportedValue that name the field."""
+def to_server_tool_choice(
+    choice: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer], *, has_search: bool
+) -> Choice | None:
+    """Return the tool choice; `has_search`: the gateway searches for tools.
+
+    Raises InvalidRequest and UnsupportedValue that name the field.
+    """
     labels = {server.builtin: server.label for server in servers if server.builtin}
 
     def hosted(tool: NamedTool) -> HostedTool:
+        if has_search and is_search(tool.kind):
+            return SEARCH_LABEL, None
         builtin = builtin_for(tool.kind)
         if (label := labels.get(builtin)) is None:
             needs = f"; the operator can enable them with `{SETTING}{builtin}`" if builtin else ""
@@ -155,7 +162,7 @@ def to_server_tool_choice(choice: ToolChoice | None, toolbox: Toolbox, servers: 
             )
         return label, None
 
-    return to_choice(choice, OfferedTools(toolbox, hosts=bool(servers), hosted=hosted))
+    return to_choice(choice, OfferedTools(toolbox, hosts=bool(servers) or has_search, hosted=hosted))
 
 
 # Blocks of server tools, in Anthropic's form: web searches, pages, and code execution.
@@ -296,8 +303,8 @@ def result_text(content: Any) -> str:
         return "\n\n".join(filter(None, map(result_text, content)))
     if not isinstance(content, dict):
         return ""
-    if names := references_in(content):
-        return f"Found: {', '.join(names)}"
+    if "tool_references" in content:
+        return found_text(references_in(content))
     lines = content.get("lines")
     edit = [line for line in (lines if isinstance(lines, list) else ()) if isinstance(line, str)]
     fields = [*(content.get(name) for name in VISIBLE), "\n".join(edit)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
-from unisono.core.conversation import AddedTools, Item, ToolResult
+from unisono.core.conversation import ToolResult
 from unisono.core.state_store import StoredItem
 
 
@@ -37,12 +37,6 @@ def _ending(outcome: Any) -> str:
             return "The command exceeded its time limit."
         case _:
             return ""
-
-
-def found_text(items: Iterable[Item]) -> str:
-    """Return the result of a tool search, which the declarations of the found tools follow."""
-    names = [tool.name for item in items if isinstance(item, AddedTools) for tool in item.tools]
-    return f"Found: {', '.join(names)}" if names else "No tool was found."
 
 
 def error_text(error: object) -> str:

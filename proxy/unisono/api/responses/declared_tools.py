@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from typing import Annotated, Any, TypeAlias, assert_never
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
@@ -74,6 +75,30 @@ def is_client_search(tool: ResponsesTool) -> bool:
     return isinstance(tool.spec, SearchSpec) and tool.spec.execution == "client"
 
 
+class Searcher(Enum):
+    """Component that searches for deferred tools."""
+
+    CLIENT = "client"
+    GATEWAY = "server"
+
+
+def searcher_of(tools: Sequence[ResponsesTool]) -> Searcher | None:
+    """Return who searches for the deferred tools among `tools`; None without a search."""
+    if any(map(is_client_search, tools)):
+        return Searcher.CLIENT
+    # A function of the client with the name of the search wins.
+    is_taken = any(tool.name == TOOL_SEARCH and tool.spec is not None for tool in tools)
+    has_search = any(isinstance(tool.spec, SearchSpec) for tool in tools)
+    return Searcher.GATEWAY if has_search and not is_taken else None
+
+
+def notes_on_searches(tools: Iterable[tuple[str, ResponsesTool]]) -> Iterator[str]:
+    """Yield notes on searches of the gateway that have no effect, for tools with their fields."""
+    for path, tool in tools:
+        if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
+            yield f"{path}: no effect, because the model sees all tools from the start"
+
+
 def without_servers(tools: Any) -> Any:
     """Reduce the MCP servers in a list of tools to their labels."""
     # In an item, an MCP server has no effect. Its other fields are not validated, so that no history is refused, and
@@ -86,13 +111,6 @@ def without_servers(tools: Any) -> Any:
         else tool
         for tool in tools
     ]
-
-
-def notes_on_searches(tools: Sequence[ResponsesTool], path: str) -> Iterator[str]:
-    """Yield notes on searches for tools that the client does not run."""
-    for index, tool in enumerate(tools):
-        if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
-            yield f"{path}.{index}: no effect, because the model sees all tools from the start"
 
 
 def tool_echo(tool: ResponsesTool) -> dict[str, Any]:
@@ -145,7 +163,7 @@ def declared(
         spec = tool.spec
         match spec:
             case SearchSpec():
-                # The gateway runs no searches: without one of the client, all tools are declared.
+                # The gateway's own search is a server tool.
                 if is_client_search(tool):
                     yield DeclaredTool(tool.type, at, at, spec.function, form=CallForm.SEARCH)
             case FunctionSpec() | CustomSpec():

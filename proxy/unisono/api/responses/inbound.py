@@ -16,7 +16,7 @@ from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
 from unisono.api.gateway_tools import builtin_for, builtin_notes
 from unisono.api.history_builder import join
 from unisono.api.request_options import MAX_NOTES, NO_RULES, ModelRules, request_fields, to_sampling, without_effect
-from unisono.api.responses.declared_tools import declared, is_client_search, tool_echo
+from unisono.api.responses.declared_tools import Searcher, declared, tool_echo
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
     InputAddedTools,
@@ -32,7 +32,7 @@ from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
 from unisono.api.responses.known_state import Configuration, KnownState
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
-from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools
+from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools, request_searcher, without
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.servers import notes_on, on_offer
 from unisono.api.tool_choice import to_choice
@@ -41,7 +41,7 @@ from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, FunctionTool, Item, Preamble
 from unisono.core.state_store import StoredItem
-from unisono.core.tools import ToolNames, ToolServer
+from unisono.core.tools import ToolNames, ToolSearch, ToolServer
 from unisono.engine.request import (
     AnswerOptions,
     GenerationRequest,
@@ -118,15 +118,18 @@ def to_generation_request(
 
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
-    toolbox, deferred = to_tools(request, servers)
-    reading = _conversion(known, toolbox)
+    searcher = request_searcher(request)
+    toolbox = to_tools(request, servers, searcher)
+    reading = _conversion(known, toolbox, searcher)
     entries = to_entries(request.input, reading, new_id)
     hosting, history = _with_approvals(request, reading, entries, servers)
-    to_prompt = partial(_conversation_of, request, toolbox, deferred, today, reading.configuration)
+    deferred = deferred_tools(request, toolbox, history, searcher)
+    to_prompt = partial(_conversation_of, request, toolbox.tools, deferred, today, reading.configuration)
+    toolbox = toolbox.with_added(history)
     generation = GenerationRequest(
         model=model,
         conversation=to_prompt(history),
-        server_tools=with_search(hosting, deferred.search),
+        server_tools=_with_search(request, hosting, deferred.search),
         answer=AnswerOptions(
             sampling=to_sampling(request),
             max_tokens=request.max_output_tokens,
@@ -140,10 +143,18 @@ def to_generation_request(
         prompt=PromptOptions(truncate=request.truncation == "auto", keeps_date=dated, fields=request_fields("input")),
         routing=RoutingOptions(sticky=sticky),
     )
-    toolbox = toolbox.with_added(history)
     required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
     compaction = to_compaction_plan(request, history, to_prompt, window)
-    return ResponsesGeneration(required, entries, toolbox, notes_of(request, toolbox, reading), compaction)
+    notes = notes_of(request, replace(toolbox, notes=(*deferred.notes, *toolbox.notes)), reading)
+    return ResponsesGeneration(required, entries, toolbox, notes, compaction)
+
+
+def _with_search(
+    request: ResponsesRequest, server_tools: ServerTools | None, search: ToolSearch | None
+) -> ServerTools | None:
+    if search is None:
+        return server_tools
+    return with_search(server_tools or ServerTools(max_calls=request.max_tool_calls), search)
 
 
 def _with_approvals(
@@ -173,19 +184,22 @@ def to_compaction_plan(
 
 def _conversation_of(
     request: ResponsesRequest,
-    toolbox: Toolbox,
+    tools: tuple[FunctionTool, ...],
     deferred: DeferredTools,
     today: str,
     configuration: Configuration,
     history: Sequence[Item],
 ) -> Conversation:
-    preamble = to_preamble(request, deferred.without(toolbox.tools), today, configuration)
-    return deferred.added_to(to_conversation(history, preamble))
+    hidden = deferred.hidden(history)
+    tools = tuple(tool for tool in tools if tool.name not in hidden)
+    conversation = to_conversation(without(history, hidden), to_preamble(request, tools, today, configuration))
+    return deferred.added_to(conversation)
 
 
-def _conversion(known: KnownState, toolbox: Toolbox) -> InputConversion:
+def _conversion(known: KnownState, toolbox: Toolbox, searcher: Searcher | None) -> InputConversion:
     """Return the conversion of new input after the items of earlier responses."""
-    reading = InputConversion(known, names=ToolNames(reserved=(tool.name for tool in toolbox.tools)))
+    names = ToolNames(reserved=(tool.name for tool in toolbox.tools))
+    reading = InputConversion(known, names=names, searcher=searcher)
     reading.add(known.earlier)
     return reading
 
@@ -213,6 +227,7 @@ def with_output_requirements(
     text_format = configuration.form or request.form
     form = text_format.to_answer_form("text.format") if text_format else None
     callable_ = bool(toolbox.tools) or generation_request.server_tools is not None
+    has_search = generation_request.server_tools is not None and generation_request.server_tools.search is not None
     generation_request = rules.applied_to(generation_request, request.recoveries)
     return replace(
         generation_request,
@@ -220,7 +235,7 @@ def with_output_requirements(
             generation_request.answer,
             # Without tools, an invented call would replace the JSON that the client expects.
             calls_allowed=not request.has_no_calls and (form is None or callable_),
-            choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers)),
+            choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers, has_search=has_search)),
             form=form,
             reasoning_budget=smallest(
                 (request.reasoning.max_tokens if request.reasoning else None, rules.reasoning_budget)
@@ -229,15 +244,13 @@ def with_output_requirements(
     )
 
 
-def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> tuple[Toolbox, DeferredTools]:
-    """Return the client's tools, with the notes on all tools, and those that are deferred."""
+def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...], searcher: Searcher | None) -> Toolbox:
+    """Return the client's tools, with the notes on all tools."""
     builtins = frozenset(server.builtin for server in servers if server.builtin)
-    tools = request.tools or ()
-    defers = any(map(is_client_search, tools))
-    toolbox = to_toolbox(declared(tools, "tools", builtins, defers=defers), others=bool(servers))
-    deferred = deferred_tools(request, toolbox)
+    defers = searcher is Searcher.CLIENT
+    toolbox = to_toolbox(declared(request.tools or (), "tools", builtins, defers=defers), others=bool(servers))
     on_servers = (*notes_on(mcp_specs(request)), *notes_on_builtins(request, builtins))
-    return replace(toolbox, notes=(*on_servers, *deferred.notes, *toolbox.notes)), deferred
+    return replace(toolbox, notes=(*on_servers, *toolbox.notes))
 
 
 def to_preamble(

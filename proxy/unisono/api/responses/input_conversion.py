@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from unisono.api.history_builder import History
-from unisono.api.responses.input_items import (
-    InputClientToolOutput,
-)
+from unisono.api.responses.declared_tools import Searcher
+from unisono.api.responses.input_items import InputClientToolOutput
 from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
 from unisono.api.tools import MAX_NAME
 from unisono.core.conversation import (
@@ -48,6 +47,7 @@ class InputConversion:
     call_ids: dict[str, str] = field(default_factory=dict)  # of built-in tools of the client, by the id of the item
     search: str = ""  # id of the last search for tools
     configuration: Configuration = UNCHANGED
+    searcher: Searcher | None = None  # of the request's deferred tools
 
     def __post_init__(self) -> None:
         self.configuration = self.known.configuration

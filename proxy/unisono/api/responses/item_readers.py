@@ -6,14 +6,15 @@ Unreadable reasoning is left out and never refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import orjson
 
 from unisono.api.field_types import shortened
 from unisono.api.history_builder import join, split_markers, text_of
 from unisono.api.responses.client_calls import FORMS, arguments_of
-from unisono.api.responses.client_tools import error_text, found_text, is_same_call, is_same_mcp_call, output_texts
-from unisono.api.responses.declared_tools import declared, notes_on_searches
+from unisono.api.responses.client_tools import error_text, is_same_call, is_same_mcp_call, output_texts
+from unisono.api.responses.declared_tools import Searcher, declared, notes_on_searches, searcher_of
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
     InputAddedTools,
@@ -41,6 +42,7 @@ from unisono.api.responses.input_items import (
 )
 from unisono.api.responses.items import SPOKEN, searched_call
 from unisono.api.summary import replaces_history
+from unisono.api.tool_search import found_text
 from unisono.api.tools import MAX_NAME, TOOL_SEARCH, checked_name, in_namespace, to_toolbox
 from unisono.core.conversation import (
     AddedTools,
@@ -243,22 +245,29 @@ def _client_tool_output(conversion: InputConversion, item: InputItem, param: str
     return (ToolResult(call_id, conversion.history.name_of(call_id, param), text or item.status or ""),)
 
 
-def _added_tools(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+def _added_tools(conversion: InputConversion, item: InputItem, param: str) -> tuple[AddedTools, ...]:
     assert isinstance(item, InputAddedTools)
-    toolbox = to_toolbox(declared(item.tools, f"{param}.tools"), others=True)
-    conversion.notes += [*toolbox.notes, *notes_on_searches(item.tools, f"{param}.tools")]
-    return (AddedTools(toolbox.tools),) if toolbox.tools else ()
+    # What a search found is not deferred any more.
+    searcher = None if isinstance(item, InputSearchOutput) else searcher_of(item.tools) or conversion.searcher
+    toolbox = to_toolbox(declared(item.tools, f"{param}.tools", defers=searcher is Searcher.CLIENT), others=True)
+    conversion.notes += toolbox.notes
+    tools = toolbox.tools
+    if searcher is not Searcher.GATEWAY:
+        tools = tuple(replace(tool, deferred=False) for tool in tools)
+    # A request may have the deferred tools elsewhere. It reports its searches itself.
+    if conversion.searcher is not Searcher.GATEWAY and not any(tool.deferred for tool in tools):
+        conversion.notes += notes_on_searches((f"{param}.tools.{place}", tool) for place, tool in enumerate(item.tools))
+    return (AddedTools(tools),) if tools else ()
 
 
 def _search_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputSearchCall)
-    if not item.call_id and not item.id:  # nothing links it to its result, which is all that matters
-        return _without_meaning(conversion, item, param)
     stored = conversion.known.stored_item(item.id) if item.id else None
     if stored is not None and stored.meaning and stored.wire.get("arguments") == item.arguments:
         conversion.search = next((each.call_id for each in stored.meaning if isinstance(each, AssistantCall)), "")
         return stored.meaning
-    conversion.search = item.call_id or searched_call(item.id or "")
+    # Without any id, the result is the next item.
+    conversion.search = item.call_id or (searched_call(item.id) if item.id else conversion.unnamed(param))
     arguments = item.arguments if isinstance(item.arguments, str) else orjson.dumps(item.arguments or {}).decode()
     return (AssistantCall(conversion.search, TOOL_SEARCH, arguments),)
 
@@ -270,7 +279,13 @@ def _search_output(conversion: InputConversion, item: InputItem, param: str) -> 
     call_id, conversion.search = item.call_id or conversion.search, ""
     if not call_id or not conversion.history.has_call(call_id):
         return added
-    return (ToolResult(call_id, TOOL_SEARCH, found_text(added)), *added)
+    stored = conversion.known.stored_item(item.id) if item.id else None
+    # The model may have read an error instead, which is not part of the item.
+    is_error = stored is not None and not added and stored.wire.get("tools") == []
+    if stored is not None and is_error and conversion.has_calls_of(stored.meaning):
+        return stored.meaning
+    names = [tool.name for each in added for tool in each.tools]
+    return (ToolResult(call_id, TOOL_SEARCH, found_text(names)), *added)
 
 
 def _configuration(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:

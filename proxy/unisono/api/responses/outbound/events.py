@@ -279,7 +279,8 @@ class ResponseEvents:
             item = mcp_items.to_stored_call(opened.closed, opened.id, entry, opened.silent_items, self._builtins)
             self._end_server_call(opened, item, failed=entry.outcome.is_error)
             if mcp_items.kind_of(entry.item) is TOOL_SEARCH_CALL:
-                self._add_whole(mcp_items.to_stored_search_result(entry, self._frame.toolbox))
+                declared = self._frame.request.get("tools") or ()
+                self._add_whole(mcp_items.to_stored_search_result(entry, self._frame.toolbox, declared))
 
     def _end_server_call(self, open_item: OpenItem, item: StoredItem, *, failed: bool) -> None:
         self._step(open_item, mcp_items.kind_of(open_item.made).failed if failed else "completed")

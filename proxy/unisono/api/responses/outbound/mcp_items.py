@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from unisono.api.gateway_tools import PYTHON, SEARCH, builtin_of, public_label
 from unisono.api.responses.items import (
@@ -86,12 +87,16 @@ def search_call(item: HostedCall, item_id: str, status: str) -> Wire:
     return {"id": item_id, "type": "tool_search_call", **fields}
 
 
-def to_stored_search_result(ran: Ran, toolbox: Toolbox) -> StoredItem:
-    """Return the result of a search for tools as stored."""
+def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]) -> StoredItem:
+    """Return the stored result of a search for tools; `declared` are the tools of the request."""
     item_id = search_id(ran.item.call_id, "tool_search_output")
     names = found_names(ran.outcome)
-    found = tuple(tool for tool in toolbox.tools if tool.name in names)
-    fields: Wire = {"status": COMPLETED, "call_id": None, "execution": "server", "tools": wire_tools(found)}
+    found = tuple(replace(tool, deferred=False) for tool in toolbox.tools if tool.name in names)
+    namespaces = {tool.get("name"): tool.get("description") for tool in declared if tool.get("type") == "namespace"}
+    tools = wire_tools(found)
+    for tool in tools:
+        tool["description"] = tool["description"] or namespaces.get(tool["name"]) or ""
+    fields: Wire = {"status": COMPLETED, "call_id": None, "execution": "server", "tools": tools}
     result = ToolResult(ran.item.call_id, ran.item.name, ran.text_for_model)
     meaning = (result, AddedTools(found)) if found else (result,)
     return StoredItem(item_id, meaning, {"id": item_id, "type": "tool_search_output", **fields})

@@ -18,9 +18,9 @@ from unisono.api.request_options import without_effect
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.tool_choice import SERVER, HostedTool, NamedTool, OfferedTools, not_declared
-from unisono.api.tools import Toolbox
+from unisono.api.tools import TOOL_SEARCH, Toolbox
 from unisono.core.access import Caller
-from unisono.core.tools import Approval, ToolServer, ToolTransport
+from unisono.core.tools import SEARCH_LABEL, Approval, ToolServer, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerNotAllowed, UnsupportedValue
 
 # Server tools in `tool_choice`: named by server label, or by kind for builtin tools.
@@ -28,13 +28,20 @@ from unisono.errors import InvalidRequest, ToolServerNotAllowed, UnsupportedValu
 CHOICE: Final = "tool_choice"
 
 
-def on_offer(request: ResponsesRequest, toolbox: Toolbox, servers: Sequence[ToolServer]) -> OfferedTools:
-    """Return the tools that the request's `tool_choice` can name."""
+def on_offer(
+    request: ResponsesRequest, toolbox: Toolbox, servers: Sequence[ToolServer], *, has_search: bool = False
+) -> OfferedTools:
+    """Return the tools that the request's `tool_choice` can name.
+
+    `has_search`: the gateway searches for deferred tools.
+    """
     labels = {server.label for server in servers if not server.builtin}
     builtins = {server.builtin: server.label for server in servers if server.builtin}
     declared = {builtin_for(tool.type) or tool.type for tool in request.tools or ()}
 
     def hosted(tool: NamedTool) -> HostedTool | None:
+        if has_search and tool.kind == TOOL_SEARCH:
+            return SEARCH_LABEL, None
         if tool.kind == SERVER:
             if tool.server not in labels:
                 raise not_declared(tool, CHOICE)
@@ -49,7 +56,7 @@ def on_offer(request: ResponsesRequest, toolbox: Toolbox, servers: Sequence[Tool
             raise UnsupportedValue(f"'{CHOICE}': tools of type '{tool.kind}' are not available{needs}.", param=CHOICE)
         return None if label is None else (label, None)
 
-    return OfferedTools(toolbox, hosts=bool(servers), hosted=hosted)
+    return OfferedTools(toolbox, hosts=bool(servers) or has_search, hosted=hosted)
 
 
 # Maximum number of servers of a request. All of them list their tools before generation.
