@@ -13,7 +13,8 @@ import { ANSWER, DEMO, HELLO, PARIS, RESULT, SAID, SCRIPTED, collect, demo, key,
 // The SDK would send its traces to OpenAI.
 setTracingDisabled(true);
 
-const connect = (url, apiKey = 'unused') => new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 60_000 });
+const connect = (url, apiKey = 'unused') =>
+  new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 60_000 });
 const real = connect(demo);
 const APIS = { responses: true, chat: false };
 const providers = (useResponses) => ({
@@ -41,8 +42,9 @@ async function perform(agent, input, { useResponses = true, stream = false, ...o
   const events = await collect(result);
   await result.completed;
   const names = events.filter(({ type }) => type === 'run_item_stream_event').map(({ name }) => name);
-  const texts = events.filter(({ type, data }) => type === 'raw_model_stream_event' && data.type === 'output_text_delta');
-  return { result, names, text: texts.map(({ data }) => data.delta).join('') };
+  const raw = events.filter(({ type }) => type === 'raw_model_stream_event').map(({ data }) => data);
+  const deltas = raw.filter(({ type }) => type === 'output_text_delta').map(({ delta }) => delta);
+  return { result, names, text: deltas.join('') };
 }
 
 for (const [api, useResponses] of Object.entries(APIS)) {
@@ -55,12 +57,13 @@ for (const [api, useResponses] of Object.entries(APIS)) {
       const agent = agentOf(DEMO, { tools: [tool] });
       const first = await perform(agent, PARIS, how);
       assert.deepEqual([places, first.result.finalOutput], [['Paris'], ANSWER]);
+      assert.ok(first.names.includes(stream ? 'tool_output' : 'tool_call_output_item'), first.names);
       if (stream) assert.ok(first.text.endsWith(ANSWER));
       const turn = [...first.result.history, { role: 'user', content: 'ping' }];
       const second = await perform(agent, turn, how);
       const third = await perform(agent, [...second.result.history, { role: 'user', content: PARIS }], how);
-      assert.equal(third.result.finalOutput.length > 0, true);
-      assert.ok(third.result.rawResponses[0].usage.inputTokens > first.result.rawResponses[0].usage.inputTokens);
+      const [tokens, more] = [first, third].map(({ result }) => result.rawResponses[0].usage.inputTokens);
+      assert.ok(third.result.finalOutput.length > 0 && more > tokens);
     });
 
     test(`parallel calls are executed ${label}`, async () => {

@@ -53,7 +53,7 @@ async function generate(stream, fields) {
   const parts = await collect(result.fullStream);
   const failed = parts.find(({ type }) => type === 'error');
   if (failed) throw failed.error;
-  const names = ['text', 'steps', 'reasoningText', 'finishReason', 'usage', 'response', 'toolCalls', 'responseMessages'];
+  const names = ['text', 'steps', 'finishReason', 'usage', 'responseMessages'];
   const values = await Promise.all(names.map((name) => result[name]));
   const output = body.output && (await result.output);
   return { ...Object.fromEntries(names.map((name, index) => [name, values[index]])), output };
@@ -74,7 +74,7 @@ for (const [way, providerOptions] of Object.entries(OPTIONS)) {
       assert.equal(first.finishReason, 'stop');
       assert.equal(Boolean(first.steps[0].reasoningText), HAS_REASONING.includes(way), 'reasoning');
       if (HAS_REASONING.includes(way)) {
-        // The second prompt continues the generated tokens, so the reasoning was sent back.
+        // The second prompt continues the generated tokens, with their reasoning.
         const [{ usage }, next] = first.steps;
         assert.ok(next.usage.inputTokenDetails.cacheReadTokens >= usage.totalTokens - 8, JSON.stringify(next.usage));
       }

@@ -6,9 +6,11 @@ import Anthropic from '@anthropic-ai/sdk';
 import { betaZodTool } from '@anthropic-ai/sdk/helpers/beta/zod';
 import { zodOutputFormat } from '@anthropic-ai/sdk/helpers/zod';
 import { z } from 'zod';
-import { ANSWER, collect, DEMO, HELLO, PARIS, PLACE, RESULT, SCRIPTED, demo, key, play, rejects, scripted } from './stage.mjs';
+import {
+  ANSWER, DEMO, HELLO, PARIS, PLACE, RESULT, SCRIPTED, collect, demo, key, play, rejects, scripted,
+} from './stage.mjs';
 
-const connect = (baseURL, apiKey = 'unused') => new Anthropic({ baseURL, apiKey, maxRetries: 0, timeout: 30_000 });
+const connect = (baseURL, apiKey = 'unused') => new Anthropic({ baseURL, apiKey, maxRetries: 0, timeout: 60_000 });
 const real = connect(demo);
 const played = connect(scripted, key);
 const TOOL = { name: 'get_weather', description: 'Gets the current weather in a city.', input_schema: PLACE };
@@ -55,7 +57,8 @@ for (const stream of [false, true]) {
 }
 
 test('a stream has the events of the helper', async () => {
-  const streaming = played.messages.stream(asked(play('a preamble'), { model: SCRIPTED, tools: [TOOL], thinking: THINKING }));
+  const fields = { model: SCRIPTED, tools: [TOOL], thinking: THINKING };
+  const streaming = played.messages.stream(asked(play('a preamble'), fields));
   const seen = { text: '', thinking: '', inputJson: '', signature: 0 };
   streaming.on('text', (delta) => { seen.text += delta; });
   streaming.on('thinking', (delta) => { seen.thinking += delta; });
@@ -82,12 +85,13 @@ test('tokens are counted and models are listed', async () => {
 });
 
 // Case: [client, fields, class, status, type of the error].
+const fails = (name) => asked(play(name), { model: SCRIPTED });
 const ERRORS = {
   'a value out of range': [played, { temperature: 9 }, Anthropic.BadRequestError, 400, 'invalid_request_error'],
   'a wrong key': [connect(scripted, 'sk-wrong'), {}, Anthropic.AuthenticationError, 401, 'authentication_error'],
   'an unknown model': [played, { model: 'claude-9' }, Anthropic.NotFoundError, 404, 'not_found_error'],
-  'a busy backend': [played, asked(play('busy'), { model: SCRIPTED }), Anthropic.ServiceUnavailableError, 503, 'overloaded_error'],
-  'a broken backend': [played, asked(play('broken'), { model: SCRIPTED }), Anthropic.InternalServerError, 502, 'api_error'],
+  'a busy backend': [played, fails('busy'), Anthropic.ServiceUnavailableError, 503, 'overloaded_error'],
+  'a broken backend': [played, fails('broken'), Anthropic.InternalServerError, 502, 'api_error'],
 };
 
 for (const [name, [client, fields, kind, status, type]] of Object.entries(ERRORS)) {

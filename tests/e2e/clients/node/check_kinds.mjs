@@ -24,8 +24,8 @@ const SOURCES = {
   'agents input': ['@openai/agents', 'AgentInputItem'],
   'ai messages': ['ai', 'ModelMessage'],
 };
-const { types, ...program } = readTypes(SOURCES);
-const reader = new TypeReader(program);
+const { types, checker } = readTypes(SOURCES);
+const reader = new TypeReader(checker);
 const newest = { role: 'user', content: play('the prompt') };
 
 const exchanges = [];
@@ -82,7 +82,7 @@ function examplesOf(kind) {
 }
 
 // Items of tools that the Agents SDK does not declare, but carries in `providerData`.
-const carried = (type, item) => (provided) => ({ ...item, id: ID, name: type, status: 'completed', providerData: provided });
+const carried = (name, item) => (providerData) => ({ ...item, id: ID, name, status: 'completed', providerData });
 const declared = Object.fromEntries(
   reader.members(types['openai input']).map((kind) => [reader.kindName(kind), examplesOf(kind)]),
 );
@@ -165,7 +165,7 @@ for (const [source, runs] of Object.entries(RUNS)) {
           const isSent = found.sent !== undefined && marks(found.sent) > marks(without.sent);
           seenTypes.set(type, seenTypes.get(type) || isSent);
           if (!isSent || SETTINGS.includes(type)) continue;
-          assert.ok(found.notes.length || found.prompt !== without.prompt, found.sent);
+          assert.ok(found.notes.length > without.notes.length || found.prompt !== without.prompt, found.sent);
           assert.equal(found.error, undefined, JSON.stringify(item));
         }
       });

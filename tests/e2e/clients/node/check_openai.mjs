@@ -6,10 +6,11 @@ import OpenAI from 'openai';
 import { zodResponseFormat, zodTextFormat } from 'openai/helpers/zod';
 import { z } from 'zod';
 import {
-  ANSWER, collect, DEMO, HELLO, PARIS, PLACE, RESULT, SCRIPTED, demo, key, play, rejects, scripted,
+  ANSWER, DEMO, HELLO, PARIS, PLACE, RESULT, SCRIPTED, collect, demo, key, play, rejects, scripted,
 } from './stage.mjs';
 
-const connect = (url, apiKey = 'unused') => new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 30_000 });
+const connect = (url, apiKey = 'unused') =>
+  new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 60_000 });
 const real = connect(demo);
 const played = connect(scripted, key);
 const CHAT_TOOL = { type: 'function', function: { name: 'get_weather', parameters: PLACE, strict: true } };
@@ -46,7 +47,8 @@ for (const stream of [false, true]) {
     const places = [];
     const callback = ({ location }) => (places.push(location), RESULT);
     const tool = { ...CHAT_TOOL.function, function: callback, parse: JSON.parse };
-    const runner = real.chat.completions.runTools(asked(PARIS, { stream, tools: [{ type: 'function', function: tool }] }));
+    const tools = [{ type: 'function', function: tool }];
+    const runner = real.chat.completions.runTools(asked(PARIS, { stream, tools }));
     assert.equal(await runner.finalContent(), ANSWER);
     assert.deepEqual(places, ['Paris']);
   });
@@ -80,7 +82,8 @@ test('events of a response are in order, and the helper reads a stored stream', 
 });
 
 test('structured output is parsed', async () => {
-  const completion = await real.chat.completions.parse(asked('Hello!', { response_format: zodResponseFormat(Town, 'town') }));
+  const fields = asked('Hello!', { response_format: zodResponseFormat(Town, 'town') });
+  const completion = await real.chat.completions.parse(fields);
   assert.equal(typeof completion.choices[0].message.parsed.city, 'string');
   const body = { model: DEMO, temperature: 0, input: 'Hello!', text: { format: zodTextFormat(Town, 'town') } };
   assert.equal(typeof (await real.responses.parse(body)).output_parsed.degrees, 'number');

@@ -7,7 +7,9 @@ import ts from 'typescript';
 export const WORD = 'porcelain';
 // One id for all, so that results and approvals find their calls.
 export const ID = 'call_1';
-const IDS = ['id', 'callId', 'call_id', 'tool_use_id', 'tool_call_id', 'toolCallId', 'approval_request_id', 'approvalId'];
+const IDS = [
+  'id', 'call_id', 'callId', 'tool_use_id', 'tool_call_id', 'toolCallId', 'approval_request_id', 'approvalId',
+];
 // A small file, because the SDKs download others.
 export const DATA = 'cG9yY2VsYWlu';
 const FILE = `data:image/png;base64,${DATA}`;
@@ -29,11 +31,11 @@ const { TypeFlags } = ts;
 
 const isUrl = (type) => type.symbol?.name === 'URL';
 
-/** Return the types of `{name: [module, type]}` with their checker. */
+/** Return the types of `{name: [module, type]}`, and the checker that knows them. */
 export function readTypes(sources) {
   const file = path.resolve('types.ts');
   const lines = Object.values(sources).map(
-    ([module, type], index) => `import type { ${type} as T${index} } from '${module}';\nexport type Source${index} = T${index};`,
+    ([module, type], index) => `export type Source${index} = import('${module}').${type};`,
   );
   writeFileSync(file, lines.join('\n'));
   const options = {
@@ -46,13 +48,12 @@ export function readTypes(sources) {
   const aliases = program.getSourceFile(file).statements.filter(ts.isTypeAliasDeclaration);
   const checker = program.getTypeChecker();
   const types = Object.keys(sources).map((name, index) => [name, checker.getTypeAtLocation(aliases[index])]);
-  return { checker, types: Object.fromEntries(types), program };
+  return { checker, types: Object.fromEntries(types) };
 }
 
 export class TypeReader {
-  constructor({ checker, program }) {
+  constructor(checker) {
     this.checker = checker;
-    this.program = program;
   }
 
   /** Types of a union without null and undefined, texts first. */
@@ -134,7 +135,8 @@ export class TypeReader {
         return this.examples(this.elementOf(member), { isFull, name, depth: depth + 1 }).map((each) => [each]);
       }
       if (!this.isObject(member)) return [];
-      return name in OBJECTS && this.fields(member).every((field) => field[2]) ? [OBJECTS[name]] : this.objects(member, { isFull, depth });
+      const isFree = this.fields(member).every(([, , isOptional]) => isOptional);
+      return name in OBJECTS && isFree ? [OBJECTS[name]] : this.objects(member, { isFull, depth });
     });
     // Of literals the first one is enough, except that a role decides how the content is read.
     return name !== 'role' && members.every((member) => member.isLiteral()) ? found.slice(0, 1) : found;
