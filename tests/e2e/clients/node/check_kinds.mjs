@@ -142,8 +142,7 @@ const NOT_SENT = {
   'ai messages responses': [...LOCAL, 'tool-result of the provider'],
   'ai messages chat': [...LOCAL, 'reasoning'],
   'ai messages compatible': LOCAL,
-  // Without a signature, which only the gateway can make.
-  'ai messages anthropic': [...LOCAL, 'reasoning', 'tool-result of the provider'],
+  'ai messages anthropic': [...LOCAL, 'tool-result of the provider'],
 };
 // Occurrences of the content of an example.
 const marks = (text) => text.split(new RegExp(`${WORD}|${DATA}|${ID}`)).length;

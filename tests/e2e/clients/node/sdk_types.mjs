@@ -22,7 +22,7 @@ const FORMS = {
 const OBJECTS = {
   input: {},
   parameters: {},
-  providerOptions: { openai: { itemId: ID, reasoningEncryptedContent: WORD } },
+  providerOptions: { openai: { itemId: ID, reasoningEncryptedContent: WORD }, anthropic: { signature: WORD } },
   reference: { openai: ID, anthropic: ID, gateway: ID },
   tools: { type: 'function', name: WORD, parameters: { type: 'object', properties: {} } },
 };
