@@ -48,6 +48,7 @@ def assert_passed(weather: Weather) -> None:
     assert weather.p99_s < LONGEST_GAP_S
 
 
+@pytest.mark.slow
 @in_one_loop
 async def test_every_client_gets_the_undisturbed_answer(backends: Rack, upstream: Upstream) -> None:
     weather = await storm(backends, upstream, 12)

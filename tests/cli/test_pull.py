@@ -69,6 +69,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_the_engine_finds_a_pulled_model(hub: Hub, tmp_path: Path) -> None:
     code, output, errors = run(hub.url, tmp_path, MODEL)
     assert code == 0, errors
@@ -139,6 +140,7 @@ def changed(tokenizer: str, spelling: str, replacement: str) -> bytes:
     return json.dumps(document).encode()
 
 
+@pytest.mark.slow
 def test_a_model_with_another_tokenizer_is_refused(hub: Hub, tokenizer: str, tmp_path: Path) -> None:
     hub.files = {**hub.files, "tokenizer.json": changed(tokenizer, "<|call|>", "<|tool|>")}
     code, _, errors = run(hub.url, tmp_path, MODEL)

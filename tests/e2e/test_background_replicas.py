@@ -277,6 +277,7 @@ async def test_deleting_frees_the_backend_and_the_conversation(pair: Pair, on_ot
 # -- owners that stop or resume
 
 
+@pytest.mark.slow
 async def test_terminated_process_hands_its_response_to_the_other(tmp_path: Path, redis_server: Server) -> None:
     async with replicas(tmp_path, redis_server) as pair:
         pair.speak(delay_s=0.03, words=40)

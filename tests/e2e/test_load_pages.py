@@ -29,6 +29,7 @@ def page(labels: str) -> bytes:
     return f"vllm:num_requests_running{{{labels}}} 7\n".encode() + vllm_metrics((3, 2, 0.25), cache_tokens=1000)
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("case", LABELS)
 async def test_streams_continue_while_a_load_page_with_a_long_line_is_parsed(case: str) -> None:
     threads = Threads(held={PARSER})

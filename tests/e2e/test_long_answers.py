@@ -83,6 +83,7 @@ async def test_long_arguments_for_messages_are_parsed_outside_of_the_event_loop(
     assert threading.get_ident() not in watch.seen
 
 
+@pytest.mark.slow
 @on_each
 async def test_a_disconnect_while_an_answer_is_checked_frees_the_backend(harness: Desk, surface: str) -> None:
     loop = asyncio.get_running_loop()

@@ -129,6 +129,7 @@ async def test_several_pauses_may_come_back_as_separate_messages(harness: Harnes
     assert harness.prompts[-1].count("to=browser.") == 4
 
 
+@pytest.mark.slow
 @every_form
 async def test_server_results_before_a_client_call_stand_in_the_prompt_once(
     harness: Harness, thinking: dict[str, Any], stream: bool

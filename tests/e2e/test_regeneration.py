@@ -62,6 +62,7 @@ async def regenerate_in_all_modes(
     return outcomes[0]
 
 
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("surface", SURFACES)
 @pytest.mark.parametrize(("retries", "expected"), RETRIES.values(), ids=RETRIES)
 async def test_a_broken_call_is_regenerated_the_same_way_each_time(

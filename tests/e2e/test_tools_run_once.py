@@ -104,6 +104,7 @@ async def single_deployment(upstream: Upstream) -> AsyncIterator[tuple[Cases, Li
         yield cases, harness
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("mode", REQUEST_MODES)
 async def test_a_tool_is_not_run_again_by_a_retry(upstream: Upstream, mode: str) -> None:
     async with single_deployment(upstream) as (cases, harness):

@@ -152,6 +152,7 @@ REFUSED: dict[str, Constraint] = {
 }
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("constraint", REFUSED.values(), ids=REFUSED)
 async def test_uncompilable_constraint_is_refused_without_affecting_others(
     backend: Backend, constraint: Constraint

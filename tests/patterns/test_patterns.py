@@ -85,6 +85,7 @@ def test_the_sweep_accepts_linear_patterns(pattern: str | bytes, mode: str, flag
     assert superlinear(pattern, mode, flags) is None
 
 
+@pytest.mark.slow
 def test_every_pattern_is_linear() -> None:
     assert not _faults(thorough=False)
 

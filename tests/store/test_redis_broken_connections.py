@@ -128,6 +128,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"redis+cluster://127.0.0.1:{node.port}"
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("replicas", [0, 1])
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)

@@ -53,6 +53,7 @@ def test_every_kind_is_known() -> None:
     check_known(kind_names(ChatCompletionMessageParam, "messages"), KNOWN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_message_is_accepted_and_read_or_reported(scripted: OpenAI, kind: str) -> None:
     for message in [*examples(KINDS[kind]), *examples(KINDS[kind], full=True)]:
@@ -60,6 +61,7 @@ def test_a_kind_of_message_is_accepted_and_read_or_reported(scripted: OpenAI, ki
         check_message(scripted, message if len(message) > 1 else {**message, "content": WORD})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_kind_of_part_is_accepted_in_every_message(scripted: OpenAI, role: str, kind: str) -> None:

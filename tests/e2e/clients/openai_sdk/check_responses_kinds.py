@@ -77,6 +77,7 @@ def test_every_kind_is_known() -> None:
     check_known(kind_names(ResponseInputItemParam, "input"), KNOWN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_item_is_accepted_and_read_or_reported(scripted: OpenAI, kind: str) -> None:
     for item in items_of(kind):
@@ -96,6 +97,7 @@ def test_a_kind_of_item_is_accepted_and_read_or_reported(scripted: OpenAI, kind:
             assert is_read or is_reported, part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_conversation_takes_the_items_that_a_response_takes(scripted: OpenAI, kind: str) -> None:
     for item in items_of(kind):
