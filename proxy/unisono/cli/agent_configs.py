@@ -101,7 +101,7 @@ def _claude_variables(target: GatewayTarget) -> dict[str, str]:
     return {
         "ANTHROPIC_BASE_URL": target.url,
         "ANTHROPIC_MODEL": target.model,
-        # Models of subagents and of short tasks in the background.
+        # Models of short tasks in the background, and of agents that the agent starts.
         "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
         "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
