@@ -251,10 +251,8 @@ def _choice(
 
     An answer that continues after a server tool's result has none: the required call was made before the pause.
     """
-    choice, last = (
-        to_server_tool_choice(requested, toolbox, servers, has_search=is_searched(request)),
-        request.messages[-1],
-    )
+    choice = to_server_tool_choice(requested, toolbox, servers, has_search=is_searched(request))
+    last = request.messages[-1]
     continues = last.role == "assistant" and bool(last.content) and isinstance(last.content[-1], ServerResultBlock)
     return None if continues else choice
 
