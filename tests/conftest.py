@@ -6,6 +6,7 @@ of the user who runs the tests.
 
 from __future__ import annotations
 
+import gc
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         for item in group[-(-len(group) // mark.kwargs["one_in"]) :]:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the collected tests from garbage collection, which would visit their million objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

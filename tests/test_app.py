@@ -115,8 +115,8 @@ def test_an_entry_that_cannot_be_served_is_rejected_with_its_path(entries: list[
 
 
 def test_a_kind_without_an_installed_adapter_is_rejected_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = [point for point in entry_points(group="unisono.backends") if point.name != "sglang"]
-    monkeypatch.setattr("unisono.bootstrap.backends.entry_points", lambda group: installed)
+    installed = {point.name: point for point in entry_points(group="unisono.backends") if point.name != "sglang"}
+    monkeypatch.setattr("unisono.bootstrap.backends._installed", lambda group: installed)
     with pytest.raises(ConfigError) as refused:
         built(entry("gpt-oss", "sglang/gpt-oss"))
     assert str(refused.value) == (

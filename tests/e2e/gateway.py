@@ -83,6 +83,18 @@ def config_of(*deployments: str, name: str = "gpt-oss", **sections: Any) -> dict
     return {"model_list": entries, "store": {"url": "memory://"}, **sections}
 
 
+class StoppableServer(uvicorn.Server):
+    """A server that stops at once. uvicorn looks ten times a second whether it should stop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.stopping.wait()
+
+
 @asynccontextmanager
 async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
     """Run a gateway and stop it afterwards, with everything that it opened.
@@ -94,7 +106,7 @@ async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
     # asyncio disables Nagle's algorithm only if the protocol is given. Otherwise every answer takes 40 ms longer.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(app, settings))
+    server = StoppableServer(server_config(app, settings))
     serving = asyncio.create_task(server._serve([listener]))
     while not server.started:
         if serving.done():
@@ -105,7 +117,7 @@ async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             yield Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", session, app)
     finally:
-        server.should_exit = True
+        server.stopping.set()
         await serving
         listener.close()
 

@@ -267,7 +267,8 @@ HOSTILE_PAGES: dict[str, tuple[dict[str, Answer], str]] = {
 @pytest.mark.parametrize(("pages", "expected"), HOSTILE_PAGES.values(), ids=HOSTILE_PAGES)
 async def test_hostile_pages_are_harmless(pages: dict[str, Answer], expected: str) -> None:
     began = time.monotonic()
-    async with browsing(pages, page_s=1.0) as (client, site):
+    # A busy machine may need a second for a page that loads.
+    async with browsing(pages, page_s=1.0 if pages == {"/": silent} else 8.0) as (client, site):
         assert expected in text_of(await called(client, "open", id=f"{site}/"))
     assert time.monotonic() - began < 10
 

@@ -21,8 +21,8 @@ from unisono.core.generation import CALL, ENDOFTEXT, RETURN, START, VOCABULARY
 from unisono_adapters.mlx.guides import Guide
 from unisono_adapters.mlx.jobs import EVERYONE, Addressed, BatchLimits, Command, Submit, Withdraw
 from unisono_adapters.mlx.prefix import Layers, Prefixes
+from unisono_adapters.mlx.sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
 from unisono_adapters.mlx.wire import GenerateCommand, Pulse, Reason, RequestRefused, TokenOutput
-from unisono_adapters.mlx_sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
 
 # Origin of a request: the connection's number and the client's id there.
 Route: TypeAlias = tuple[int, int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
@@ -103,9 +104,10 @@ def provider_settings(entry: ModelEntry, config: Config) -> dict[str, Any]:
     }
 
 
-def _installed(group: str) -> dict[str, EntryPoint]:
-    # Listing entry points imports no adapter. An installed adapter with missing libraries does no harm until a model
-    # uses it.
+# Listing entry points imports no adapter: an adapter with missing libraries does no harm until a model uses it. The
+# metadata of all installed packages is read only once, because that is most of the work of building a gateway.
+@cache
+def _installed(group: str) -> Mapping[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 

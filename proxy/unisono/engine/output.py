@@ -79,9 +79,8 @@ class OutputReader:
         self._final_header = final_header
         self._state = AnswerState()  # at the end of the last step
         self.tokens_before_step = 0  # tokens generated in earlier steps
-        self.known_length = len(
-            request.resumption.journal or self.transcript.journal.numbers
-        )  # journal length at the start
+        # journal length at the start
+        self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)
         calls = () if self.round is None else tuple(self.round.calls)
         self.next_step: Step = RunTools(calls) if calls else Generate()  # action after the last step
 
@@ -144,10 +143,7 @@ class OutputReader:
     # -- generation
 
     def start_generation(self, opening: Tokens) -> None:
-        """Begin the generation of the current step.
-
-        `opening` are the tokens of the message that the prompt leaves open, such as a prefill; empty if there is none.
-        """
+        """Begin a generation; `opening` are the tokens of the message that its prompt leaves open."""
         self.items.start_generation()
         self.transcript.start_step(opening, is_first=not self.items.step)
 
@@ -243,14 +239,11 @@ class OutputReader:
             needs_approval=self.round.needs_approval, exhausted=budget.exhausted, paused=budget.paused
         )
         self.next_step = next_step(self._state)
-        match self.next_step:
-            case Generate():
-                self.items.start_step(self.next_step)
-                self.transcript.start_step((), is_first=False)
-            case OpenFinal():
-                return self._start_step(self.next_step)
-            case _:
-                pass
+        if isinstance(self.next_step, OpenFinal):
+            return self._start_step(self.next_step)
+        if isinstance(self.next_step, Generate):
+            self.items.start_step(self.next_step)
+            self.transcript.start_step((), is_first=False)
         return []
 
     # -- replay of a journal

@@ -205,10 +205,7 @@ class Transcript:
     def _record_edit(
         self, position: int, remaining: Sequence[int], added: Sequence[int], *, tail: Sequence[int]
     ) -> None:
-        """Add the entry of an edit after `position`.
-
-        The edit leaves `remaining` of the tail and appends `added`.
-        """
+        """Add the entry of an edit that leaves `remaining` of the tail and appends `added`."""
         ended, self._ended = self._ended, None
         value: dict[str, Json] = {MOVED: [*remaining[position:], *added], "kept": position}
         self.add_entry(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})), tail)
@@ -237,11 +234,9 @@ class Transcript:
     def resume_elsewhere(self, able: frozenset[str]) -> None:
         """Continue on another backend. `able` are the kinds of constraints that it can enforce.
 
-        An open message that needs such a constraint is discarded and generated again, unless part of it was already
-        emitted.
+        A constraint cannot be enforced for the rest of a body. An open message that needs one is discarded and
+        generated again, unless part of it was already emitted.
         """
-        # A constraint cannot be enforced for the rest of a body. A body that needs one is regenerated, unless part of
-        # it was emitted.
         wanted = self.controller.step.last.constraint
         keeps = wanted is not None and wanted.kind in able
         if keeps and self.controller.step.header_end > self.router.closed_to and self.can_drop:

@@ -18,6 +18,7 @@ import re
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias, assert_never
 
@@ -114,6 +115,12 @@ class PromptPart(NamedTuple):
 Piece: TypeAlias = PromptPart | Tokens
 
 
+@cache
+def _shared_ids() -> list[int]:
+    # One object per id, shared by all cached messages: a token costs 8 bytes and not 40.
+    return list(range(VOCABULARY))
+
+
 class Renderer:
     """Renderer of conversations with a cache of at most `cache_tokens` tokens of messages.
 
@@ -126,8 +133,7 @@ class Renderer:
         self._checked: LruCache[bytes, bool] = LruCache(cache_tokens // ENTRY_WEIGHT)
         self._sections: LruCache[bytes, str] = LruCache(SECTION_CHARACTERS)
         self._systems: LruCache[tuple[Hashable, ...], str] = LruCache(SECTION_CHARACTERS)
-        # One object per id, shared by all cached messages: a token costs 8 bytes and not 40.
-        self._ids = list(range(VOCABULARY))
+        self._ids = _shared_ids()
         # Most messages begin and end alike; only a tool's name needs a header of its own.
         self._headers = {form: encoding.encode_marked(form.header) for form in HeaderForm}
         self._ends = {form: encoding.encode_marked(form.end) for form in HeaderForm}

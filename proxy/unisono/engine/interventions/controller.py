@@ -68,6 +68,11 @@ class InterventionController:
         wanted = self.step.last.constraint
         return wanted if wanted is not None and wanted.kind in self.enforced_kinds else None
 
+    def can_guide(self, header: Header) -> bool:
+        """Return whether the backend can enforce the constraint for a message."""
+        constraint = self.requirements.constraint_for(header)
+        return constraint is not None and constraint.kind in self.enforced_kinds
+
     @property
     def is_naming(self) -> bool:
         return self.step.last.naming
@@ -173,13 +178,6 @@ class InterventionController:
         """
         self.obligations.finish(has_call=self.step.has_call, handed=handed)
 
-    # -- messages
-
-    def can_guide(self, header: Header) -> bool:
-        """Return whether the backend can enforce the constraint for a message."""
-        constraint = self.requirements.constraint_for(header)
-        return constraint is not None and constraint.kind in self.enforced_kinds
-
     # -- prompt edits
 
     def _handle_header(self, at: Stopped, message: MessageKind) -> None:
@@ -274,10 +272,7 @@ class InterventionController:
         )
 
     def _restore_first(self, place: int) -> None:
-        """Restore the first attempt at `place`.
-
-        No retry is better, and the first one has the client's own sampling.
-        """
+        # No retry is better, and the first attempt has the client's own sampling.
         first = self.step.attempts.first
         assert first is not None
         self.step.pending = PromptEdit(place, self._spelling.written(first), body=self._spelling.body(first))

@@ -245,7 +245,7 @@ class BodyChecks:
                 return BodyFault.NONE, content
             return fault, text
         if message in CALLS and header.recipient.full_name in self._tools.texts:
-            return self._free_text(self._tools.grammars.get(header.recipient.full_name), text)
+            return self._free_text(self._tools.texts[header.recipient.full_name], text)
         if not self.is_json_call(message, header):
             return BodyFault.NONE, text
         schema = None if message is MessageKind.CALL else self._tools.schemas.get(header.recipient.full_name)

@@ -46,8 +46,8 @@ class ToolRequirements:
     forced: tuple[str, ...] | None = None
     allowed: frozenset[str] | None = None
     schemas: Mapping[str, Schema] = field(default_factory=dict)
-    texts: frozenset[str] = frozenset()  # tools that take a text instead of JSON
-    grammars: Mapping[str, TextGrammar] = field(default_factory=dict)  # of such tools
+    # Tools that take a text instead of JSON, with the grammar of the text, if any.
+    texts: Mapping[str, TextGrammar | None] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()
     buffered: frozenset[str] = frozenset()  # client tools whose calls are emitted only when complete
     has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
@@ -61,7 +61,7 @@ class ToolRequirements:
         """Return the constraint kinds for the forced calls."""
         forced = self.forced or ()
         kinds = {constraint_of(self.schemas[name]).kind for name in forced if name in self.schemas}
-        kinds |= {text_constraint(self.grammars[name]).kind for name in forced if name in self.grammars}
+        kinds |= {text_constraint(grammar).kind for name in forced if (grammar := self.texts.get(name)) is not None}
         if len(forced) > 1:
             kinds.add(OneOf.kind)
         return kinds
@@ -137,7 +137,7 @@ class OutputRequirements:
         recipient = header.recipient.full_name
         if not recipient:
             return self.form_constraint
-        if (grammar := self.tools.grammars.get(recipient)) is not None:
+        if (grammar := self.tools.texts.get(recipient)) is not None:
             return text_constraint(grammar)
         schema = self.tools.schemas.get(recipient)
         return None if schema is None else constraint_of(schema)
@@ -253,8 +253,7 @@ def requirements_of(
             forced=tuple(name for name in on_offer if name in meant) if owed else None,
             allowed=meant if isinstance(choice, AllowedTools) else None,
             schemas=schemas,
-            texts=frozenset(name for name, tool in client.items() if tool.free_text),
-            grammars={name: tool.grammar for name, tool in client.items() if tool.grammar is not None},
+            texts={name: tool.grammar for name, tool in client.items() if tool.free_text},
             strict=frozenset(name for name, tool in client.items() if tool.strict and request.answer.calls_allowed),
             buffered=frozenset(name for name, tool in client.items() if tool.kind or tool.free_text),
             has_server_tools=server_tools is not None,
