@@ -17,8 +17,9 @@ from tests.e2e.test_failover import THINKS
 from tests.fakes import FakeVllm, Refusal, WireServer, reset_at
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 
-ABORT_LIMIT_S = 1.0
-RETRY_AFTER_S = 2
+# Both are long enough for a busy machine: the clients must disconnect before the delay ends.
+ABORT_LIMIT_S = 2.0
+RETRY_AFTER_S = 4
 BUSY = Refusal(503, b"busy", headers={"Retry-After": str(RETRY_AFTER_S)})
 PASS_THROUGH = frozenset({"pass-through", "pass-through responses"})
 

@@ -265,6 +265,32 @@ def test_requests_of_the_gateway_are_not_foreign_load() -> None:
     assert (live.candidate.foreign_requests, live.candidate.foreign) == (1, ANSWER_WORK + FOREIGN_PROMPT)
 
 
+async def test_a_request_that_ends_during_the_poll_is_not_foreign_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "LOAD_EVERY_S", 0.001)
+    pool, (a, _) = await known_pool("a", "b", clock=Clock())
+    polls: asyncio.Queue[asyncio.Future[Load]] = asyncio.Queue()
+
+    async def load() -> Load:
+        reported: asyncio.Future[Load] = asyncio.get_running_loop().create_future()
+        polls.put_nowait(reported)
+        return await reported
+
+    monkeypatch.setattr(script_of(a), "load", load)
+    pool.start()
+    async with asyncio.timeout(5):
+        with await pool.route(REQUEST).place(REQUIREMENTS):
+            assert a.candidate.running == 1
+            first = await polls.get()
+        first.set_result(Load(running=1, waiting=0))
+        # The next poll begins after the first one was evaluated.
+        second = await polls.get()
+        assert pool.status()[0].foreign == 0
+        second.set_result(Load(running=1, waiting=0))
+        await polls.get()
+        assert pool.status()[0].foreign == 1
+    await pool.aclose()
+
+
 async def test_rejected_requests_are_logged_in_groups(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     rules = RoutingRules(bounds=QueueConfig(length=0))

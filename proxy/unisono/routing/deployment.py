@@ -171,10 +171,15 @@ class LiveDeployment:
         hold.share.give_back(self.clock())
         self._changed()
 
-    def claimed(self, load: Load | None) -> None:
-        """Set the load by other clients, as reported by the server; None if it reports none."""
+    def claimed(self, load: Load | None, running_before: int = 0) -> None:
+        """Set the load by other clients, as reported by the server; None if it reports none.
+
+        `running_before` is the number of the gateway's own requests when the server was asked.
+        """
         one = self.candidate
-        others = 0 if load is None else max(load.running + load.waiting - one.running, 0)
+        # A request of the gateway that ended meanwhile may be counted in the report.
+        own = max(one.running, running_before)
+        others = 0 if load is None else max(load.running + load.waiting - own, 0)
         waiting = 0 if load is None else min(load.waiting, others)
         # Running requests have been read, as with the gateway's own.
         one.foreign_requests, one.foreign = others, others * ANSWER_WORK + waiting * FOREIGN_PROMPT

@@ -234,6 +234,7 @@ class RoutingPool:
                         watched.live.claimed(None)
 
     async def _poll_load(self, watched: WatchState) -> None:
+        running_before = watched.live.candidate.running
         try:
             async with asyncio.timeout(LOAD_WITHIN_S):
                 load = await watched.live.endpoint.load()
@@ -241,7 +242,7 @@ class RoutingPool:
             # The load is polled again soon; the last value is no longer valid.
             watched.live.claimed(None)
         else:
-            watched.live.claimed(load)
+            watched.live.claimed(load, running_before)
             if load is None:
                 watched.silent_until = self._clock() + SILENT_FOR_S
         finally:
