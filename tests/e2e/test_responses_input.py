@@ -208,7 +208,7 @@ REJECTED: dict[str, tuple[Any, int, str, str | None]] = {
     "audio": ([content("user", {"type": "input_audio"})], 400, "input.0.content.0.type", "unsupported_value"),
     "unknown part type": ([content("user", {"type": "hologram"})], 400, "input.0.content.0.type", "invalid_value"),
     "part without text": ([content("user", {"type": "input_text"})], 400, "input.0.content.0.text", None),
-    "output without a call": (["u", output("o")], 400, "input.1.call_id", "invalid_value"),
+    "output of another call": (["u", call(call_id="c2"), output("o")], 400, "input.2.call_id", "invalid_value"),
     "output before its call": (["u", output("o"), call()], 400, "input.1.call_id", "invalid_value"),
     "output without a call_id": (
         ["u", call(), {"type": "function_call_output", "output": "o"}],
