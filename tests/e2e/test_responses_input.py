@@ -175,6 +175,7 @@ UNREADABLE: dict[str, dict[str, Any]] = {
     "computer call": {"type": "computer_call", "id": "cu_1", "call_id": "cu", "action": {"type": "screenshot"}},
     "foreign compaction": {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAAABo"},
     "foreign sealed reasoning": {"type": "reasoning", "id": "rs_f", "summary": [], "encrypted_content": "gAAAAABo"},
+    "approval of an unknown request": {"type": "mcp_approval_response", "approval_request_id": "r", "approve": True},
     "forged seal": {"type": "reasoning", "id": "rs_f", "summary": [], "encrypted_content": "uns1.AAAA"},
     "summary only": {"type": "reasoning", "id": "rs_f", "summary": [{"type": "summary_text", "text": "sum"}]},
 }
@@ -184,7 +185,7 @@ UNREADABLE: dict[str, dict[str, Any]] = {
 async def test_unreadable_items_are_skipped_and_noted(harness: Line, item: dict[str, Any]) -> None:
     response = await harness.whole(input=as_items(["u", item, "v"]))
     [note] = response["unisono"]["notes"]
-    assert note.startswith("input.1: no effect")
+    assert (note[:7], ": no effect" in note) == ("input.1", True)
     assert harness.said == U + V
 
 

@@ -122,8 +122,9 @@ class History:
         self._entries: list[Item | _Pending] = []
         self._exchange: dict[str, deque[_Pending]] = {}
         self._names: dict[str, str] = {}
-        # Errors about results of the current exchange whose call is missing.
+        # Errors about results of the current exchange whose call is missing, and errors of the newest items.
         self._orphans: list[InvalidRequest] = []
+        self._newest: list[InvalidRequest] = []
 
     def __iter__(self) -> Iterator[Item]:
         for entry in self._entries:
@@ -138,7 +139,7 @@ class History:
 
     def add(self, *items: Item) -> None:
         """Add messages and reasoning. They end the current exchange."""
-        self._exchange, self._orphans = {}, []
+        self._exchange, self._orphans, self._newest = {}, [], []
         self._entries += items
 
     def add_within_exchange(self, *items: Item) -> None:
@@ -176,6 +177,11 @@ class History:
         self.notes.append(f"{param}: the model reads this result without its call, because {missing}")
         return default
 
+    def leave_out(self, error: InvalidRequest) -> None:
+        """Leave out an item with a note; in the last exchange, `check_results` raises the error."""
+        self._newest.append(error)
+        self.notes.append(f"{error.param}: no effect, because what it refers to is missing")
+
     # A client that cuts its history may cut between a call and its result. It sends the result again with every later
     # request, so a refusal would end the session for good. The vendors' APIs refuse it everywhere.
     #
@@ -183,10 +189,12 @@ class History:
     # exchange has a result with an unknown id, and either a call there has no result, or the history before it is the
     # gateway's own, which no client cuts.
     def check_results(self, *, is_stored: bool = False) -> None:
-        """Raise InvalidRequest for a result of the last exchange that answers no call by mistake.
+        """Raise InvalidRequest for an item of the last exchange that refers to nothing by mistake.
 
         `is_stored`: the history before the request's own items is stored in the gateway.
         """
+        if self._newest:
+            raise self._newest[0]
         is_waiting = any(not pending.results for same in self._exchange.values() for pending in same)
         if self._orphans and (is_stored or is_waiting):
             raise self._orphans[0]

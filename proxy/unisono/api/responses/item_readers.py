@@ -167,7 +167,9 @@ def _approval_response(conversion: InputConversion, item: InputItem, param: str)
     call = conversion.requests.get(item.approval_request_id)
     at = f"{param}.approval_request_id"
     if call is None:
-        raise NotFound(f"'{at}': approval request '{shortened(item.approval_request_id)}' not found.", param=at)
+        missing = f"'{at}': approval request '{shortened(item.approval_request_id)}' not found."
+        conversion.history.leave_out(NotFound(missing, param=at))
+        return ()
     if call.call_id in conversion.answered:
         raise InvalidRequest(
             f"'{at}': approval request '{shortened(item.approval_request_id)}' was already answered.", param=at
