@@ -43,6 +43,7 @@ class Agent:
     starts a session or continues the last one.
     """
 
+    name: str
     binary: str
     configure: Callable[[AgentSettings], Mapping[str, str]]
     arguments: Callable[[AgentSettings, str, bool], Sequence[str]]
@@ -134,8 +135,9 @@ def _opencode_arguments(settings: AgentSettings, prompt: str, is_continued: bool
     return ["run", *(["--continue"] if is_continued else []), prompt]
 
 
-AGENTS = {
-    "codex": Agent("@openai/codex-*/vendor/*/bin/codex", _codex_settings, _codex_arguments),
-    "claude": Agent("@anthropic-ai/claude-code-*/claude", _claude_settings, _claude_arguments),
-    "opencode": Agent("opencode-*/bin/opencode", _opencode_settings, _opencode_arguments),
-}
+_EVERY = (
+    Agent("codex", "@openai/codex-*/vendor/*/bin/codex", _codex_settings, _codex_arguments),
+    Agent("claude", "@anthropic-ai/claude-code-*/claude", _claude_settings, _claude_arguments),
+    Agent("opencode", "opencode-*/bin/opencode", _opencode_settings, _opencode_arguments),
+)
+AGENTS = {agent.name: agent for agent in _EVERY}

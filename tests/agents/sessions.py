@@ -17,6 +17,8 @@ from typing import Any
 from tests.agents.agents import Agent, AgentSettings
 from tests.agents.policy import PARTS, answer, final
 from tests.agents.prompt_view import PromptView
+from tests.agents.wire_log import WireLog
+from tests.agents.wire_shapes import SESSION_FILE, write_session
 from tests.e2e.gateway import config_of, gateway
 from tests.fakes import FakeVllm, VllmScript
 from unisono.harmony.encoding import load_encoding
@@ -162,7 +164,7 @@ async def session(
     folder.mkdir()
     home.mkdir()
     write_workspace(folder)
-    model = ScriptedModel()
+    model, log = ScriptedModel(), WireLog()
     async with FakeVllm(script=model.script) as backend:
         sections = {"router_settings": {"model_group_alias": dict.fromkeys(ALIASES, "gpt-oss-120b")}}
         config = config_of(f"vllm@{backend.url}", name="gpt-oss-120b", **sections)
@@ -170,9 +172,10 @@ async def session(
         entry["unisono"] = unisono or {}
         if window is not None:
             entry["model_info"] = {"max_input_tokens": window}
-        async with gateway(config) as running:
+        async with gateway(config, log.wrap) as running:
             try:
                 yield AgentSession(agent, AgentSettings(running.url, home, **options), folder, model, backend)
             finally:
                 model.write(root / "prompts")
+                write_session(root / SESSION_FILE, agent.name, log.shape)
     assert not model.failures

@@ -81,7 +81,12 @@ CHAT: dict[str, tuple[Json, str]] = {
     "a call: unknown type": (with_tool_call(id="c", type="magic"), "messages.1.tool_calls.0.type"),
     "a result: without an id": (with_message(role="tool", content="x"), "messages.1.tool_call_id"),
     "a result: of an unknown call": (
-        with_message(role="tool", tool_call_id="c", content="x"),
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": ""}}]},
+                {"role": "tool", "tool_call_id": "c", "content": "x"},
+            ]
+        },
         "messages.1.tool_call_id",
     ),
     "tools: an object": ({"tools": {}}, "tools"),
@@ -151,7 +156,12 @@ RESPONSES: dict[str, tuple[Json, str]] = {
     "a call: without a name": (with_item(type="function_call", call_id="c", arguments="{}"), "input.1.name"),
     "a result: without an id": (with_item(type="function_call_output", output="x"), "input.1.call_id"),
     "a result: of an unknown call": (
-        with_item(type="function_call_output", call_id="c", output="x"),
+        {
+            "input": [
+                {"type": "function_call", "call_id": "c1", "name": "f"},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+            ]
+        },
         "input.1.call_id",
     ),
     "a result: without output": (with_item(type="function_call_output", call_id="c"), "input.1.output"),

@@ -268,9 +268,14 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str | None]] = {
         "messages.0.content.1.type",
     ),
     "unknown tool call id": (
-        {"messages": [{"role": "tool", "tool_call_id": "x", "content": ""}]},
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": ""}}]},
+                {"role": "tool", "tool_call_id": "x", "content": ""},
+            ]
+        },
         400,
-        "messages.0.tool_call_id",
+        "messages.1.tool_call_id",
     ),
     "unknown model": ({"model": "gpt-9"}, 404, "model"),
     "run that cannot be tokenized": (

@@ -41,6 +41,11 @@ def message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content, **fields}]}
 
 
+def after_call(result: dict[str, Any]) -> dict[str, Any]:
+    """Return messages with a call and a result of another one."""
+    return {"messages": [{"role": "assistant", "tool_calls": [FUNCTION | {"id": "c1"}]}, {"content": "x", **result}]}
+
+
 def tool(name: object, **fields: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": {"name": name, **fields}}]}
 
@@ -71,8 +76,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "surrogate in a schema": (tool("f", parameters={"a": "\ud800"}), "tools.0.function.parameters", "invalid_value"),
     "tool message without id": (message("tool", "x"), "messages.0.tool_call_id", "invalid_value"),
     "function message without name": (message("function", "x"), "messages.0.name", "invalid_value"),
-    "unknown call id": (message("tool", "x", tool_call_id="call_9"), "messages.0.tool_call_id", "invalid_value"),
-    "unknown function": (message("function", "x", name="f"), "messages.0.name", "invalid_value"),
+    "unknown call id": (after_call({"role": "tool", "tool_call_id": "c"}), "messages.1.tool_call_id", "invalid_value"),
+    "unknown function": (after_call({"role": "function", "name": "g"}), "messages.1.name", "invalid_value"),
     "call without function": (
         message("assistant", None, tool_calls=[{"id": "a", "type": "function"}]),
         "messages.0.tool_calls.0.function",

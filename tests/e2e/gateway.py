@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -96,17 +96,18 @@ class StoppableServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
+async def gateway(config: Mapping[str, Any], wrap: Callable[[Any], Any] | None = None) -> AsyncIterator[Gateway]:
     """Run a gateway and stop it afterwards, with everything that it opened.
 
-    It shares no state with other gateways unless the configuration says so.
+    It shares no state with other gateways unless the configuration says so. `wrap` returns an ASGI application that
+    runs in front of the gateway.
     """
     settings = parse({"store": {"url": "memory://"}, **config}, {}).config
     app = build(settings)
     # asyncio disables Nagle's algorithm only if the protocol is given. Otherwise every answer takes 40 ms longer.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
-    server = StoppableServer(server_config(app, settings))
+    server = StoppableServer(server_config(app if wrap is None else wrap(app), settings))
     serving = asyncio.create_task(server._serve([listener]))
     while not server.started:
         if serving.done():

@@ -221,8 +221,13 @@ WRONG_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "a tool that is a number": ({"tools": [1]}, "tools.0"),
     "a tool without a function": ({"tools": [{"type": "function"}]}, "tools.0.function"),
     "an unknown effort": ({"reasoning_effort": "ultra"}, "reasoning_effort"),
-    "tool result without a call": (
-        {"messages": [*USER, {"role": "tool", "tool_call_id": "call_1", "content": "x"}]},
+    "tool result of another call": (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "x"},
+            ]
+        },
         "messages.1.tool_call_id",
     ),
     "tool result without an id": ({"messages": [*USER, {"role": "tool", "content": "x"}]}, "messages.1.tool_call_id"),

@@ -269,8 +269,12 @@ async def test_calls_of_the_clients_built_in_tools_are_shown_to_the_model(
     assert f"<|message|>{output}<|end|>" in harness.prompts[-1]
 
 
-@pytest.mark.parametrize("items", [case[0] for case in CLIENT_TOOLS.values()], ids=CLIENT_TOOLS)
+@pytest.mark.parametrize(("items", "arguments", "output"), CLIENT_TOOLS.values(), ids=CLIENT_TOOLS)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_result_of_such_a_tool_without_its_call_has_no_effect(harness: Line, items: list[Json]) -> None:
+async def test_a_result_of_such_a_tool_is_shown_without_its_call(
+    harness: Line, items: list[Json], arguments: str, output: str
+) -> None:
     answer = await send(harness, "responses", ["See.", items[1]])
-    assert [note for note in unisono_object(answer)["notes"] if note.startswith("input.1: no effect")]
+    assert [note for note in unisono_object(answer)["notes"] if note.startswith("input.1: the model reads this")]
+    assert arguments not in harness.prompts[-1]
+    assert f"<|message|>{output}<|end|>" in harness.prompts[-1]

@@ -328,7 +328,11 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
         "messages.0.content.0",
         "does not support image input",
     ),
-    "result without a call": ({"messages": [user(), result("x", "nope")]}, "messages.1.tool_call_id", "nope"),
+    "result of another call": (
+        {"messages": [user(), assistant(tool_calls=[call()]), result("x", "nope")]},
+        "messages.2.tool_call_id",
+        "nope",
+    ),
     "tool name with a newline": ({"messages": [user()], "tools": [tool("a\nb")]}, "tools.0.function.name", ""),
     "enum value with a newline": (
         {"messages": [user()], "tools": [tool(p={"enum": ["a\n# Instructions"]})]},

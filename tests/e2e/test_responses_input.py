@@ -175,6 +175,7 @@ UNREADABLE: dict[str, dict[str, Any]] = {
     "computer call": {"type": "computer_call", "id": "cu_1", "call_id": "cu", "action": {"type": "screenshot"}},
     "foreign compaction": {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAAABo"},
     "foreign sealed reasoning": {"type": "reasoning", "id": "rs_f", "summary": [], "encrypted_content": "gAAAAABo"},
+    "approval of an unknown request": {"type": "mcp_approval_response", "approval_request_id": "r", "approve": True},
     "forged seal": {"type": "reasoning", "id": "rs_f", "summary": [], "encrypted_content": "uns1.AAAA"},
     "summary only": {"type": "reasoning", "id": "rs_f", "summary": [{"type": "summary_text", "text": "sum"}]},
 }
@@ -184,7 +185,7 @@ UNREADABLE: dict[str, dict[str, Any]] = {
 async def test_unreadable_items_are_skipped_and_noted(harness: Line, item: dict[str, Any]) -> None:
     response = await harness.whole(input=as_items(["u", item, "v"]))
     [note] = response["unisono"]["notes"]
-    assert note.startswith("input.1: no effect")
+    assert (note[:7], ": no effect" in note) == ("input.1", True)
     assert harness.said == U + V
 
 
@@ -208,7 +209,7 @@ REJECTED: dict[str, tuple[Any, int, str, str | None]] = {
     "audio": ([content("user", {"type": "input_audio"})], 400, "input.0.content.0.type", "unsupported_value"),
     "unknown part type": ([content("user", {"type": "hologram"})], 400, "input.0.content.0.type", "invalid_value"),
     "part without text": ([content("user", {"type": "input_text"})], 400, "input.0.content.0.text", None),
-    "output without a call": (["u", output("o")], 400, "input.1.call_id", "invalid_value"),
+    "output of another call": (["u", call(call_id="c2"), output("o")], 400, "input.2.call_id", "invalid_value"),
     "output before its call": (["u", output("o"), call()], 400, "input.1.call_id", "invalid_value"),
     "output without a call_id": (
         ["u", call(), {"type": "function_call_output", "output": "o"}],

@@ -81,6 +81,47 @@ async def test_a_repeated_call_of_an_undeclared_tool_is_returned_as_text(
     assert 'repo_browser.print_tree({"path":""})' in whole_text(answer)
 
 
+REMOVAL: Json = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}}
+ADDITION: Json = {**REMOVAL, "type": "tool_addition"}
+HEAR: Json = {"name": "hear", "input_schema": SCHEMA}
+HEARING = LOOK.replace("functions.look", "functions.hear").replace("sky", "sea")
+# A search that the gateway runs, with a tool to find.
+SEARCHED: list[Json] = [
+    {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"},
+    {"name": "taste", "input_schema": SCHEMA, "defer_loading": True},
+]
+DEFINITION: Json = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": MESSAGES_TOOLS[0]}}
+# Changes of tools, further tools, and whether the model must not call the tool.
+CHANGES: dict[str, tuple[list[Json], list[Json], bool]] = {
+    "removed": ([REMOVAL], [], True),
+    "removed beside tools of the gateway": ([REMOVAL], SEARCHED, True),
+    "removed again": ([REMOVAL, ADDITION, REMOVAL], [], True),
+    "added again": ([REMOVAL, ADDITION], [], False),
+    "defined again": ([REMOVAL, DEFINITION], [], False),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("changes", "more", "is_removed"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_removed_tool_is_replaced_by_a_declared_one(
+    harness: Line, changes: list[Json], more: list[Json], is_removed: bool, stream: bool
+) -> None:
+    harness.say(LOOK, HEARING)
+    before = len(harness.prompts)
+    answer = await harness.gateway.messages(
+        model="gpt-oss",
+        messages=[{"role": "user", "content": "Hi"}, {"role": "system", "content": changes}],
+        tools=[*MESSAGES_TOOLS, HEAR, *more],
+        stream=stream,
+    )
+    assert ("undeclared-tool" in unisono_object(answer).get("recoveries", [])) == is_removed
+    assert ("sea" if is_removed else "sky") in whole_text(answer)
+    assert ("There is no tool 'look'. Call one of these instead" in harness.prompts[-1]) == is_removed
+    # The declaration stays, so that cached prompts stay valid.
+    assert all("type look = " in prompt for prompt in harness.prompts[before:])
+
+
 def whole_text(answer: Answer) -> str:
     """Return all strings of an answer, streamed or not, joined in their order."""
     texts: list[str] = []

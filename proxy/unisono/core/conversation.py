@@ -184,7 +184,8 @@ class Conversation:
 
     `prefill` is the beginning of the answer, written by the client; the model continues it. Reasoning before the item
     at the position `reasoning_from` is left out of the prompt. `deferred` are tools that the model does not know yet: a
-    search may add them during the answer.
+    search may add them during the answer. `removed` are the names of tools that the model must not call any more; they
+    stay declared, so that cached prompts stay valid.
     """
 
     preamble: Preamble
@@ -192,6 +193,7 @@ class Conversation:
     prefill: str | None = None
     reasoning_from: int = 0
     deferred: tuple[FunctionTool, ...] = ()
+    removed: frozenset[str] = frozenset()
 
     @property
     def all_tools(self) -> tuple[FunctionTool, ...]:

@@ -112,6 +112,8 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
     record["prefill"] = request.conversation.prefill
     record["tools"] = [tool_record(tool) for tool in request.conversation.tools]
     record["deferred"] = [tool_record(tool) for tool in request.conversation.deferred]
+    if request.conversation.removed:
+        record["removed"] = [*sorted(request.conversation.removed)]
     record["choice"] = None if request.answer.choice is None else _choice(request.answer.choice)
     record["form"] = None if request.answer.form is None else _form(request.answer.form)
     record["hosting"] = None if request.server_tools is None else _hosting(request.server_tools)
@@ -135,6 +137,7 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
                 Preamble(tools=tuple(map(to_tool, record["tools"]))),
                 prefill=record["prefill"],
                 deferred=tuple(map(to_tool, record.get("deferred", ()))),
+                removed=frozenset(record.get("removed", ())),
             ),
             server_tools=None if hosting is None else _to_hosting(hosting),
             resumption=Resumption(seed=record["seed"]),

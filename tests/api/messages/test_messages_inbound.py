@@ -572,7 +572,10 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a container upload": ({"messages": [user({"type": "container_upload"})]}, "messages.0.content.0.type"),
     "an empty tool name": ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": ""}}, "tool_choice.name"),
     "no content": ({"messages": [{"role": "user"}]}, "messages.0"),
-    "a result without a call": ({"messages": [user(result("toolu_9"))]}, "messages.0.content.0.tool_use_id"),
+    "a result of another call": (
+        {"messages": [QUESTION, assistant(USE), user(result("toolu_9"))]},
+        "messages.2.content.0.tool_use_id",
+    ),
     "arguments as text": ({"messages": [QUESTION, assistant({**USE, "input": "{}"})]}, "messages.1.content.0.input"),
     "no input schema": ({"tools": [{"name": "look"}]}, "tools.0.input_schema"),
     "no tool name": ({"tools": [{"input_schema": {}}]}, "tools.0.name"),

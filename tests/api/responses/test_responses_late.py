@@ -74,9 +74,10 @@ async def test_a_backend_failure_after_a_keep_alive_is_a_failed_response(
 async def test_an_invalid_input_after_a_keep_alive_is_a_failed_response(fake: FakeVllm) -> None:
     # Converting this many items takes a moment, and only the last one is invalid.
     items = [{"role": "user", "content": f"{n} " + "word " * 20} for n in range(15_000)]
+    call = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"}
     wrong = {"type": "function_call_output", "call_id": "call_x", "output": "o"}
     async with mounted(config_of(f"vllm@{fake.url}"), keep_alive_s=0.002) as gateway:
-        received = await frames(gateway, input=[*items, wrong])
+        received = await frames(gateway, input=[*items, call, wrong])
         assert received[0] == KEEP_ALIVE
         response = response_of(received)
         assert (response["status"], response["error"]["code"]) == ("failed", "invalid_prompt")

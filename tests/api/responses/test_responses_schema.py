@@ -54,6 +54,7 @@ def tool(**fields: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", **fields}]}
 
 
+A_CALL = {"type": "function_call", "call_id": "c1", "name": "f"}
 REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     # case: (fields, expected param, expected code)
     "no input": ({"input": None}, "input", "invalid_value"),
@@ -92,9 +93,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         "input.0.name",
         "invalid_value",
     ),
-    "output without a call": (
-        item_input(type="function_call_output", call_id="c", output="x"),
-        "input.0.call_id",
+    "output of another call": (
+        {"input": [A_CALL, {"type": "function_call_output", "call_id": "c", "output": "x"}]},
+        "input.1.call_id",
         "invalid_value",
     ),
     "output without an id": (item_input(type="function_call_output", output="x"), "input.0.call_id", "invalid_value"),
@@ -104,9 +105,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         "input.0.output",
         "invalid_value",
     ),
-    "custom output without a call": (
-        item_input(type="custom_tool_call_output", call_id="c", output="x"),
-        "input.0.call_id",
+    "custom output of another call": (
+        {"input": [A_CALL, {"type": "custom_tool_call_output", "call_id": "c", "output": "x"}]},
+        "input.1.call_id",
         "invalid_value",
     ),
     "reference to nothing": (item_input(type="item_reference", id="msg_9"), "input.0.id", "not_found"),

@@ -12,9 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
-from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
+from unisono.api.field_types import MAX_MESSAGES, smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
-from unisono.api.history_builder import REASONING_PARTS, ContentPart, History, join, split_markers, text_of
+from unisono.api.history_builder import (
+    REASONING_PARTS,
+    UNKNOWN_TOOL,
+    ContentPart,
+    History,
+    join,
+    split_markers,
+    text_of,
+)
 from unisono.api.request_options import (
     MAX_NOTES,
     NO_RULES,
@@ -218,6 +226,7 @@ def to_conversation(
     history = _History()
     for offset, message in enumerate(rest):
         history.add(leading + offset, message)
+    history.history.check_results()
     # An assistant message at the end is the beginning of the answer. The model continues it.
     if rest and rest[-1].role == "assistant" and not _has_calls(rest[-1]):
         prefill = history.history.pop_prefill()
@@ -234,8 +243,8 @@ class _History:
     """Converter of the messages, by role."""
 
     def __init__(self) -> None:
-        self.notes: list[str] = []
         self.history = History()
+        self.notes = self.history.notes
         self._legacy: dict[str, deque[str]] = {}
 
     def add(self, position: int, message: ChatMessage) -> None:
@@ -255,8 +264,9 @@ class _History:
                 self._add_result(message.tool_call_id, message.content, f"messages.{position}.tool_call_id")
             case "function":
                 assert message.name is not None
-                call_id = self._legacy_call(message.name, f"messages.{position}.name")
-                self._add_result(call_id, message.content, f"messages.{position}.name")
+                unanswered = self._legacy.get(message.name)
+                call_id = unanswered.popleft() if unanswered else f"function_{position}"
+                self._add_result(call_id, message.content, f"messages.{position}.name", message.name)
 
     def _add_assistant(self, position: int, message: ChatMessage) -> None:
         reasoning = _reasoning(message)
@@ -274,16 +284,11 @@ class _History:
             self._legacy.setdefault(message.function_call.name, deque()).append(call_id)
             self.history.call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
 
-    def _add_result(self, call_id: str, content: Sequence[ContentPart], param: str) -> None:
-        self.history.result(ToolResult(call_id, self.history.name_of(call_id, param), _text(content)))
-
-    def _legacy_call(self, name: str, param: str) -> str:
-        unanswered = self._legacy.get(name)
-        if unanswered:
-            return unanswered.popleft()
-        raise InvalidRequest(
-            f"'{param}': no earlier assistant message has an unanswered call of '{shortened(name)}'.", param=param
-        )
+    def _add_result(
+        self, call_id: str, content: Sequence[ContentPart], param: str, default: str = UNKNOWN_TOOL
+    ) -> None:
+        name = self.history.name_of(call_id, param, default=default)
+        self.history.result(ToolResult(call_id, name, _text(content)))
 
 
 def _has_calls(message: ChatMessage) -> bool:

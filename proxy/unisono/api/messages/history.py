@@ -93,7 +93,7 @@ class HistoryReader:
         self, tenant: str, seals: SealedBlocks | None = None, deferred: Mapping[str, FunctionTool] | None = None
     ) -> None:
         self.history = History()
-        self.notes: list[str] = []
+        self.notes = self.history.notes
         self._tenant = tenant
         self._seals = seals
         self._deferred = deferred or {}
@@ -101,7 +101,8 @@ class HistoryReader:
         self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}
         # Calls of server tools in the current message.
         self._served_calls: frozenset[str] = frozenset()
-        self._removed: set[str] = set()
+        # Names of the tools that the model must not call any more.
+        self.removed: set[str] = set()
 
     def add(self, position: int, message: MessageParam, begin: int = 0) -> None:
         """Add a message from its block `begin` on. Raises InvalidRequest, naming the block."""
@@ -143,6 +144,7 @@ class HistoryReader:
             self.add(position, message, place + 1)
 
     def items(self) -> tuple[Item, ...]:
+        self.history.check_results()
         items = tuple(self.history)
         if len(items) > MAX_MESSAGES:
             raise InvalidRequest(
@@ -171,7 +173,7 @@ class HistoryReader:
         if block.is_error and not output.lower().startswith(FAILED.lower()):
             output = f"{FAILED}: {output}" if output else FAILED
         # Harmony names the tool in the header of a result. Anthropic's result has only the id of its call.
-        name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
+        name = self.history.name_of(call_id, f"{at}.tool_use_id", sent=block.tool_use_id)
         self.history.result(ToolResult(call_id, name, output))
         references = [part.tool_name for part in block.content if isinstance(part, ToolReferenceBlock)]
         self._add_found(references)
@@ -189,15 +191,19 @@ class HistoryReader:
                 continue
             name = ".".join(filter(None, (block.tool.server_name, block.tool.name)))
             if block.type == TOOL_REMOVAL:
-                self._removed.add(name)
+                self.removed.add(name)
                 self.history.add_within_exchange(DeveloperMessage(f"From now on, do not call this tool: {name}"))
-            elif tools := self._tools_of(block.tool, at):
+                continue
+            tools = self._tools_of(block.tool, at)
+            names = {tool.name for tool in tools} or {name}
+            if tools:
                 self.history.add_within_exchange(AddedTools(tools))
-            elif name in self._removed:
-                self._removed.discard(name)
-                self.history.add_within_exchange(DeveloperMessage(f"You can call this tool again: {name}"))
-            else:
+            elif name not in self.removed:
                 self.notes.append(f"{at}: {NOT_ADDED}")
+            # A declaration is not repeated in the prompt.
+            for again in sorted(names & self.removed):
+                self.history.add_within_exchange(DeveloperMessage(f"You can call this tool again: {again}"))
+            self.removed -= names
 
     def _tools_of(self, tool: ChangedTool, at: str) -> tuple[FunctionTool, ...]:
         """Return the tool that a block adds: a deferred tool, or one with a definition."""

@@ -191,7 +191,7 @@ def to_conversation(
     has_prefill = messages[-1].role == "assistant" and request.compaction is None
     prefill = reading.history.pop_prefill() if has_prefill else None
     preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"), tools=())
-    conversation = Conversation(preamble, reading.items(), prefill)
+    conversation = Conversation(preamble, reading.items(), prefill, removed=frozenset(reading.removed))
     return with_declared(request, conversation, tools, deferred), reading.notes
 
 

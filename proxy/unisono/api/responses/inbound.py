@@ -121,7 +121,7 @@ def to_generation_request(
     searcher = request_searcher(request)
     toolbox = to_tools(request, servers, searcher)
     reading = _conversion(known, toolbox, searcher)
-    entries = to_entries(request.input, reading, new_id)
+    entries = to_entries(request.input, reading, new_id, is_stored=bool(known.earlier))
     hosting, history = _with_approvals(request, reading, entries, servers)
     deferred = deferred_tools(request, toolbox, history, searcher)
     to_prompt = partial(_conversation_of, request, toolbox.tools, deferred, today, reading.configuration)
@@ -310,11 +310,12 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
 
 
 def to_entries(
-    items: Sequence[InputItem], reading: InputConversion, new_id: NewId, param: str = "input"
+    items: Sequence[InputItem], reading: InputConversion, new_id: NewId, param: str = "input", *, is_stored: bool
 ) -> tuple[StoredItem, ...]:
     """Return the items as stored and listed, each with a new id.
 
-    Their content is added to `reading`.
+    Their content is added to `reading`. `is_stored`: the history before them is stored. Raises InvalidRequest for an
+    output that answers no call by mistake.
     """
     entries = []
     for position, item in enumerate(items):
@@ -324,6 +325,7 @@ def to_entries(
         if isinstance(item, InputApprovalRequest) and item.id:
             wire[CLIENTS_ID] = item.id
         entries.append(StoredItem(item_id, meaning, {**wire, "id": item_id}))
+    reading.history.check_results(is_stored=is_stored)
     return tuple(entries)
 
 

@@ -38,7 +38,6 @@ class InputConversion:
 
     known: KnownState
     history: History = field(default_factory=History)
-    notes: list[str] = field(default_factory=list)
     # The model's names for server tools.
     names: ToolNames = field(default_factory=ToolNames)
     # Calls with an approval request, by the id of that request, and the ids of answered requests.
@@ -53,6 +52,10 @@ class InputConversion:
         self.configuration = self.known.configuration
         self.requests |= self.known.hosted.requests
         self.answered |= {decision.call_id for decision in self.known.hosted.decisions}
+
+    @property
+    def notes(self) -> list[str]:
+        return self.history.notes
 
     def add(self, items: Sequence[Item]) -> None:
         """Add items of a conversation. Results are matched with their calls."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 import orjson
 
 from unisono.api.field_types import shortened
-from unisono.api.history_builder import join, split_markers, text_of
+from unisono.api.history_builder import UNKNOWN_TOOL, join, split_markers, text_of
 from unisono.api.responses.client_calls import FORMS, arguments_of
 from unisono.api.responses.client_tools import error_text, is_same_call, is_same_mcp_call, output_texts
 from unisono.api.responses.declared_tools import Searcher, declared, notes_on_searches, searcher_of
@@ -107,10 +107,11 @@ def _custom_call(conversion: InputConversion, item: InputItem, param: str) -> Se
 def _output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputCallOutput)
     output = text_of(item.output, param=f"{param}.output")
+    name = in_namespace(item.namespace, item.name or UNKNOWN_TOOL)[:MAX_NAME]
     if item.call_id is None:
-        name = in_namespace(item.namespace, item.name or "")[:MAX_NAME]
         return (ToolResult(conversion.unnamed(param), name, output),)
-    return (ToolResult(item.call_id, conversion.history.name_of(item.call_id, f"{param}.call_id"), output),)
+    name = conversion.history.name_of(item.call_id, f"{param}.call_id", default=name)
+    return (ToolResult(item.call_id, name, output),)
 
 
 def _reference(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
@@ -166,7 +167,9 @@ def _approval_response(conversion: InputConversion, item: InputItem, param: str)
     call = conversion.requests.get(item.approval_request_id)
     at = f"{param}.approval_request_id"
     if call is None:
-        raise NotFound(f"'{at}': approval request '{shortened(item.approval_request_id)}' not found.", param=at)
+        missing = f"'{at}': approval request '{shortened(item.approval_request_id)}' not found."
+        conversion.history.leave_out(NotFound(missing, param=at))
+        return ()
     if call.call_id in conversion.answered:
         raise InvalidRequest(
             f"'{at}': approval request '{shortened(item.approval_request_id)}' was already answered.", param=at
@@ -235,14 +238,15 @@ def _client_tool_call(conversion: InputConversion, item: InputItem, param: str) 
 
 
 def _client_tool_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert the result of a client's built-in tool. Without its call, it has no effect."""
     assert isinstance(item, InputClientToolOutput)
+    text = join(output_texts(item.output), "\n", param=f"{param}.output") or item.status or ""
     call_id = conversion.call_of(item)
-    if call_id is None:
-        conversion.notes.append(f"{param}: no effect, because the input has no call with this id")
-        return ()
-    text = join(output_texts(item.output), "\n", param=f"{param}.output")
-    return (ToolResult(call_id, conversion.history.name_of(call_id, param), text or item.status or ""),)
+    if call_id is not None:
+        return (ToolResult(call_id, conversion.history.name_of(call_id, param), text),)
+    conversion.notes.append(f"{param}: the model reads this result without its call, because no call has this id")
+    return (
+        ToolResult(item.call_id or item.id or conversion.unnamed(param), item.type.removesuffix("_call_output"), text),
+    )
 
 
 def _added_tools(conversion: InputConversion, item: InputItem, param: str) -> tuple[AddedTools, ...]:
@@ -250,13 +254,15 @@ def _added_tools(conversion: InputConversion, item: InputItem, param: str) -> tu
     # What a search found is not deferred any more.
     searcher = None if isinstance(item, InputSearchOutput) else searcher_of(item.tools) or conversion.searcher
     toolbox = to_toolbox(declared(item.tools, f"{param}.tools", defers=searcher is Searcher.CLIENT), others=True)
-    conversion.notes += toolbox.notes
+    conversion.notes.extend(toolbox.notes)
     tools = toolbox.tools
     if searcher is not Searcher.GATEWAY:
         tools = tuple(replace(tool, deferred=False) for tool in tools)
     # A request may have the deferred tools elsewhere. It reports its searches itself.
     if conversion.searcher is not Searcher.GATEWAY and not any(tool.deferred for tool in tools):
-        conversion.notes += notes_on_searches((f"{param}.tools.{place}", tool) for place, tool in enumerate(item.tools))
+        conversion.notes.extend(
+            notes_on_searches((f"{param}.tools.{place}", tool) for place, tool in enumerate(item.tools))
+        )
     return (AddedTools(tools),) if tools else ()
 
 

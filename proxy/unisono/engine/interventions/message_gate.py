@@ -170,7 +170,7 @@ class MessageGate:
         is_inserted = message.end == step.header_end
         if is_inserted or self._controller.is_spent or (act is HeaderAction.SKIP and step.is_answering):
             return True
-        if kind is MessageKind.BARRED and not self._requirements.tools.hold_calls:
+        if kind is MessageKind.BARRED and not self._requirements.hold_calls:
             return False
         return act is HeaderAction.PASS or (
             act is HeaderAction.GUIDE and not self._controller.can_guide(message.header)

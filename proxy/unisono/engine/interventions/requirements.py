@@ -53,8 +53,8 @@ class ToolRequirements:
     has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
     own: frozenset[str] = frozenset()  # the client's own tools
     calls_allowed: bool = True
-    hold_calls: bool = True
     refuses_undeclared: bool = True  # a call of a function that is not offered is never emitted as a call
+    removed: frozenset[str] = frozenset()  # functions that are refused like undeclared ones, beside server tools too
 
     @property
     def constraint_kinds(self) -> set[str]:
@@ -76,7 +76,8 @@ class ToolRequirements:
         """Return the role of a call."""
         if is_call_owed and recipient in (self.forced or ()):
             return MessageKind.WANTED
-        if recipient.startswith(FUNCTIONS) and recipient not in self.offered and self.refuses_undeclared:
+        is_undeclared = recipient.startswith(FUNCTIONS) and recipient not in self.offered
+        if (is_undeclared and self.refuses_undeclared) or recipient in self.removed:
             return MessageKind.UNDECLARED
         if self.allowed is not None and recipient not in self.allowed:
             return MessageKind.BARRED
@@ -103,6 +104,7 @@ class OutputRequirements:
     disabled_rules: frozenset[str] = frozenset()
     # Nothing is emitted before the answer is complete, so that any part of it can still be replaced.
     whole: bool = False
+    hold_calls: bool = True  # a call is emitted only when it is complete
 
     @property
     def constraint_kinds(self) -> frozenset[str]:
@@ -259,21 +261,31 @@ def requirements_of(
             has_server_tools=server_tools is not None,
             own=frozenset(client),
             calls_allowed=request.answer.calls_allowed,
-            hold_calls=request.answer.hold_calls,
             # The model reads error results about unknown server tools, as about all other faults of their calls.
             refuses_undeclared=server_tools is None and UNDECLARED_TOOL not in request.answer.disabled_rules,
+            removed=_removed(request, tools),
         ),
         form=request.answer.form if free else None,
         budget=request.answer.reasoning_budget,
         disabled_rules=request.answer.disabled_rules,
         whole=request.answer.whole,
+        hold_calls=request.answer.hold_calls,
     )
 
 
 def _functions_on_offer(request: GenerationRequest, tools: ToolSet) -> Iterator[str]:
-    """Yield the recipients of the declared functions that the model knows from the start."""
-    deferred = {tools.wire(tool.name) for tool in request.conversation.deferred}
-    yield from (f"{FUNCTIONS}{each.name}" for each in tools.declarations if each.name not in deferred)
+    """Yield the recipients of the functions that the model knows from the start and may call."""
+    deferred = {f"{FUNCTIONS}{tools.wire(tool.name)}" for tool in request.conversation.deferred}
+    hidden = deferred | _removed(request, tools)
+    recipients = (f"{FUNCTIONS}{each.name}" for each in tools.declarations)
+    yield from (recipient for recipient in recipients if recipient not in hidden)
+
+
+def _removed(request: GenerationRequest, tools: ToolSet) -> frozenset[str]:
+    """Return the recipients of removed functions; none if the client gets undeclared calls."""
+    if UNDECLARED_TOOL in request.answer.disabled_rules:
+        return frozenset()
+    return frozenset(f"{FUNCTIONS}{tools.wire(name)}" for name in request.conversation.removed)
 
 
 def _meant(

@@ -22,11 +22,16 @@ FAILURES: dict[str, tuple[dict[str, Any], type[anthropic.APIStatusError], str, s
         "invalid_request_error",
         "messages.0.content.0.type",
     ),
-    "a tool result without a call": (
-        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1"}]}]},
+    "a tool result of another call": (
+        {
+            "messages": [
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_2"}]},
+            ]
+        },
         anthropic.BadRequestError,
         "invalid_request_error",
-        "messages.0.content.0.tool_use_id",
+        "messages.1.content.0.tool_use_id",
     ),
     "an oversized body": (
         {"messages": [{"role": "user", "content": "word " * 120_000}]},

@@ -27,6 +27,7 @@ def message_with_part(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look:"}, fields]}]}
 
 
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 UNKNOWN_CALL = {"role": "tool", "tool_call_id": "call_of_somebody_else", "content": "42"}
 
 # Case: (fields, param, code).
@@ -58,8 +59,8 @@ INVALID: dict[str, tuple[dict[str, Any], str, str]] = {
         "unsupported_value",
     ),
     "log probabilities": ({"logprobs": True, "top_logprobs": 2}, "logprobs", "unsupported_value"),
-    "a tool result without a call": (
-        {"messages": [{"role": "user", "content": "x"}, UNKNOWN_CALL]},
+    "a tool result of another call": (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}, UNKNOWN_CALL]},
         "messages.1.tool_call_id",
         "invalid_value",
     ),

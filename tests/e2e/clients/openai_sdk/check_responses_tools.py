@@ -121,11 +121,11 @@ def test_parallel_calls_are_answered_together(scripted: OpenAI, stream: bool) ->
 
 
 def test_an_output_for_an_unknown_call_is_rejected(scripted: OpenAI) -> None:
+    call = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "call_none", "output": "x"}
     with pytest.raises(openai.BadRequestError) as raised:
-        scripted.responses.create(
-            **to_ask([{"type": "function_call_output", "call_id": "call_none", "output": "x"}], model="scripted")
-        )
-    assert raised.value.param == "input.0.call_id"
+        scripted.responses.create(**to_ask([call, output], model="scripted"))
+    assert raised.value.param == "input.1.call_id"
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
