@@ -15,7 +15,6 @@ import orjson
 
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
-    STOP_TOKENS,
     AnyJson,
     Capabilities,
     Chunk,
@@ -94,14 +93,7 @@ class SglangBackend:
 
     def _body(self, job: CompletionJob) -> bytes:
         body: dict[str, object] = {
-            "model": self._model,
-            "prompt": list(job.prompt.tokens),
-            "max_tokens": job.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **_completions.sampling(job),
-            "stop_token_ids": STOP_TOKENS,
-            "return_token_ids": True,
+            **_completions.id_request(self._model, job),
             "skip_special_tokens": False,
             "no_stop_trim": True,
         }
