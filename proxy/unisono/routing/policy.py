@@ -9,7 +9,7 @@ Candidates are updated by their owner, because this runs over many of them for e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Final
@@ -359,25 +359,3 @@ def _fewest_requests(free: list[Candidate]) -> list[Candidate]:
     loads = [(c.running + c.foreign_requests) / c.weight for c in free]
     fewest = min(loads)
     return [c for c, load in zip(free, loads, strict=True) if load <= fewest]
-
-
-def explained(candidates: Sequence[Candidate], selection: SelectionRequest) -> list[Mapping[str, object]]:
-    """Return the inputs of a choice for each candidate, for a log."""
-    return [
-        {
-            "backend": c.name,
-            "rank": c.rank.name.lower().replace("_", "-"),
-            "order": c.order,
-            "weight": c.weight,
-            "excluded": bool(c.bit & selection.excluded),
-            "room": c.has_room(selection.tokens),
-            "running": c.running,
-            "work": c.work,
-            "foreign": c.foreign,
-            "held": selection.known(c.bit),
-        }
-        for c in candidates
-    ]
-
-
-STRATEGIES: Mapping[str, Strategy] = {strategy.value: strategy for strategy in Strategy}
