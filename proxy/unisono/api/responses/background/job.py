@@ -21,7 +21,7 @@ from unisono.api.responses.background.event_log import PATIENCE_S, GrowingLog
 from unisono.api.responses.background.interrupted_answer import fail_response
 from unisono.api.responses.background.job_record import with_handover_noted
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.lease_keeper import RENEWALS
+from unisono.api.responses.lease_keeper import RENEWALS, release_watched, renew_watched, watch_again
 from unisono.api.responses.outbound.compaction_events import events_type
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import retry_while_down, revision_for, to_stored
@@ -171,14 +171,14 @@ class BackgroundJob:
                 both.create_task(self._send_heartbeats())
                 is_handed_over = await self._generate_response()
                 self._has_ended.set()
-            await self._release_lease(continues=is_handed_over)
+            await release_watched(self._deps, self._lease, self.background_run, continues=is_handed_over)
         except* NotFound:
             log.info("response deleted during generation", extra=about)
             # A failover of the store may have lost the lease only temporarily: the next process that looks decides.
-            await self._release_lease(continues=True)
+            await release_watched(self._deps, self._lease, self.background_run, continues=True)
         except* StoreConflict:
             log.info("response owned by another process", extra=about)
-            await self._watch_response()
+            await watch_again(self._deps, self.background_run)
         except* StoreUnavailable:
             # The response stays as it is: when the store is back, a process takes it over.
             log.warning("response not stored: store unavailable", extra=about)
@@ -309,7 +309,8 @@ class BackgroundJob:
                     await self._has_ended.wait()
                     return
             try:
-                await self._heartbeat()
+                await renew_watched(self._deps, self._lease, self.background_run)
+                await self._log.check_ownership()
             except StoreUnavailable as error:
                 # The monitor of the store logs the outage once, not once per response.
                 log.debug("lease not renewed", extra={"response": self.background_run.response, "code": error.code})
@@ -317,13 +318,6 @@ class BackgroundJob:
                 # The end may be written already. Its own write detects a lost lease.
                 if not self._finishing:
                     raise
-
-    async def _heartbeat(self) -> None:
-        store, lease_s = self._deps.store, self._deps.lease_s
-        if not await store.renew(self._lease, lease_s):
-            raise StoreConflict("The lease of the response is lost.")
-        await store.watch(self.background_run, lease_s)
-        await self._log.check_ownership()
 
     # -- endings
 
@@ -366,31 +360,3 @@ class BackgroundJob:
             lambda: store.update(self.background_run.tenant, stored, lease=self._lease, log=write, revision=revision),
             PATIENCE_S,
         )
-
-    async def _watch_response(self) -> None:
-        """Watch a response that this process can no longer write.
-
-        A failover of the store may have lost its watch together with the end of its log. Without a watch no process
-        would find the response.
-        """
-        try:
-            await self._deps.store.watch(self.background_run, self._deps.lease_s)
-        except StoreUnavailable as error:
-            log.debug(
-                "watch of the response not renewed",
-                extra={"response": self.background_run.response, "code": error.code},
-            )
-
-    async def _release_lease(self, *, continues: bool) -> None:
-        """Release the lease, and expire or remove the watch of the response.
-
-        If the response `continues`, its watch expires now: the next process that calls `lapsed` takes the response
-        over. Otherwise the watch is removed, because the response has ended. If the store is unavailable, lease and
-        watch expire later.
-        """
-        store = self._deps.store
-        try:
-            await store.release(self._lease)
-            await (store.watch(self.background_run, 0.0) if continues else store.unwatch(self.background_run))
-        except StoreUnavailable as error:
-            log.debug("lease not released", extra={"response": self.background_run.response, "code": error.code})
