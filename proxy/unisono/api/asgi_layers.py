@@ -19,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
-from unisono.api.error_responses import FORMAT, ErrorResponses, Formats, format_at
+from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, FORMAT, ErrorResponses, Formats, format_at
 from unisono.core.access import Caller
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.errors import NotAllowed
@@ -32,8 +32,8 @@ REQUESTS = frozenset({"http", "websocket"})
 # ASGI messages that carry the response headers.
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
-# Status of a request without a response, as in nginx, and status of a WebSocket.
-LEFT, SWITCHED = 499, 101
+# Status of a WebSocket.
+SWITCHED = 101
 
 # Callback for each finished request: route, method, status, and duration in seconds.
 Answered = Callable[[str, str, int, float], None]
@@ -74,7 +74,7 @@ class RequestIds:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         failure_format = state[FORMAT] = format_at(scope["path"], self._formats)
-        started_at, status = monotonic(), LEFT
+        started_at, status = monotonic(), CLIENT_CLOSED_REQUEST
 
         async def named(message: Message) -> None:
             nonlocal status

@@ -19,10 +19,8 @@ from unisono.api.body import off_loop
 from unisono.api.error_responses import to_body
 from unisono.api.request_options import request_fields
 from unisono.api.sse import (
-    CLIENT_CLOSED_REQUEST,
     DONE,
     ByteSource,
-    ClientGone,
     EventStream,
     error_event,
     event,
@@ -172,10 +170,7 @@ async def _answer(
     stream = service.start(generation_request)
     if passthrough.stream:
         return passthrough_stream(stream, passthrough.api, keep_alive_s=keep_alive_s)
-    try:
-        body = await until_disconnect(request.receive, whole(stream))
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    body = await until_disconnect(request.receive, whole(stream))
     return to_whole(body, backend_header([stream.report]))
 
 

@@ -18,7 +18,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from unisono.api.error_responses import outcome, to_body, to_response
+from unisono.api.error_responses import ClientGone, outcome, to_body, to_response
 from unisono.errors import UnisonoError
 
 T = TypeVar("T")
@@ -30,13 +30,6 @@ LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u00
 
 # Key in the request's state of a function that writes a keep-alive now. The write detects a disconnected client.
 PROBE = "probe_client"
-
-# Status of a request whose client disconnected before the response. It is never sent.
-CLIENT_CLOSED_REQUEST = 499
-
-
-class ClientGone(Exception):
-    """The client closed its connection before the response was complete."""
 
 
 class ByteSource(Protocol):

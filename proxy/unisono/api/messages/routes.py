@@ -27,7 +27,7 @@ from unisono.api.messages.inbound import (
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
 from unisono.api.summary import sealed_items
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
@@ -113,10 +113,7 @@ async def create_message(request: Request) -> Response:
             keep_alive_s=deps.keep_alive_s,
             keep_alive=events.keep_alive,
         )
-    try:
-        result = await until_disconnect(request.receive, collected(stream))
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    result = await until_disconnect(request.receive, collected(stream))
     headers = {**headers_of(report, deps.clock()), **recoveries_header([report])}
     size = sum(len(closed.text) for closed in result.items)
     return await off_loop(lambda: to_whole(to_message(result, report, prepared.frame), headers), size, LONG_ANSWER)
@@ -129,10 +126,7 @@ async def count_message_tokens(request: Request) -> Response:
     """Count the input tokens of a request."""
     deps = dependency(request, MessagesDeps)
     prepared = await understood(deps, request, MessagesInput)
-    try:
-        tokens = await until_disconnect(request.receive, _counted(deps.service, prepared))
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    tokens = await until_disconnect(request.receive, _counted(deps.service, prepared))
     return to_whole(tokens)
 
 
