@@ -84,6 +84,14 @@ async def release(deps: ResponsesDeps, lease: Lease) -> None:
         log.warning("lease not released", extra={"code": error.code})
 
 
+async def release_unused(deps: ResponsesDeps, lease: Lease) -> None:
+    """Release the lease of a response that is not started here. Otherwise it expires."""
+    try:
+        await deps.store.release(lease)
+    except StoreError as error:
+        log.debug("lease not released", extra={"code": error.code})
+
+
 async def renew_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun) -> None:
     """Renew the lease and the watch of a background response.
 
