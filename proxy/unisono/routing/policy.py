@@ -24,6 +24,9 @@ EXPECTED_OUTPUT: Final = 1024
 # Work assumed for writing an answer, in prompt tokens read in the same time. Many answers are written concurrently.
 ANSWER_WORK: Final = 128
 
+# Tokens assumed for a prompt from another client that the server has not begun.
+FOREIGN_PROMPT: Final = 1024
+
 TIE_TOKENS: Final = 64
 # Largest difference in work, absolute or relative, that counts as a tie. Load is an estimate, and keeping a
 # conversation in place is worth more than an immeasurable gain.
@@ -95,6 +98,13 @@ class Candidate:
         """Set the limits of the deployment; None for no limit."""
         self.max_requests, self.max_tokens, self.rate = max_requests, max_tokens, rate
         self.bounded = not (max_requests is None and max_tokens is None and rate is None)
+
+    def set_server_load(self, running: int, waiting: int) -> None:
+        """Derive the load by other clients from all requests on the server."""
+        others = max(running + waiting - self.running, 0)
+        # Running requests have been read, as with the gateway's own.
+        self.foreign_requests = others
+        self.foreign = others * ANSWER_WORK + min(waiting, others) * FOREIGN_PROMPT
 
     def reserve(self, selection: SelectionRequest, now: float = 0.0) -> Share:
         """Reserve a slot for one request. `now` is the time for the rate limit."""
