@@ -11,13 +11,11 @@ from typing import Protocol
 
 from unisono.core.conversation import (
     AddedTools,
-    AssistantCall,
-    AssistantMessage,
-    AssistantReasoning,
     DeveloperMessage,
     Item,
     Phase,
     UserMessage,
+    without_tokens,
 )
 from unisono.core.events import Closed, Text
 from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestKey
@@ -103,7 +101,7 @@ class Replacement:
 
 def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> Replacement:
     """Return what replaces a conversation with this summary, which may be empty."""
-    bare = tuple(_without_tokens(item) for item in items)
+    bare = tuple(without_tokens(item) for item in items)
     if not summary:
         return Replacement(bare)
     # The model must not rephrase instructions, and tools that were added remain.
@@ -162,12 +160,3 @@ def newest_messages(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS)
             break
         preserved.append(message)
     return preserved[::-1]
-
-
-def _without_tokens(item: Item) -> Item:
-    """Remove the token ids, which only save time and are twice as long as the text."""
-    match item:
-        case AssistantReasoning() | AssistantMessage() | AssistantCall():
-            return replace(item, tokens=())
-        case _:
-            return item

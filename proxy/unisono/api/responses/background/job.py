@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
-from typing import Any
 
 from unisono.api.compacting import start_answer
 from unisono.api.error_responses import failure_of
@@ -29,6 +28,7 @@ from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.conversation import Tokens
 from unisono.core.events import Event
 from unisono.core.state_store import BackgroundRun, Lease, Status, StoredResponse
+from unisono.core.tasks import cancel_all
 from unisono.engine.journal import must_be_kept
 from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, StoreUnavailable, UnisonoError
 
@@ -48,12 +48,6 @@ class JobEnding(Enum):
     # This process shuts down; another one takes over.
     LEFT = auto()
     DELETED = auto()
-
-
-async def _cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class BackgroundJob:
@@ -243,11 +237,11 @@ class BackgroundJob:
                 # The next owner could not repeat the call, because its outcome would be unknown.
                 done, _ = await asyncio.wait((reading, writing, grace), return_when=asyncio.FIRST_COMPLETED)
             # The backend is released before the wait for a write in progress.
-            await _cancel_tasks(reading, ended)
+            await cancel_all(reading, ended)
             self._log.close()
             await asyncio.wait({writing})
         finally:
-            await _cancel_tasks(*tasks)
+            await cancel_all(*tasks)
         await writing
         return await reading if reading in done else None
 
