@@ -145,10 +145,9 @@ class BackgroundRun:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Retention of state in seconds since its last write.
+    """Retention of state in seconds since its last write; a conversation is kept as a whole.
 
-    A conversation's last write counts for the whole conversation. `log_s` applies to the log of a finished response,
-    `key_s` to idempotency keys.
+    `log_s` applies to the log of a finished response, `key_s` to idempotency keys.
     """
 
     response_s: float = 30 * 86400.0
@@ -354,11 +353,10 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         ...
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
-        """Bind an idempotency key to a body (its digest) and a response id.
+        """Bind an idempotency key to a body (its digest), and return the response that owns the key.
 
-        Return the response that owns the key: the given one on first use, the earlier one on a repeat. Raises
-        `KeyReused` for another body. A key is stored for `Retention.key_s` from its first use. With `for_s`, it is
-        stored for at least that many seconds from now; the response that owns it may extend it again.
+        That is the given one on first use, the earlier one on a repeat. Raises `KeyReused` for another body. A key is
+        stored for `Retention.key_s` from its first use, and for at least `for_s` seconds from now.
         """
         ...
 

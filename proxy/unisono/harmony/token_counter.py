@@ -1,4 +1,4 @@
-"""Number of output tokens of one answer, as the model's own tokenizer splits the text, and its limit."""
+"""Number of output tokens as the model's own tokenizer splits the text, and its limit."""
 
 from __future__ import annotations
 
