@@ -11,11 +11,13 @@ from typing import Protocol
 
 from unisono.core.conversation import (
     AddedTools,
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
     DeveloperMessage,
     Item,
     Phase,
     UserMessage,
-    without_tokens,
 )
 from unisono.core.events import Closed, Text
 from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestKey
@@ -160,3 +162,12 @@ def newest_messages(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS)
             break
         preserved.append(message)
     return preserved[::-1]
+
+
+def without_tokens(item: Item) -> Item:
+    """Return an item without its token ids, which are twice as long as the text."""
+    match item:
+        case AssistantReasoning() | AssistantMessage() | AssistantCall():
+            return replace(item, tokens=())
+        case _:
+            return item

@@ -8,7 +8,7 @@ a continued conversation extends exactly the tokens that a backend has cached.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
@@ -211,12 +211,3 @@ class Conversation:
         later = {tool.name: tool for item in added for tool in item.tools}
         first = tuple(later.pop(tool.name, tool) for tool in self.preamble.tools)
         return (*first, *later.values())
-
-
-def without_tokens(item: Item) -> Item:
-    """Return an item without its token ids, which are twice as long as the text."""
-    match item:
-        case AssistantReasoning() | AssistantMessage() | AssistantCall():
-            return replace(item, tokens=())
-        case _:
-            return item

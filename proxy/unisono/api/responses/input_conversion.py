@@ -14,13 +14,13 @@ from unisono.api.history_builder import History
 from unisono.api.responses.declared_tools import Searcher
 from unisono.api.responses.input_items import InputClientToolOutput
 from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
+from unisono.api.summary import without_tokens
 from unisono.api.tools import MAX_NAME
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
     Item,
     ToolResult,
-    without_tokens,
 )
 from unisono.core.tools import ToolNames
 
