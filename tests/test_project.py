@@ -67,10 +67,7 @@ def long_functions(path: Path) -> list[str]:
     return [
         f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
         for node in functions(tree_of(path))
-        if node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
-        # The length of a factory includes the functions that it defines, so factories are exempt.
-        and not any(isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for inner in node.body)
+        if node.end_lineno is not None and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
     ]
 
 

@@ -1,6 +1,6 @@
 """Abort of unfinished responses by closing the socket, so that the backend stops generating.
 
-Implemented as aiohttp response classes.
+Aiohttp response classes, and the timer that aborts a response at its deadline.
 """
 
 from __future__ import annotations
@@ -12,6 +12,14 @@ from contextlib import suppress
 from typing import Any
 
 import aiohttp
+
+from unisono.core.generation import Timeouts
+
+LATE_READ_S = 0.05  # for reading bytes that arrived in time while the event loop was busy
+# Messages for expired time limits.
+NOT_STARTED = "the backend sent no first token in time"
+STOPPED = "the backend stopped sending in the middle of its answer"
+NOT_COMPLETE = "the answer exceeded the total time limit"
 
 
 def _drop(transport: asyncio.Transport | None) -> None:
@@ -68,3 +76,56 @@ class Polite(Dropping):
             transport.close()
         else:
             _drop(transport)
+
+
+class AbortTimer:
+    """Deadlines of one answer, on one timer that is moved only when it fires.
+
+    Time spent waiting for the backend counts. Time that the reader spends elsewhere counts only for the total
+    limit. On expiry the socket is dropped, which wakes its reader."""
+
+    __slots__ = ("_due_at", "_first", "_is_late", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
+
+    def __init__(self, started: float, timeouts: Timeouts, response: aiohttp.ClientResponse) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._response = response
+        self._silence_s = timeouts.silence_s
+        self._total_at = started + timeouts.total_s
+        self._due_at: float | None = started + timeouts.first_token_s
+        self._first = True
+        self._is_late = False
+        self.expired: str | None = None
+        self._timer = self._loop.call_at(min(self._due_at, self._total_at), self._on_timer)
+
+    def waiting(self) -> None:
+        if self._due_at is None:
+            self._due_at = self._loop.time() + self._silence_s
+
+    def delivered(self) -> None:
+        """Stop the silence limit after data arrived, until `waiting`."""
+        self._due_at = None
+        self._is_late = False
+        if self._first:
+            self._first = False
+            self._timer.cancel()
+            self._timer = self._loop.call_at(min(self._loop.time() + self._silence_s, self._total_at), self._on_timer)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _on_timer(self) -> None:
+        now = self._loop.time()
+        # No reader waits: the earliest end of a silence that would begin now.
+        due = now + self._silence_s if self._due_at is None else self._due_at
+        if now >= self._total_at:
+            self.expired = NOT_COMPLETE
+        elif now >= due and not self._is_late:
+            self._is_late = True
+            self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._on_timer)
+            return
+        elif now >= due:
+            self.expired = NOT_STARTED if self._first else STOPPED
+        else:
+            self._timer = self._loop.call_at(min(due, self._total_at), self._on_timer)
+            return
+        self._response.close()

@@ -40,6 +40,20 @@ def complete(
     return generate(wire, "v1/completions", body, job, CompletionFold(output, wire.failures, stop_field))
 
 
+def id_request(model: str, job: CompletionJob) -> dict[str, object]:
+    """Return the request fields of servers that take and return token ids."""
+    return {
+        "model": model,
+        "prompt": list(job.prompt.tokens),
+        "max_tokens": job.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **sampling(job),
+        "stop_token_ids": STOP_TOKENS,
+        "return_token_ids": True,
+    }
+
+
 def sampling(job: CompletionJob) -> dict[str, object]:
     """Return the sampling fields shared by this family; seed and bias only if set."""
     options = job.sampling

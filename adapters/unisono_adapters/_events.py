@@ -7,7 +7,7 @@ like one that stopped in the middle.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -16,6 +16,8 @@ from unisono.errors import BackendError, BackendProtocolError, Symptom
 from unisono_adapters._constraints import refusal
 from unisono_adapters._framing import SSE, Framing
 from unisono_adapters._http import BackendHttp
+
+T = TypeVar("T")
 
 _MAX_TOKENS = 2**31
 
@@ -98,3 +100,9 @@ def text_of(text: object) -> str:
 def count(value: object) -> int | None:
     """Return a count reported by a backend; None for an implausible value."""
     return value if type(value) is int and 0 <= value < _MAX_TOKENS else None
+
+
+def field_of(answer: object, name: str, kind: type[T]) -> T | None:
+    """Return a field of a JSON object, or None if it is missing or of another kind."""
+    value = answer.get(name) if isinstance(answer, dict) else None
+    return value if isinstance(value, kind) else None

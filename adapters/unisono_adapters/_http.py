@@ -11,6 +11,8 @@ import io
 import itertools
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -23,7 +25,7 @@ from unisono.core.ports import BackendOptions
 from unisono.core.renamed import renamed
 from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, BackendUnavailable, ConfigError
-from unisono_adapters._abort import Dropping, Polite
+from unisono_adapters._abort import NOT_COMPLETE, NOT_STARTED, AbortTimer, Dropping, Polite
 from unisono_adapters._failures import CAUGHT, MAX_DETAIL_LENGTH, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
 
@@ -36,8 +38,8 @@ MAX_BATCH_BYTES = 8 * 1024  # of a stream, processed before other streams get th
 BUFFER_BYTES = 16 * 1024  # reading from the backend pauses when twice as many are buffered
 # Receive buffer of a backend's socket. By default the system grows it to tens of megabytes.
 RECEIVE_BUFFER_BYTES = 32 * 1024
-LATE_READ_S = 0.05  # for reading bytes that arrived in time while the event loop was busy
 LINGER_S = 0.1  # for the end of a finished answer, so that its connection can be reused
+NO_STATUS = "the backend did not answer a status request in time"
 NO_PAGE = (400, 403, 404, 405, 501)  # for a page that a server does not have or was started without
 
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
@@ -56,70 +58,13 @@ class Job(Protocol):
     def trace(self) -> TraceContext | None: ...
 
 
-class _Watch:
-    """Deadlines of one answer, on one timer that is moved only when it fires.
-
-    Time spent waiting for the backend counts. Time that the reader spends elsewhere counts only for the total
-    limit. On expiry the socket is dropped, which wakes its reader."""
-
-    __slots__ = ("_due_at", "_first", "_is_late", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
-
-    def __init__(self, started: float, timeouts: Timeouts, response: aiohttp.ClientResponse) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._response = response
-        self._silence_s = timeouts.silence_s
-        self._total_at = started + timeouts.total_s
-        self._due_at: float | None = started + timeouts.first_token_s
-        self._first = True
-        self._is_late = False
-        self.expired: str | None = None
-        self._timer = self._loop.call_at(min(self._due_at, self._total_at), self._on_timer)
-
-    def waiting(self) -> None:
-        if self._due_at is None:
-            self._due_at = self._loop.time() + self._silence_s
-
-    def delivered(self) -> None:
-        """Stop the silence limit after data arrived, until `waiting`."""
-        self._due_at = None
-        self._is_late = False
-        if self._first:
-            self._first = False
-            self._timer.cancel()
-            self._timer = self._loop.call_at(min(self._loop.time() + self._silence_s, self._total_at), self._on_timer)
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-    def _on_timer(self) -> None:
-        now = self._loop.time()
-        # No reader waits: the earliest end of a silence that would begin now.
-        due = now + self._silence_s if self._due_at is None else self._due_at
-        if now >= self._total_at:
-            self.expired = "the answer exceeded the total time limit"
-        elif now >= due and not self._is_late:
-            self._is_late = True
-            self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._on_timer)
-            return
-        elif now >= due:
-            self.expired = (
-                "the backend sent no first token in time"
-                if self._first
-                else "the backend stopped sending in the middle of its answer"
-            )
-        else:
-            self._timer = self._loop.call_at(min(due, self._total_at), self._on_timer)
-            return
-        self._response.close()
-
-
 class BackendAnswer:
     """Stream of events. `close` is allowed at any time, cheap and repeatable."""
 
     __slots__ = ("_content", "_cutter", "_ended", "_live", "_response", "_watch")
 
     def __init__(
-        self, response: aiohttp.ClientResponse, framing: Framing, watch: _Watch, live: set[BackendAnswer]
+        self, response: aiohttp.ClientResponse, framing: Framing, watch: AbortTimer, live: set[BackendAnswer]
     ) -> None:
         """Register in `live` until closed."""
         self._live = live
@@ -159,13 +104,11 @@ class BackendAnswer:
         """Read a finished answer briefly to its end, so that the connection can be reused."""
         if self._content.at_eof():
             return
-        try:
+        # The answer is complete. A failure loses only the connection, and `close` drops it.
+        with suppress(*CAUGHT):
             async with asyncio.timeout(LINGER_S):
                 while await self._content.readany():
                     pass
-        except CAUGHT:
-            # The answer is complete. Only the connection is lost, and `close` drops it.
-            return
 
     def close(self) -> None:
         self._live.discard(self)
@@ -206,7 +149,7 @@ class BackendHttp:
         started = asyncio.get_running_loop().time()
         deadline = started + min(timeouts.first_token_s, timeouts.total_s)
         limits = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_s)
-        try:
+        with _mapped_failures(NOT_STARTED):
             async with asyncio.timeout_at(deadline):
                 response = await self._send(path, body, headers, limits)
                 try:
@@ -214,35 +157,18 @@ class BackendHttp:
                 except BaseException:
                     response.close()
                     raise
-        except TimeoutError as error:
-            if isinstance(error, aiohttp.ClientError):
-                raise fault(error) from error
-            raise BackendTimeout("the backend sent no first token in time") from error
-        except CAUGHT as error:
-            raise fault(error) from error
-        return BackendAnswer(response, framing, _Watch(started, timeouts, response), self._live)
+        return BackendAnswer(response, framing, AbortTimer(started, timeouts, response), self._live)
 
     async def post_whole(self, path: str, body: bytes, job: Job) -> object:
         """Send a JSON body and return the decoded JSON response. Raises the `BackendError` family."""
         limits = aiohttp.ClientTimeout(total=None, connect=job.timeouts.connect_s)
-        try:
+        with _mapped_failures(NOT_COMPLETE):
             async with asyncio.timeout(job.timeouts.total_s):
                 response = await self._send(path, body, self._headers_for(job, "application/json"), limits)
                 try:
-                    answer = await _read_body(response, MAX_PASSTHROUGH_BYTES)
-                    if response.status != 200:
-                        raise self.failures.refusal(response.status, answer, response.headers)
-                    if isinstance(answer, str):
-                        raise BackendProtocolError("the backend's answer is not JSON")
-                    return answer
+                    return await self._json_of(response, MAX_PASSTHROUGH_BYTES, "the backend's answer is not JSON")
                 finally:
                     response.close()
-        except TimeoutError as error:
-            if isinstance(error, aiohttp.ClientError):
-                raise fault(error) from error
-            raise BackendTimeout("the answer exceeded the total time limit") from error
-        except CAUGHT as error:
-            raise fault(error) from error
 
     def _headers_for(self, job: Job, accept: str) -> dict[str, str]:
         headers = self._headers | {"Content-Type": "application/json", "Accept": accept}
@@ -257,29 +183,29 @@ class BackendHttp:
         if request_body is not None:
             method, data = "POST", orjson.dumps(request_body)
             headers = headers | {"Content-Type": "application/json"}
-        try:
-            async with asyncio.timeout(PROBE_S):
-                async with self._open().request(
+        not_json = "the backend answered a status request with something other than JSON"
+        with _mapped_failures(NO_STATUS):
+            async with (
+                asyncio.timeout(PROBE_S),
+                self._open().request(
                     method, self._base.joinpath(path), data=data, headers=headers, allow_redirects=False
-                ) as response:
-                    body = await _read_body(response)
-                    if response.status != 200:
-                        raise self.failures.refusal(response.status, body, response.headers)
-                    if isinstance(body, str):
-                        raise BackendProtocolError(
-                            "the backend answered a status request with something other than JSON"
-                        )
-                    return body
-        except TimeoutError as error:
-            raise BackendTimeout("the backend did not answer a status request in time") from error
-        except CAUGHT as error:
-            raise fault(error) from error
+                ) as response,
+            ):
+                return await self._json_of(response, MAX_RESPONSE_BYTES, not_json)
+
+    async def _json_of(self, response: aiohttp.ClientResponse, longest: int, not_json: str) -> Any:
+        body = await _read_body(response, longest)
+        if response.status != 200:
+            raise self.failures.refusal(response.status, body, response.headers)
+        if isinstance(body, str):
+            raise BackendProtocolError(not_json)
+        return body
 
     async def get_page(self, path: str, within_s: float, longest: int) -> bytes | None:
         """Return the body of a status page; None if the server has none.
 
         Raises the `BackendError` family: BackendProtocolError for more than `longest` bytes."""
-        try:
+        with _mapped_failures(NO_STATUS):
             async with (
                 asyncio.timeout(within_s),
                 self._open().request(
@@ -296,10 +222,6 @@ class BackendHttp:
                     if len(page) > longest:
                         raise BackendProtocolError("the backend's status page is too large")
                 return bytes(page)
-        except TimeoutError as error:
-            raise BackendTimeout("the backend did not answer a status request in time") from error
-        except CAUGHT as error:
-            raise fault(error) from error
 
     async def aclose(self) -> None:
         """Close the running answers, whose readers then fail, and the pool. Repeatable."""
@@ -356,6 +278,18 @@ class BackendHttp:
                 trace_configs=[trace],
             )
         return self._session
+
+
+@contextmanager
+def _mapped_failures(late: str) -> Iterator[None]:
+    """Raise failures of the client library as BackendError; `late` names an expired limit."""
+    try:
+        yield
+    except CAUGHT as error:
+        # The library's own timeouts have a message of their own.
+        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+            raise BackendTimeout(late) from error
+        raise fault(error) from error
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -18,7 +18,6 @@ from typing import TypeVar
 from unisono.core.generation import (
     CALL,
     CHANNEL,
-    RETURN,
     STOP_TOKENS,
     TEXT_KINDS,
     Capabilities,
@@ -41,9 +40,9 @@ from unisono.errors import (
     ContextTooLong,
     UnisonoError,
 )
-from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
+from unisono.harmony.encoding import Encoding, load_encoding
 from unisono_adapters._failures import IdsMissing
-from unisono_adapters._probe_prompts import TRIALS, Trial
+from unisono_adapters._probe_prompts import BODIES, ENDINGS, FORCE, MARKED, OPENED, QUESTION, TRIALS, TYPED, Trial
 
 T = TypeVar("T")
 
@@ -52,28 +51,6 @@ FIRST_TOKEN_S = 30.0
 CONNECT_S = 5.0
 # Limit for a call of the backend's tokenizer, in seconds.
 ANSWER_S = 10.0
-
-# Prompt of the probe; for backends that take ids, a typed marker separates the parts.
-QUESTION = ("<|start|>user<|message|>Say OK.", "<|end|><|start|>assistant")
-TYPED = "<|end|>"
-# Position at which a constraint takes effect.
-OPENED = "<|channel|>final<|message|>"
-# Text before each stop token.
-ENDINGS: Mapping[int, str] = {
-    RETURN: OPENED + "OK",
-    CALL: "<|channel|>commentary to=functions.ok <|constrain|>json<|message|>{}",
-}
-# Bias that forces a token.
-FORCE = 100.0
-
-MARKED = "".join(MARKERS)
-# Texts that tokenizers split differently: contractions, scripts, emoji, digits, spaces.
-BODIES = (
-    "Hello, world! don't DON'T",
-    "na\u00efve caf\u00e9 \u2014 \u65e5\u672c\u8a9e \U0001f642",
-    "def f(x):\n\treturn {'a': 1234567.5}\r\n\r\n",
-    " to=functions.get_weather   \n\n  x",
-)
 
 _BARE_CHANNEL = re.compile(r"\s*(?:analysis|commentary|final)")
 

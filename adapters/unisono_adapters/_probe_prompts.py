@@ -5,7 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
+from unisono.core.generation import CALL, RETURN, AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
+from unisono.harmony.encoding import MARKERS
+
+# Prompt of the probe; for backends that take ids, a typed marker separates the parts.
+QUESTION = ("<|start|>user<|message|>Say OK.", "<|end|><|start|>assistant")
+TYPED = "<|end|>"
+# Position at which a constraint takes effect.
+OPENED = "<|channel|>final<|message|>"
+# Text before each stop token.
+ENDINGS: Mapping[int, str] = {
+    RETURN: OPENED + "OK",
+    CALL: "<|channel|>commentary to=functions.ok <|constrain|>json<|message|>{}",
+}
+# Bias that forces a token.
+FORCE = 100.0
+
+MARKED = "".join(MARKERS)
+# Texts that tokenizers split differently: contractions, scripts, emoji, digits, spaces.
+BODIES = (
+    "Hello, world! don't DON'T",
+    "na\u00efve caf\u00e9 \u2014 \u65e5\u672c\u8a9e \U0001f642",
+    "def f(x):\n\treturn {'a': 1234567.5}\r\n\r\n",
+    " to=functions.get_weather   \n\n  x",
+)
 
 # Trial constraints of a probe, one of each kind, with their expected answers.
 #

@@ -33,7 +33,7 @@ from unisono.core.probe import Check, Probe
 from unisono.errors import BackendOverloaded, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._constraints import as_gbnf, bias, refused_kind, schema_of
-from unisono_adapters._events import count, decoded, generate, text_of, token_ids
+from unisono_adapters._events import count, decoded, field_of, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
@@ -114,14 +114,11 @@ class LlamaCppBackend:
         await self._wire.aclose()
 
     async def _encode(self, text: str) -> Sequence[int] | None:
-        answer = await self._wire.get_json("tokenize", {"content": text, "add_special": False, "parse_special": True})
-        ids = answer.get("tokens") if isinstance(answer, dict) else None
-        return ids if isinstance(ids, list) else None
+        body = {"content": text, "add_special": False, "parse_special": True}
+        return field_of(await self._wire.get_json("tokenize", body), "tokens", list)
 
     async def _decode(self, ids: Sequence[int]) -> str | None:
-        answer = await self._wire.get_json("detokenize", {"tokens": list(ids)})
-        text = answer.get("content") if isinstance(answer, dict) else None
-        return text if isinstance(text, str) else None
+        return field_of(await self._wire.get_json("detokenize", {"tokens": list(ids)}), "content", str)
 
     def _body(self, job: CompletionJob) -> bytes:
         sampling = job.sampling

@@ -15,7 +15,6 @@ import orjson
 
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
-    STOP_TOKENS,
     AnyJson,
     Capabilities,
     Chunk,
@@ -32,6 +31,7 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono_adapters import _completions
 from unisono_adapters._constraints import as_regex, refused_kind, schema_of
+from unisono_adapters._events import field_of
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._model_list import examine_served, model_list
@@ -73,15 +73,11 @@ class SglangBackend:
 
     async def _encode(self, text: str) -> Sequence[int] | None:
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        answer = await self._wire.get_json("v1/tokenize", body)
-        ids = answer.get("tokens") if isinstance(answer, dict) else None
-        return ids if isinstance(ids, list) else None
+        return field_of(await self._wire.get_json("v1/tokenize", body), "tokens", list)
 
     async def _decode(self, ids: Sequence[int]) -> str | None:
         body = {"model": self._model, "tokens": list(ids), "skip_special_tokens": False}
-        answer = await self._wire.get_json("v1/detokenize", body)
-        text = answer.get("text") if isinstance(answer, dict) else None
-        return text if isinstance(text, str) else None
+        return field_of(await self._wire.get_json("v1/detokenize", body), "text", str)
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         return _completions.complete(self._wire, self._body(job), job, OutputForm.IDS, stop_field="matched_stop")
@@ -94,14 +90,7 @@ class SglangBackend:
 
     def _body(self, job: CompletionJob) -> bytes:
         body: dict[str, object] = {
-            "model": self._model,
-            "prompt": list(job.prompt.tokens),
-            "max_tokens": job.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **_completions.sampling(job),
-            "stop_token_ids": STOP_TOKENS,
-            "return_token_ids": True,
+            **_completions.id_request(self._model, job),
             "skip_special_tokens": False,
             "no_stop_trim": True,
         }

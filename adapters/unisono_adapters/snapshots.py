@@ -47,7 +47,7 @@ def check_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer
 
     from unisono.harmony.encoding import STRUCTURAL, load_encoding
-    from unisono_adapters._probe import BODIES
+    from unisono_adapters._probe_prompts import BODIES
 
     file = folder / "tokenizer.json"
     if not file.is_file():

@@ -15,7 +15,6 @@ import orjson
 
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
-    STOP_TOKENS,
     TEXT_KINDS,
     AnyJson,
     Capabilities,
@@ -34,6 +33,7 @@ from unisono.core.probe import Check, Probe
 from unisono.errors import ConfigError, ConstraintRefused, Symptom
 from unisono_adapters import _completions
 from unisono_adapters._constraints import as_tag, schema_of
+from unisono_adapters._events import field_of
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._model_list import examine_served, model_list
@@ -80,14 +80,12 @@ class VllmBackend:
 
     async def _encode(self, text: str) -> Sequence[int] | None:
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        answer = await self._wire.get_json("tokenize", body)
-        ids = answer.get("tokens") if isinstance(answer, dict) else None
-        return ids if isinstance(ids, list) else None
+        return field_of(await self._wire.get_json("tokenize", body), "tokens", list)
 
     async def _decode(self, ids: Sequence[int]) -> str | None:
-        answer = await self._wire.get_json("detokenize", {"model": self._model, "tokens": list(ids)})
-        text = answer.get("prompt") if isinstance(answer, dict) else None
-        return text if isinstance(text, str) else None
+        return field_of(
+            await self._wire.get_json("detokenize", {"model": self._model, "tokens": list(ids)}), "prompt", str
+        )
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         if job.constraint is not None:
@@ -130,14 +128,7 @@ class VllmBackend:
 
     def _body(self, job: CompletionJob, structured: Mapping[str, object] | None = None) -> bytes:
         body: dict[str, object] = {
-            "model": self._model,
-            "prompt": list(job.prompt.tokens),
-            "max_tokens": job.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **_completions.sampling(job),
-            "stop_token_ids": STOP_TOKENS,
-            "return_token_ids": True,
+            **_completions.id_request(self._model, job),
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
         }

@@ -27,9 +27,7 @@ from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
 from unisono.api.health import HEALTH, ReadinessCheck
-from unisono.api.image_descriptions import DescriptionCache
-from unisono.api.messages.routes import FORMATS, MESSAGES
-from unisono.api.messages.routes import MessagesDeps as MessagesMeans
+from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
 from unisono.api.metrics import METRICS, MetricsSource
 from unisono.api.models import MODELS, ModelCards
 from unisono.api.openapi import DOCUMENT
@@ -53,12 +51,12 @@ from unisono.bootstrap.models import (
     readiness,
     responses_model,
 )
-from unisono.bootstrap.observability import Observing, build_observing, kinds_of
+from unisono.bootstrap.observability import kinds_of
+from unisono.bootstrap.parts import Parts, build_parts
 from unisono.bootstrap.salt import Salt, cache_salts
-from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.bootstrap.status import Overview
-from unisono.bootstrap.store import build_spool, build_store
-from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
+from unisono.bootstrap.store import build_spool
+from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import Config, GatewaySettings, ModelRegistry
 from unisono.core.access import Caller
 from unisono.core.conversation import TextGrammar
@@ -124,18 +122,6 @@ class Gateway:
             await self.runner.aclose(grace_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Components that a gateway with another configuration may reuse."""
-
-    store: SharedResource[tuple[Store, Upkeep]]
-    server_tools: SharedResource[ServerToolSetup]
-    memory: ConversationCache
-    descriptions: DescriptionCache
-    renderer: Renderer
-    observing: Observing
-
-
 def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> FastAPI:
     """Build the whole gateway; reuse open components of `keep` that fit the configuration.
 
@@ -150,11 +136,8 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     store, upkeep = parts.store.value
     hosting = parts.server_tools.value
     salt = Salt(config, store)
-    virtual_keys = VirtualKeys(
-        store,
-        salt,
-        known_while_down=config.unisono.when_store_is_down == "known_keys",
-    )
+    lenient = config.unisono.when_store_is_down == "known_keys"
+    virtual_keys = VirtualKeys(store, salt, known_while_down=lenient)
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
     ledger = UsageLedger(
         store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.check_now
@@ -162,12 +145,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     engine = PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)
-    metering = Metering(
-        engine,
-        ledger,
-        build_prices(config, catalogue),
-        lenient=config.unisono.when_store_is_down == "known_keys",
-    )
+    metering = Metering(engine, ledger, build_prices(config, catalogue), lenient=lenient)
     observing = parts.observing
     recorder = observing.recorder(config.unisono.traces, store)
     # A request that exceeds its quota reaches no hook.
@@ -308,41 +286,16 @@ def responses_deps(gateway: Gateway, service: GenerationService, servers: Server
     )
 
 
-def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToolSetup) -> MessagesMeans:
+def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToolSetup) -> MessagesDeps:
     """Return the dependencies of the Messages API."""
     pause_after = gateway.config.unisono.pause_after_rounds
-    return MessagesMeans(
+    return MessagesDeps(
         service=service,
         resolve=lambda name, caller: messages_model(gateway.catalogue, gateway.pool, name, setup, caller, pause_after),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
         new_id=lambda: token_hex(12),
         clock=time.time,
-    )
-
-
-def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
-    """Build the reusable components. Raises ConfigError."""
-    observing = build_observing(config, None if old is None else old.observing, share)
-
-    def store() -> SharedResource[tuple[Store, Upkeep]]:
-        opened = observing.store(build_store(config.store, share))
-        upkeep = Upkeep(opened)
-        return SharedResource((opened, upkeep), config.store, start=upkeep.start, close=upkeep.aclose)
-
-    settings = (config.mcp_servers, config.unisono.mcp_allowed_hosts, config.unisono.builtin_tools)
-
-    def hosting() -> SharedResource[ServerToolSetup]:
-        built = build_server_tools(config)
-        return SharedResource(built, settings, start=built.host.start, close=built.host.aclose)
-
-    return Parts(
-        store=reuse_or_build(None if old is None else old.store, config.store, store),
-        server_tools=reuse_or_build(None if old is None else old.server_tools, settings, hosting),
-        memory=ConversationCache() if old is None else old.memory,
-        descriptions=DescriptionCache() if old is None else old.descriptions,
-        renderer=Renderer(load_encoding()) if old is None else old.renderer,
-        observing=observing,
     )
 
 

@@ -1,58 +1,5 @@
 """Tree of all client-visible errors; class attributes give HTTP status, type and code.
 
-    UnisonoError
-      InvalidRequest                400 invalid_request_error
-        UnsupportedValue            400 unsupported_value
-          ThreadsUnsupported        400 thread_unsupported_request
-        ApprovalUsed                409 approval_used
-        Refused                     400 refused_by_hook
-        UnknownModel                404 model_not_found
-        NotFound                    404 not_found
-          PreviousResponseNotFound  404 previous_response_not_found
-        MethodNotAllowed            405 method_not_allowed
-        MalformedRequest            400 malformed_request
-        HeadersTimeout              408 headers_timeout
-        HeadersTooLarge             431 headers_too_large
-        BodyTimeout                 408 body_timeout
-        BodyTooLarge                413 body_too_large
-        UnsupportedMediaType        415 unsupported_media_type
-        ContextTooLong              400 context_length_exceeded
-        InvalidStreamId             400 invalid_stream_id
-        TooManyStreams              400 websocket_stream_limit_reached
-        ConnectionTooOld            400 websocket_connection_limit_reached
-      LimitReached                  429 rate_limit_exceeded
-        TokensLimited               429 rate_limit_exceeded
-        QuotaExceeded               429 insufficient_quota
-      NotAuthenticated              401 invalid_api_key
-      NotAllowed                    403 permission_denied
-        ModelNotAllowed             403 model_not_allowed
-        ToolServerNotAllowed        403 tool_server_not_allowed
-      BackendError                  502 backend_error
-        BackendUnavailable          503 backend_unavailable
-        BackendUnfit                503 backend_unfit
-          CannotGoOn                503 backend_cannot_go_on
-        BackendOverloaded           503 backend_overloaded
-          ShareExceeded             429 rate_limit_exceeded
-        BackendTimeout              504 backend_timeout
-        BackendProtocolError        502 backend_protocol_error
-        BackendRejected             400 backend_rejected_request
-          ConstraintRefused         400 constraint_refused
-      StoreError                    500 store_error
-        StoreUnavailable            503 store_unavailable
-        StoreConflict               409 state_conflict
-          KeyReused                 409 idempotency_key_reused
-        StoreTooLarge               413 state_too_large
-        StoreUnreadable             500 state_unreadable
-      ToolServerError               502 tool_server_error
-        ToolServerUnavailable       503 tool_server_unavailable
-        ToolServerTimeout           504 tool_server_timeout
-        ToolServerProtocolError     502 tool_server_protocol_error
-        ToolServerUnauthorized      502 tool_server_unauthorized
-      HookFailed                    503 hook_failed
-      TooManyConnections            503 too_many_connections
-      ShuttingDown                  503 shutting_down
-      InternalError                 500 internal_error
-
 Model output never raises these. `ConfigError` is separate: it is for operators, at start.
 """
 

@@ -10,7 +10,8 @@ import pytest
 from starlette.types import Message
 
 from tests.api.asgi import Exchange, events_of
-from unisono.api.sse import KEEP_ALIVE, ClientGone, EventStream, until_disconnect
+from unisono.api.error_responses import ClientGone
+from unisono.api.sse import KEEP_ALIVE, EventStream, until_disconnect
 from unisono.errors import BackendOverloaded, BackendUnavailable
 
 Step = bytes | float | Exception

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unisono.core.state_store import Retention, StateLimits, Store
+from unisono.core.state_store import Retention, Store
+from unisono.store.codec import StateLimits
 from unisono.store.redis import RedisStore
 from unisono.store.sqlite import SqliteStore
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.e2e.gateway import Answer
 from tests.e2e.responses import Line, line
 from tests.e2e.wires import WIRES
-from unisono.api.body import MAX_MEMBERS, PIECE_BYTES, Unpacking
+from unisono.api.body_limits import MAX_MEMBERS, PIECE_BYTES, Unpacking
 from unisono.errors import BodyTooLarge, InvalidRequest
 
 MAX_BODY = 4 * 1024 * 1024

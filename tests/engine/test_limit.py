@@ -11,13 +11,13 @@ from tests.engine.scripted import CONVERSATION, IDS, TEXT, DeploymentDouble, Lin
 from tests.harmony.fold import check_lifecycle
 from unisono.core.events import Closed, Finished
 from unisono.core.generation import RETURN, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm, Timeouts
-from unisono.engine.attempt import TokenCap
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.request import AnswerOptions, GenerationRequest, GenerationStream
 from unisono.engine.service import Engine
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
+from unisono.harmony.token_counter import TokenCap
 
 HEADER = "<|channel|>final<|message|>"
 WORDS = " one two three four five six seven"

@@ -21,9 +21,9 @@ from unisono.routing.policy import (
     SelectionRequest,
     Strategy,
     choose,
-    explained,
     to_selection_request,
 )
+from unisono.routing.selector import explained
 from unisono.routing.tie_break import favourite, number_of, round_robin
 
 A, B, C = 1, 2, 4

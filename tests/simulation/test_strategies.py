@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.simulation.test_run import FAST, PLANS, SLOW, SMALL, TRAFFIC, changed
-from unisono.routing.policy import STRATEGIES
+from unisono.routing.policy import Strategy
 from unisono.simulation import BackendPlan, Outage, SimulationPlan, StrategyResult, plan, simulate
 from unisono.simulation.results import SimulatedEnd
 from unisono.simulation.run import PlacementRequest
@@ -21,11 +21,11 @@ def run(settings: SimulationPlan, strategy: str = "prefix-aware") -> StrategyRes
 
 
 def test_the_simulation_has_the_strategies_of_the_gateway() -> None:
-    assert set(plan.STRATEGIES) == set(STRATEGIES)
+    assert set(plan.STRATEGIES) == set(Strategy)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", plan.STRATEGIES)
 @pytest.mark.parametrize("settings", PLANS.values(), ids=PLANS)
 def test_every_request_ends_once_and_releases_its_slot(settings: SimulationPlan, strategy: str) -> None:
     made: list[Serving] = []
@@ -41,7 +41,7 @@ def test_every_request_ends_once_and_releases_its_slot(settings: SimulationPlan,
         assert (candidate.running, candidate.tokens, candidate.work) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", plan.STRATEGIES)
 def test_equal_seeds_give_equal_results(strategy: str) -> None:
     assert run(SMALL, strategy).requests == run(SMALL, strategy).requests
 

@@ -15,9 +15,10 @@ from unisono.core.conversation import (
     Json,
 )
 from unisono.core.generation import Usage
-from unisono.core.state_store import StateLimits, Status, StoredConversation, StoredItem, StoredResponse
+from unisono.core.state_store import Status, StoredConversation, StoredItem, StoredResponse
 from unisono.errors import InternalError, StoreUnreadable
 from unisono.store import codec
+from unisono.store.codec import StateLimits
 
 BOUNDS = StateLimits()
 

@@ -7,7 +7,6 @@ per streamed event, except for the request id header on the first.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from ipaddress import ip_address
@@ -19,26 +18,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.api.body import CODINGS, Unpacking
-from unisono.api.error_responses import FORMAT, ErrorResponses, Formats, format_at
+from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
+from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, FORMAT, ErrorResponses, Formats, format_at
 from unisono.core.access import Caller
 from unisono.core.trace_context import ARRIVED, TraceContext
-from unisono.errors import (
-    BodyTimeout,
-    BodyTooLarge,
-    InvalidRequest,
-    NotAllowed,
-    UnsupportedMediaType,
-)
+from unisono.errors import NotAllowed
 
 HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness"})
-MAX_BODY_BYTES = 10 * 1024 * 1024
-BODY_DEADLINE_S = 60.0
-BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
-# Accepted charsets. JSON is always UTF-8; a body in another charset would be misread.
-CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
-# Characters of a client's header that an error message repeats.
-MAX_QUOTED_LENGTH = 64
 # Headers that a web page may read.
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries"
 # Other ASGI scopes, such as `lifespan`, have no headers and pass through the layers.
@@ -46,8 +32,8 @@ REQUESTS = frozenset({"http", "websocket"})
 # ASGI messages that carry the response headers.
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
-# Status of a request without a response, as in nginx, and status of a WebSocket.
-LEFT, SWITCHED = 499, 101
+# Status of a WebSocket.
+SWITCHED = 101
 
 # Callback for each finished request: route, method, status, and duration in seconds.
 Answered = Callable[[str, str, int, float], None]
@@ -58,11 +44,6 @@ Authenticate = Callable[[str | None], Awaitable[Caller]]
 # Look up the caller of a connection again, with the current state of its key. Raises NotAuthenticated when the key is
 # no longer valid.
 LookUpCaller = Callable[[], Awaitable[Caller]]
-
-
-def header_values(scope: Scope, name: bytes) -> list[str]:
-    """Return every value of a header, in order. ASGI gives names in lower case."""
-    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
 class RequestIds:
@@ -93,7 +74,7 @@ class RequestIds:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         failure_format = state[FORMAT] = format_at(scope["path"], self._formats)
-        started_at, status = monotonic(), LEFT
+        started_at, status = monotonic(), CLIENT_CLOSED_REQUEST
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -257,98 +238,6 @@ def presented_key(scope: Scope) -> str | None:
     scheme, _, bearer = authorization[0].strip().partition(" ") if authorization else ("", "", "")
     keys = {bearer.strip() if scheme.lower() == "bearer" else "", named[0].strip() if named else ""} - {""}
     return keys.pop() if len(keys) == 1 else None
-
-
-class BodyLimits:
-    """Layer that limits bodies: JSON, plain or compressed, bounded size, a deadline in seconds.
-
-    Bytes are counted on arrival, independent of Content-Length, and again when they are unpacked.
-    """
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, deadline_s: float = BODY_DEADLINE_S) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._deadline_s = deadline_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        coding = self._check_headers(scope)
-        # One deadline for the whole body. A client that sends single bytes gains no time.
-        until = asyncio.get_running_loop().time() + self._deadline_s
-        received, complete = 0, False
-
-        async def limited() -> Message:
-            nonlocal received, complete
-            if complete:
-                return await receive()
-            try:
-                async with asyncio.timeout_at(until):
-                    message = await receive()
-            except TimeoutError:
-                raise BodyTimeout(f"The body did not arrive within {self._deadline_s:g} s.") from None
-            received += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if received > self._max_bytes:
-                raise self._too_large()
-            return message
-
-        await self._app(scope, self._unpacked(limited, coding) if coding else limited, send)
-
-    def _unpacked(self, packed: Receive, coding: str) -> Receive:
-        """Return the source of the unpacked body. Each piece is unpacked in a thread."""
-        unpacking = Unpacking(coding, self._max_bytes)
-        has_more, complete = True, False
-
-        async def unpacked() -> Message:
-            nonlocal has_more, complete
-            while not complete:
-                if piece := await asyncio.to_thread(unpacking.piece):
-                    return {"type": "http.request", "body": piece, "more_body": True}
-                if not has_more:
-                    unpacking.finish()
-                    complete = True
-                    return {"type": "http.request", "body": b"", "more_body": False}
-                message = await packed()
-                if message["type"] != "http.request":
-                    return message
-                has_more = message.get("more_body", False)
-                unpacking.feed(message.get("body", b""))
-            return await packed()
-
-        return unpacked
-
-    def _check_headers(self, scope: Scope) -> str:
-        """Return the coding of the body; empty if it is not compressed."""
-        lengths = header_values(scope, b"content-length")
-        if len(set(lengths)) > 1 or any(not (value.isascii() and value.isdigit()) for value in lengths):
-            raise InvalidRequest("'Content-Length' must be a single decimal number.")
-        if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self._max_bytes):
-            raise self._too_large()
-        codings = [coding.strip().lower() for coding in header_values(scope, b"content-encoding")]
-        codings = [coding for coding in codings if coding not in {"", "identity"}]
-        if len(codings) > 1 or any(coding not in CODINGS for coding in codings):
-            raise UnsupportedMediaType(
-                f"'Content-Encoding: {', '.join(codings)[:MAX_QUOTED_LENGTH]}' is not supported: use one of gzip and "
-                "zstd, or send the body uncompressed."
-            )
-        has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
-        types = header_values(scope, b"content-type")
-        if scope["method"] in BODY_METHODS and (has_body or types) and not _is_json(types):
-            raise UnsupportedMediaType("The body must be JSON in UTF-8, with 'Content-Type: application/json'.")
-        return codings[0] if codings else ""
-
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The body is larger than {self._max_bytes:,} bytes.")
-
-
-def _is_json(content_types: list[str]) -> bool:
-    if len(content_types) != 1:
-        return False
-    kind, *parameters = [part.strip().lower() for part in content_types[0].split(";")]
-    charsets = [part.partition("=")[2].strip("\"' ") for part in parameters if part.startswith("charset")]
-    return kind == "application/json" and all(charset in CHARSETS for charset in charsets)
 
 
 def asgi_layers(

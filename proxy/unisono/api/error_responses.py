@@ -195,6 +195,14 @@ async def outcome(work: Awaitable[None]) -> UnisonoError | None:
     return None
 
 
+# Status of a request whose client disconnected before the response. It is never sent.
+CLIENT_CLOSED_REQUEST = 499
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the response was complete."""
+
+
 def register(app: FastAPI) -> None:
     """Register the handlers that answer FastAPI's own exceptions in the same format."""
 
@@ -218,6 +226,12 @@ def register(app: FastAPI) -> None:
             response.headers.update(error.headers)
         return response
 
+    async def close(request: Request, error: Exception) -> Response:
+        if request.scope["type"] == "websocket":
+            raise error
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(ClientGone, close)
     for kind in (UnisonoError, HTTPException, RequestValidationError, ValidationError):
         app.add_exception_handler(kind, answer)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 from unisono.core.events import Event
+from unisono.core.tasks import cancel_all
 from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 
@@ -71,7 +72,7 @@ async def merged(streams: Sequence[GenerationStream]) -> AsyncGenerator[tuple[in
                     pending[asyncio.create_task(step(index))] = index
                     yield index, batch
     finally:
-        await _cancel(list(pending))
+        await cancel_all(*pending)
 
 
 async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnswer]:
@@ -84,7 +85,7 @@ async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnsw
         return await asyncio.gather(*tasks)
     finally:
         # After a failure the others still run. They must end before their streams are closed.
-        await _cancel(tasks)
+        await cancel_all(*tasks)
         await close_all(streams)
 
 
@@ -102,9 +103,3 @@ async def start_all(service: GenerationService, choices: Iterable[GenerationRequ
 async def close_all(streams: Sequence[GenerationStream]) -> None:
     for stream in streams:
         await stream.aclose()
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[list[Event] | None]] | Sequence[asyncio.Task[CollectedAnswer]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -19,11 +20,10 @@ from unisono.api.body import off_loop
 from unisono.api.error_responses import to_body
 from unisono.api.request_options import request_fields
 from unisono.api.sse import (
-    CLIENT_CLOSED_REQUEST,
     DONE,
     ByteSource,
-    ClientGone,
     EventStream,
+    GenerationSource,
     error_event,
     event,
     until_disconnect,
@@ -172,10 +172,7 @@ async def _answer(
     stream = service.start(generation_request)
     if passthrough.stream:
         return passthrough_stream(stream, passthrough.api, keep_alive_s=keep_alive_s)
-    try:
-        body = await until_disconnect(request.receive, whole(stream))
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    body = await until_disconnect(request.receive, whole(stream))
     return to_whole(body, backend_header([stream.report]))
 
 
@@ -190,34 +187,16 @@ async def whole(stream: GenerationStream) -> Mapping[str, Json]:
 
 def passthrough_stream(stream: GenerationStream, api: Api, *, keep_alive_s: float) -> EventStream:
     return EventStream(
-        PassthroughSource(stream, api),
+        passthrough_source(stream, api),
         headers=lambda: backend_header([stream.report]),
         broken=BROKEN[api],
         keep_alive_s=keep_alive_s,
     )
 
 
-class PassthroughSource(ByteSource):
-    """Bytes of a pass-through stream, one step per batch."""
-
-    def __init__(self, stream: GenerationStream, api: Api) -> None:
-        self._stream = stream
-        self._api = api
-        self._steps = self._each()
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._steps
-
-    async def aclose(self) -> None:
-        await self._steps.aclose()
-        await self._stream.aclose()
-
-    async def _each(self) -> AsyncGenerator[bytes]:
-        async for batch in self._stream:
-            yield to_bytes(batch, self._api)
-        # Only streams of Chat Completions end with `[DONE]`.
-        if self._api is Api.CHAT:
-            yield DONE
+def passthrough_source(stream: GenerationStream, api: Api) -> ByteSource:
+    # Only streams of Chat Completions end with `[DONE]`.
+    return GenerationSource(stream, partial(to_bytes, api=api), end=DONE if api is Api.CHAT else b"")
 
 
 def to_bytes(batch: Sequence[Event], api: Api) -> bytes:
@@ -311,7 +290,7 @@ class EitherSource(ByteSource):
 
     async def _each(self) -> AsyncGenerator[bytes]:
         stream, passes = await start_stream(self._stream)
-        self._source = PassthroughSource(stream, self._api) if passes else self._engine_source(stream)
+        self._source = passthrough_source(stream, self._api) if passes else self._engine_source(stream)
         async for data in self._source:
             yield data
 

@@ -11,14 +11,17 @@ received the previous write. A client that reads nothing at all loses its connec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from unisono.api.error_responses import outcome, to_body, to_response
+from unisono.api.error_responses import ClientGone, outcome, to_body, to_response
+from unisono.core.events import Event
+from unisono.core.tasks import cancel_all
+from unisono.engine.request import GenerationStream
 from unisono.errors import UnisonoError
 
 T = TypeVar("T")
@@ -30,13 +33,6 @@ LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u00
 
 # Key in the request's state of a function that writes a keep-alive now. The write detects a disconnected client.
 PROBE = "probe_client"
-
-# Status of a request whose client disconnected before the response. It is never sent.
-CLIENT_CLOSED_REQUEST = 499
-
-
-class ClientGone(Exception):
-    """The client closed its connection before the response was complete."""
 
 
 class ByteSource(Protocol):
@@ -93,13 +89,31 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             return working.result()
         raise ClientGone
     finally:
-        await _end(working, disconnect)
+        await cancel_all(working, disconnect)
 
 
-async def _end(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+class GenerationSource(ByteSource):
+    """Bytes of one generation, one step per batch, and then `end`."""
+
+    def __init__(self, stream: GenerationStream, write: Callable[[list[Event]], bytes], end: bytes = b"") -> None:
+        self._stream = stream
+        self._write = write
+        self._end = end
+        self._steps = self._generate()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._steps
+
+    async def aclose(self) -> None:
+        """Release the backend, also if no step was read."""
+        await self._steps.aclose()
+        await self._stream.aclose()
+
+    async def _generate(self) -> AsyncGenerator[bytes]:
+        async for batch in self._stream:
+            yield self._write(batch)
+        if self._end:
+            yield self._end
 
 
 class EventStream(Response):
@@ -155,7 +169,7 @@ class EventStream(Response):
             if not pump.done():
                 return
             # Nothing may be written after the last event.
-            await _end(pulse, *probes)
+            await cancel_all(pulse, *probes)
             failure = pump.result()
             if failure is None:
                 await self._write(send, b"", last=True)
@@ -166,7 +180,7 @@ class EventStream(Response):
                 await to_response(failure, scope)(scope, receive, send)
         finally:
             scope["state"].pop(PROBE)
-            await _end(pump, disconnect, pulse, *probes)
+            await cancel_all(pump, disconnect, pulse, *probes)
             # The source holds slots on backends, so it is closed on every path.
             await self._source.aclose()
 

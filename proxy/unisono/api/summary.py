@@ -103,7 +103,7 @@ class Replacement:
 
 def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> Replacement:
     """Return what replaces a conversation with this summary, which may be empty."""
-    bare = tuple(_without_tokens(item) for item in items)
+    bare = tuple(without_tokens(item) for item in items)
     if not summary:
         return Replacement(bare)
     # The model must not rephrase instructions, and tools that were added remain.
@@ -164,8 +164,8 @@ def newest_messages(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS)
     return preserved[::-1]
 
 
-def _without_tokens(item: Item) -> Item:
-    """Remove the token ids, which only save time and are twice as long as the text."""
+def without_tokens(item: Item) -> Item:
+    """Return an item without its token ids, which are twice as long as the text."""
     match item:
         case AssistantReasoning() | AssistantMessage() | AssistantCall():
             return replace(item, tokens=())

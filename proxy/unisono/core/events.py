@@ -8,8 +8,9 @@ concatenate to the text of its Closed. Items never overlap: one is closed before
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TypeAlias
 
 from unisono.core.conversation import Item as ConversationItem
@@ -197,3 +198,16 @@ class Passed:
 
 
 Event: TypeAlias = Opened | Delta | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed
+
+
+def join_deltas(batch: Sequence[Event]) -> Sequence[Event]:
+    """Return the events of a batch; adjacent deltas of one item become one."""
+    if len(batch) < 2:
+        return batch
+    joined: list[Event] = []
+    for item, run in groupby(batch, lambda event: event.item if isinstance(event, Delta) else None):
+        if item is None:
+            joined += run
+        else:
+            joined.append(Delta(item, "".join(event.text for event in run if isinstance(event, Delta))))
+    return joined

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from unisono.core.access import KeyStore
 from unisono.core.conversation import Item, Json, Tokens
 from unisono.core.generation import Usage
 from unisono.core.quotas import AccountStore
 from unisono.core.recordings import TraceStore
-
-MIB = 1 << 20
 
 
 class Status(StrEnum):
@@ -147,10 +145,9 @@ class BackgroundRun:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Retention of state in seconds since its last write.
+    """Retention of state in seconds since its last write; a conversation is kept as a whole.
 
-    A conversation's last write counts for the whole conversation. `log_s` applies to the log of a finished response,
-    `key_s` to idempotency keys.
+    `log_s` applies to the log of a finished response, `key_s` to idempotency keys.
     """
 
     response_s: float = 30 * 86400.0
@@ -159,16 +156,19 @@ class Retention:
     key_s: float = 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class StateLimits:
-    """Size limits in encoded bytes; `response` covers input and output."""
-
-    item: int = 1 * MIB
-    response: int = 8 * MIB
-    conversation: int = 32 * MIB
-
-
 NOTHING_LOGGED = LogWrite()
+
+
+class WriteOptions(TypedDict, total=False):
+    """Options of `Store.create` and `Store.update`, which act in the same atomic operation.
+
+    `log` is added to the response's log. With `revision`, the input and output of a terminal response are appended to
+    its conversation.
+    """
+
+    lease: Lease | None
+    log: LogWrite
+    revision: int | None
 
 
 class Store(KeyStore, AccountStore, TraceStore, Protocol):
@@ -194,39 +194,20 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         ...
 
     # -- responses
-    # The log is written in the same operation as the response. A reader therefore never sees a finished response
-    # without its last events.
+    # The log is written together with the response: no reader sees a finished response without its last events.
 
-    async def create(
-        self,
-        tenant: str,
-        response: StoredResponse,
-        *,
-        lease: Lease | None = None,
-        log: LogWrite = NOTHING_LOGGED,
-        revision: int | None = None,
-    ) -> None:
+    async def create(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
         """Store a new response and the beginning of its log, in one atomic operation.
 
-        A response that is already terminal may be given with `revision`: its input and output are then appended to its
-        conversation in the same operation. Raises `NotFound` (no such conversation), `StoreConflict` (another response
-        has the id, the lease is lost or belongs to another owner, the conversation changed), `StoreTooLarge`.
+        Raises `NotFound` (no such conversation), `StoreConflict` (another response has the id, the lease is lost or
+        belongs to another owner, the conversation changed), `StoreTooLarge`.
         """
         ...
 
-    async def update(
-        self,
-        tenant: str,
-        response: StoredResponse,
-        *,
-        lease: Lease | None = None,
-        log: LogWrite = NOTHING_LOGGED,
-        revision: int | None = None,
-    ) -> None:
+    async def update(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
         """Replace the mutable parts of a response that is not terminal; its input stays as created.
 
-        A terminal status closes the log after `log`. `revision` and errors are as for `create`; raises `NotFound` for
-        a deleted response.
+        A terminal status closes the log after `log`. Raises as `create`, and `NotFound` for a deleted response.
         """
         ...
 
@@ -372,11 +353,10 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         ...
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
-        """Bind an idempotency key to a body (its digest) and a response id.
+        """Bind an idempotency key to a body (its digest), and return the response that owns the key.
 
-        Return the response that owns the key: the given one on first use, the earlier one on a repeat. Raises
-        `KeyReused` for another body. A key is stored for `Retention.key_s` from its first use. With `for_s`, it is
-        stored for at least that many seconds from now; the response that owns it may extend it again.
+        That is the given one on first use, the earlier one on a repeat. Raises `KeyReused` for another body. A key is
+        stored for `Retention.key_s` from its first use, and for at least `for_s` seconds from now.
         """
         ...
 

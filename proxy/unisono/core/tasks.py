@@ -14,3 +14,10 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:
     if running:
         # Awaiting a task itself would confuse its cancellation with one of the caller.
         await asyncio.wait(running)
+
+
+async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, wait until they have ended, and drop their errors."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Attempts of one answer: slots, recovery from failures, token limit and telemetry.
+"""Attempts of one answer: slots, recovery from failures and telemetry.
 
 A slot is acquired when something has to be generated, and held until it is released. All attempts share one deadline:
 each gets the time left for the answer.
@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Final
 
 from unisono.core.deadline import Deadline
-from unisono.core.generation import FIRST_SPECIAL, Chunk, CompletionJob, FinishReason, Timeouts
+from unisono.core.generation import Chunk, CompletionJob, FinishReason, Timeouts
 from unisono.core.observer import Pace, SlotWait, StepDone
 from unisono.core.route_protocol import DeploymentPool, RouteRequest, RouteRequirements, Slot
 from unisono.core.trace_context import TraceContext, step_span, try_span
@@ -24,7 +24,7 @@ from unisono.engine.failover import Action, AttemptError, Options, Progress, dec
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendTimeout, ContextTooLong, UnisonoError
 from unisono.harmony.decode import Decoder
-from unisono.harmony.encoding import Encoding
+from unisono.harmony.token_counter import TokenCap
 
 NEXT_ATTEMPTS = frozenset(
     {Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT}
@@ -40,11 +40,8 @@ class SlotSession:
         """`passing` selects deployments that answer in OpenAI's own API."""
         self._request = request
         self._report = report
-        owner = (
-            request.origin.caller.key
-            if request.origin.caller is not None and request.origin.caller.key
-            else request.origin.tenant
-        )
+        caller = request.origin.caller
+        owner = (caller is not None and caller.key) or request.origin.tenant
         identity = partial(identity_of, request)
         self._route = pool.route(
             RouteRequest(request.model, owner, request.routing.sticky, passing=passing, identity=identity)
@@ -299,55 +296,6 @@ class AttemptTelemetry:
                 prompt=prompt if self._records_prompts else (),
             )
         )
-
-
-class TokenCap:
-    """Limit of one generation to `max_tokens` tokens.
-
-    It holds even if the backend ignores the limit that it was sent.
-
-    `is_exceeded` is set when the generation exceeded it.
-    """
-
-    # Token ids are counted on arrival. Tokens made from text are cut where the network cut the text, so there are more
-    # of them than the model generated. If there are too many, the whole text is encoded again and counted. This is rare
-    # enough that the work stays linear.
-
-    def __init__(self, encoding: Encoding, max_tokens: int, *, guessed: bool) -> None:
-        self._encoding = encoding
-        self._max_tokens = max_tokens
-        self._is_guessed = guessed
-        self._seen: list[int] = []
-        self._count = 0
-        self._next_check = max_tokens
-        self.is_exceeded = False
-
-    def counted(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that count.
-
-        For guessed tokens, these are all that arrived with the last counted one.
-        """
-        self._count += len(tokens)
-        if not self._is_guessed:
-            self.is_exceeded = self._count > self._max_tokens
-            return tokens[: len(tokens) - (self._count - self._max_tokens)] if self.is_exceeded else tokens
-        self._seen += tokens
-        if self._count > self._next_check:
-            made = self._made()
-            self.is_exceeded = made > self._max_tokens
-            # The guessed count has to grow by the remaining budget before the limit can be exceeded.
-            self._next_check = self._count + self._max_tokens - made
-        return tokens
-
-    def tokens_to_encode(self, tokens: Sequence[int]) -> int:
-        """Return the number of tokens whose text `counted` encodes again for some more tokens."""
-        # The text is encoded again only when the guessed count may have passed the limit.
-        is_due = self._is_guessed and self._count + len(tokens) > self._next_check
-        return len(self._seen) + len(tokens) if is_due else 0
-
-    def _made(self) -> int:
-        ordinary = [token for token in self._seen if token < FIRST_SPECIAL]
-        return len(self._seen) - len(ordinary) + len(self._encoding.encode_generated(self._encoding.decode(ordinary)))
 
 
 LONG_MESSAGE_TOKENS: Final = 1_000  # tokens of a message whose end takes up to 1 ms under a schema of usual size

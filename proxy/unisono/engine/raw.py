@@ -27,7 +27,6 @@ from unisono.engine.attempt import (
     AttemptTelemetry,
     Pauses,
     SlotSession,
-    TokenCap,
     portions,
     receive,
 )
@@ -45,6 +44,7 @@ from unisono.errors import (
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.raw_codec import plain_decoder
 from unisono.harmony.retokenize import retokenized
+from unisono.harmony.token_counter import TokenCap
 
 LONG_OUTPUT_TOKENS = 2_000  # generated tokens that take a few milliseconds to encode again
 

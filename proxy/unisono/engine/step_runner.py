@@ -33,7 +33,6 @@ from unisono.engine.attempt import (
     AttemptTelemetry,
     Pauses,
     SlotSession,
-    TokenCap,
     portions,
     receive,
 )
@@ -43,6 +42,7 @@ from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused, UnsupportedValue
 from unisono.harmony.decode import Decoder
+from unisono.harmony.token_counter import TokenCap
 
 LONG_JOURNAL_TOKENS: Final = 2_000  # tokens that take a few milliseconds to replay
 

@@ -16,8 +16,8 @@ from unisono.harmony.recipients import (
     NOBODY,
     Recipient,
     RecipientKind,
+    cut_at_marker,
     may_be_tool,
-    offered,
     read_recipient,
     respell,
 )
@@ -155,16 +155,6 @@ def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, s
         return _foreign(role, header, words, declared), ""
     verbatim = not header.rules and not supplied and _LEGAL.match(segment) is not None
     return replace(header, verbatim=verbatim), words.unknown_tool
-
-
-def as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
-    """Return the header, given the offered builtin tools."""
-    if not builtins or (recipient := offered(header.recipient, declared, builtins)) == header.recipient:
-        return header
-    if not recipient.is_corrected:
-        return replace(header, recipient=recipient)
-    rules = tuple(dict.fromkeys((*header.rules, "recipient-spelling")))
-    return replace(header, recipient=recipient, rules=rules, verbatim=False)
 
 
 def _read_earlier(earlier: list[str], words: HeaderWords, role_given: bool) -> HeaderWords | None:
@@ -329,17 +319,6 @@ def _bare_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Reci
             words.stray.remove(word)
             return read_recipient(clean, declared)
     return NOBODY
-
-
-def cut_at_marker(word: str) -> tuple[str, bool]:
-    """Return a dotted name with each part cut at its first spelled marker, and whether any was.
-
-    The name is empty if a part is empty after the cut.
-    """
-    if "<|" not in word:
-        return word, False
-    parts = [part.partition("<|")[0] for part in word.split(".")]
-    return ("" if "" in parts else ".".join(parts)), True
 
 
 def _judge_channel(words: HeaderWords, recipient: Recipient, *, has_role: bool, supplied: bool) -> str:

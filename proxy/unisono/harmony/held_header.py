@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from unisono.core.generation import MESSAGE, START
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.header import Header, as_offered, read_header
+from unisono.harmony.header import Header, read_header
 from unisono.harmony.header_text import header_text
 from unisono.harmony.incomplete_header import read_bodyless
+from unisono.harmony.recipients import offered
 
 # A header that is started again is parsed again only up to this length, so that work stays linear.
 MAX_REREAD_LENGTH: Final = 256  # characters
@@ -50,7 +51,7 @@ class HeaderReader:
     def read(self, held: HeldHeader, text: str) -> Header:
         """Return the meaning of a header that reached `<|message|>`."""
         header = read_header(text, self.declared, role_given=held.role_given, supplied=held.is_supplied)
-        return as_offered(header, self.declared, self._builtins)
+        return _as_offered(header, self.declared, self._builtins)
 
     def read_bodyless(self, held: HeldHeader, text: str, *, first: bool) -> Header:
         """Return the meaning of a header without `<|message|>`.
@@ -58,7 +59,7 @@ class HeaderReader:
         `first` means that nothing precedes it in the output.
         """
         header = read_bodyless(text, self.declared, role_given=held.role_given, first=first)
-        return as_offered(header, self.declared, self._builtins)
+        return _as_offered(header, self.declared, self._builtins)
 
     def legal(self, held: HeldHeader, header: Header) -> tuple[int, ...]:
         """Return the whole legal header, from `<|start|>` to `<|message|>`."""
@@ -70,3 +71,13 @@ class HeaderReader:
     def spelled(self, header: Header) -> tuple[int, ...]:
         """Return the canonical tokens of a header."""
         return (*self._start, *self._encoding.encode_marked(header.spelled()))
+
+
+def _as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
+    """Return the header, given the offered builtin tools."""
+    if not builtins or (recipient := offered(header.recipient, declared, builtins)) == header.recipient:
+        return header
+    if not recipient.is_corrected:
+        return replace(header, recipient=recipient)
+    rules = tuple(dict.fromkeys((*header.rules, "recipient-spelling")))
+    return replace(header, recipient=recipient, rules=rules, verbatim=False)

@@ -20,13 +20,12 @@ from unisono.harmony.header import (
     HeaderWords,
     S,
     T,
-    cut_at_marker,
     is_invented,
     respelled_call,
     spell_channel,
     split_role,
 )
-from unisono.harmony.recipients import NOBODY, RecipientKind, read_recipient, respell
+from unisono.harmony.recipients import NOBODY, RecipientKind, cut_at_marker, read_recipient, respell
 
 _KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
 _TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")

@@ -45,6 +45,28 @@ class SchemaBudget:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaPlace:
+    """Location in the schema: one name per schema from the root, and the open references."""
+
+    names: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+
+    def at(self, name: str) -> SchemaPlace:
+        return SchemaPlace((*self.names, name), self.references)
+
+    def check_depth(self) -> None:
+        if max(len(self.names), len(self.references)) > MAX_DEPTH:
+            raise self.refuse(f"nested more than {MAX_DEPTH} levels deep")
+
+    def inside(self, reference: str) -> SchemaPlace:
+        return SchemaPlace(self.names, (*self.references, reference))
+
+    def refuse(self, what: str) -> InvalidRequest:
+        where = ".".join(self.names)[:200] or "the root"
+        return InvalidRequest(f"A tool's parameters cannot be used: {what} (at {one_line(where)}).")
+
+
 def breaks_out(text: str) -> bool:
     """Return whether `text` contains a line break or another control character."""
     return _CONTROL.search(text) is not None

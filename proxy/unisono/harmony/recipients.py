@@ -103,6 +103,17 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
     return NOBODY
 
 
+def cut_at_marker(word: str) -> tuple[str, bool]:
+    """Return a dotted name with each part cut at its first spelled marker, and whether any was.
+
+    The name is empty if a part is empty after the cut.
+    """
+    if "<|" not in word:
+        return word, False
+    parts = [part.partition("<|")[0] for part in word.split(".")]
+    return ("" if "" in parts else ".".join(parts)), True
+
+
 # Kinds of recipient that make a message a call.
 CALLS = frozenset({RecipientKind.FUNCTION, RecipientKind.HOSTED})
 

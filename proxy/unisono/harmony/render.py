@@ -43,7 +43,7 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.injection_guard import check_structure, neutralise
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.prompt_head import form_section, system_text, tools_section
-from unisono.harmony.tools import Declaration, ToolSet
+from unisono.harmony.tools import Declaration, ToolSet, declarations_by_message
 
 # Tokens that a cached message counts in addition to its own, for its key and entry.
 ENTRY_WEIGHT = 32
@@ -310,29 +310,6 @@ class Renderer:
             text = system_text(self.encoding.harmony, preamble, with_tools=with_tools)
             self._systems.put(key, text, 2 * len(text))
         return text
-
-
-def declarations_by_message(
-    conversation: Conversation, tools: ToolSet
-) -> tuple[tuple[Declaration, ...], dict[int, tuple[Declaration, ...]]]:
-    """Return the declarations of the first developer message, and of `AddedTools` items.
-
-    The latter are by position in the conversation. An item declares only tools that no earlier message declared.
-    """
-    added = {index: item for index, item in enumerate(conversation.items) if isinstance(item, AddedTools)}
-    deferred = {tools.wire(tool.name) for tool in conversation.deferred}
-    if not added and not deferred:
-        return tools.declarations, {}
-    in_preamble = {tools.wire(tool.name) for tool in conversation.preamble.tools}
-    later = {tools.wire(tool.name) for item in added.values() for tool in item.tools} - in_preamble
-    # Server tools are in the first message, like those of the preamble.
-    first = tuple(each for each in tools.declarations if each.name not in later and each.name not in deferred)
-    undeclared = {each.name: each for each in tools.declarations if each.name in later}
-    by_position = {}
-    for index, item in added.items():
-        names = dict.fromkeys(tools.wire(tool.name) for tool in item.tools)
-        by_position[index] = tuple(undeclared.pop(name) for name in names if name in undeclared)
-    return first, by_position
 
 
 def _section_key(tools: ToolSet, declarations: tuple[Declaration, ...]) -> bytes:

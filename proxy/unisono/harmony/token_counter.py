@@ -1,8 +1,11 @@
-"""Number of output tokens of one answer, as the model's own tokenizer splits the text."""
+"""Number of output tokens as the model's own tokenizer splits the text, and its limit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from unisono.core.events import Item, Reasoning
+from unisono.core.generation import FIRST_SPECIAL
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.message_parts import OpenPart
 
@@ -43,3 +46,52 @@ class TokenCounter:
         if isinstance(item, Reasoning):
             self.reasoning += more
         return canonical
+
+
+class TokenCap:
+    """Limit of one generation to `max_tokens` tokens.
+
+    It holds even if the backend ignores the limit that it was sent.
+
+    `is_exceeded` is set when the generation exceeded it.
+    """
+
+    # Token ids are counted on arrival. Tokens made from text are cut where the network cut the text, so there are more
+    # of them than the model generated. If there are too many, the whole text is encoded again and counted. This is rare
+    # enough that the work stays linear.
+
+    def __init__(self, encoding: Encoding, max_tokens: int, *, guessed: bool) -> None:
+        self._encoding = encoding
+        self._max_tokens = max_tokens
+        self._is_guessed = guessed
+        self._seen: list[int] = []
+        self._count = 0
+        self._next_check = max_tokens
+        self.is_exceeded = False
+
+    def counted(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that count.
+
+        For guessed tokens, these are all that arrived with the last counted one.
+        """
+        self._count += len(tokens)
+        if not self._is_guessed:
+            self.is_exceeded = self._count > self._max_tokens
+            return tokens[: len(tokens) - (self._count - self._max_tokens)] if self.is_exceeded else tokens
+        self._seen += tokens
+        if self._count > self._next_check:
+            made = self._made()
+            self.is_exceeded = made > self._max_tokens
+            # The guessed count has to grow by the remaining budget before the limit can be exceeded.
+            self._next_check = self._count + self._max_tokens - made
+        return tokens
+
+    def tokens_to_encode(self, tokens: Sequence[int]) -> int:
+        """Return the number of tokens whose text `counted` encodes again for some more tokens."""
+        # The text is encoded again only when the guessed count may have passed the limit.
+        is_due = self._is_guessed and self._count + len(tokens) > self._next_check
+        return len(self._seen) + len(tokens) if is_due else 0
+
+    def _made(self) -> int:
+        ordinary = [token for token in self._seen if token < FIRST_SPECIAL]
+        return len(self._seen) - len(ordinary) + len(self._encoding.encode_generated(self._encoding.decode(ordinary)))

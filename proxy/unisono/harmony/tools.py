@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from unisono.core.conversation import FunctionTool
+from unisono.core.conversation import AddedTools, Conversation, FunctionTool
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.limits import MAX_TOOLS, SchemaBudget, breaks_out
@@ -204,3 +204,26 @@ def _legal_name(name: str, taken: Set[str]) -> str:
         candidate = f"{(stem.strip('_-') or 'tool')[: MAX_NAME_LENGTH - 9]}_{mark}"
         turn += 1
     return candidate
+
+
+def declarations_by_message(
+    conversation: Conversation, tools: ToolSet
+) -> tuple[tuple[Declaration, ...], dict[int, tuple[Declaration, ...]]]:
+    """Return the declarations of the first developer message, and of `AddedTools` items.
+
+    The latter are by position in the conversation. An item declares only tools that no earlier message declared.
+    """
+    added = {index: item for index, item in enumerate(conversation.items) if isinstance(item, AddedTools)}
+    deferred = {tools.wire(tool.name) for tool in conversation.deferred}
+    if not added and not deferred:
+        return tools.declarations, {}
+    in_preamble = {tools.wire(tool.name) for tool in conversation.preamble.tools}
+    later = {tools.wire(tool.name) for item in added.values() for tool in item.tools} - in_preamble
+    # Server tools are in the first message, like those of the preamble.
+    first = tuple(each for each in tools.declarations if each.name not in later and each.name not in deferred)
+    undeclared = {each.name: each for each in tools.declarations if each.name in later}
+    by_position = {}
+    for index, item in added.items():
+        names = dict.fromkeys(tools.wire(tool.name) for tool in item.tools)
+        by_position[index] = tuple(undeclared.pop(name) for name in names if name in undeclared)
+    return first, by_position

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from urllib.parse import unquote
 
 from unisono.errors import InvalidRequest, well_formed
-from unisono.harmony.limits import MAX_DEPTH, MAX_ENUM, MAX_KEY, SchemaBudget, breaks_out, one_line, to_json
+from unisono.harmony.limits import MAX_ENUM, MAX_KEY, SchemaBudget, SchemaPlace, breaks_out, one_line, to_json
 from unisono.harmony.ts_types import (
     ANY,
     NEVER,
@@ -89,35 +89,13 @@ def read_parameters(schema: object, budget: SchemaBudget) -> SchemaReading | Non
     if not schema or not schema.keys() - _ANNOTATIONS:
         return None
     reader = _Reader(schema, budget)
-    reading = reader.read(schema, _Place(references=("#",)))
+    reading = reader.read(schema, SchemaPlace(references=("#",)))
     shape = reading.shape
     if isinstance(shape, BlockType):
         if not shape.fields:
             return None
         return SchemaReading(BlockType(shape.fields, comment=reading.comment))
     return SchemaReading(shape, reading.description, reading.notes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Location in the schema: one name per schema from the root, and the open references."""
-
-    names: tuple[str, ...] = ()
-    references: tuple[str, ...] = ()
-
-    def at(self, name: str) -> _Place:
-        return _Place((*self.names, name), self.references)
-
-    def check_depth(self) -> None:
-        if max(len(self.names), len(self.references)) > MAX_DEPTH:
-            raise self.refuse(f"nested more than {MAX_DEPTH} levels deep")
-
-    def inside(self, reference: str) -> _Place:
-        return _Place(self.names, (*self.references, reference))
-
-    def refuse(self, what: str) -> InvalidRequest:
-        where = ".".join(self.names)[:200] or "the root"
-        return InvalidRequest(f"A tool's parameters cannot be used: {what} (at {one_line(where)}).")
 
 
 class _Reader:
@@ -127,7 +105,7 @@ class _Reader:
         self._document = document
         self._budget = budget
 
-    def read(self, schema: object, place: _Place) -> SchemaReading:
+    def read(self, schema: object, place: SchemaPlace) -> SchemaReading:
         self._budget.spend(nodes=1)
         place.check_depth()
         if isinstance(schema, bool):
@@ -143,7 +121,7 @@ class _Reader:
         shape = union_of((inner.shape, NULL)) if flat.get("nullable") is True else inner.shape
         return SchemaReading(shape, description or inner.description, inner.notes, flat)
 
-    def _flatten(self, schema: Schema, place: _Place) -> tuple[Schema, _Place]:
+    def _flatten(self, schema: Schema, place: SchemaPlace) -> tuple[Schema, SchemaPlace]:
         """Return the schema with `$ref` and `allOf` merged in, its own keywords first."""
         reference, parts = schema.get("$ref"), schema.get("allOf")
         if reference is None and not parts:
@@ -162,7 +140,7 @@ class _Reader:
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, Mapping):
                 inner, deeper = self._flatten(part, place.at("allOf"))
-                place = _Place(place.names, deeper.references)
+                place = SchemaPlace(place.names, deeper.references)
                 flat = self._merged(flat, inner)
         return flat, place
 
@@ -170,7 +148,7 @@ class _Reader:
         self._budget.spend(nodes=1 + (_breadth(first) + _breadth(second)) // 32)
         return merged(first, second)
 
-    def _find(self, reference: str, place: _Place) -> Schema:
+    def _find(self, reference: str, place: SchemaPlace) -> Schema:
         """Return the target of a reference into this document; other references become their name."""
         if len(reference) > MAX_REFERENCE_LENGTH:
             raise place.refuse(f"a reference is longer than {MAX_REFERENCE_LENGTH} characters")
@@ -195,13 +173,13 @@ class _Reader:
 
     def _repeated(self, reference: str) -> Schema:
         """Return type and name of a recursive reference, without expanding it again."""
-        target = self._find(reference, _Place())
+        target = self._find(reference, SchemaPlace())
         name = one_line(reference.rsplit("/", 1)[-1].removeprefix("#"))
         kind = _kind(target)
         note = f"same shape as {name}" if name else "same shape as the whole argument"
         return {"description": note} | ({"type": kind} if kind else {})
 
-    def _alternatives(self, schema: Schema, place: _Place) -> SchemaReading | None:
+    def _alternatives(self, schema: Schema, place: SchemaPlace) -> SchemaReading | None:
         for keyword, words in ALTERNATIVES.items():
             options = schema.get(keyword)
             if not isinstance(options, list) or not options:
@@ -221,7 +199,7 @@ class _Reader:
             return _either(readings)
         return None
 
-    def _plain(self, schema: Schema, place: _Place) -> SchemaReading:
+    def _plain(self, schema: Schema, place: SchemaPlace) -> SchemaReading:
         literals = schema.get("enum")
         if "const" in schema:
             literals = [schema["const"]]
@@ -239,10 +217,10 @@ class _Reader:
         reading = self._of_kind(_kind(schema), schema, place)
         return SchemaReading(reading.shape, notes=(*notes, *reading.notes))
 
-    def _of_kind(self, name: str, schema: Schema, place: _Place) -> SchemaReading:
+    def _of_kind(self, name: str, schema: Schema, place: SchemaPlace) -> SchemaReading:
         return _KINDS.get(TYPE_NAMES.get(name.lower(), name), _anything)(self, schema, place)
 
-    def of_object(self, schema: Schema, place: _Place) -> SchemaReading:
+    def of_object(self, schema: Schema, place: SchemaPlace) -> SchemaReading:
         properties, others = schema.get("properties"), schema.get("additionalProperties")
         values = self._values(schema, place)
         extra = ((f"each: {values.comment}",) if values.comment else ()) if values else ()
@@ -260,7 +238,7 @@ class _Reader:
             return SchemaReading(BlockType(()))
         return SchemaReading(InlineType(("{}" if others is False else "object",)))
 
-    def _values(self, schema: Schema, place: _Place) -> SchemaReading | None:
+    def _values(self, schema: Schema, place: SchemaPlace) -> SchemaReading | None:
         """Return the shape of unnamed keys; None if unspecified."""
         patterns, others = schema.get("patternProperties"), schema.get("additionalProperties")
         if isinstance(patterns, Mapping) and patterns:
@@ -270,7 +248,7 @@ class _Reader:
             return SchemaReading(union_of(shapes), notes=(note,))
         return self.read(others, place.at("additionalProperties")) if isinstance(others, Mapping) and others else None
 
-    def _field(self, key: object, schema: object, required: bool, place: _Place) -> ObjectField:
+    def _field(self, key: object, schema: object, required: bool, place: SchemaPlace) -> ObjectField:
         if not isinstance(key, str) or breaks_out(key):
             raise place.refuse("a property name must be one line of text")
         if len(key) > MAX_KEY:
@@ -293,7 +271,7 @@ class _Reader:
             examples=examples,
         )
 
-    def _default(self, schema: Schema, place: _Place) -> str:
+    def _default(self, schema: Schema, place: SchemaPlace) -> str:
         default = schema["default"]
         bare = isinstance(default, str) and "enum" in schema and not breaks_out(default)
         text = well_formed(str(default)) if bare else to_json(default)
@@ -309,7 +287,7 @@ class _Reader:
             return tuple(to_json(example)[1:-1] for example in texts), ()
         return (), (f"examples: {', '.join(map(to_json, examples))}",)
 
-    def of_array(self, schema: Schema, place: _Place) -> SchemaReading:
+    def of_array(self, schema: Schema, place: SchemaPlace) -> SchemaReading:
         items, first = schema.get("items"), schema.get("prefixItems")
         if isinstance(items, list):
             first, items = items, schema.get("additionalItems")
@@ -323,7 +301,7 @@ class _Reader:
         item = self.read(items if items is not None else True, place.at("items"))
         return SchemaReading(array_of(item.shape), notes=(f"each: {item.comment}",) if item.comment else ())
 
-    def _literals(self, values: Sequence[object], place: _Place) -> InlineType:
+    def _literals(self, values: Sequence[object], place: SchemaPlace) -> InlineType:
         if len(values) > MAX_ENUM:
             raise place.refuse(f"an enum has more than {MAX_ENUM} values")
         texts = []
@@ -336,14 +314,14 @@ class _Reader:
         return InlineType(unique)
 
 
-def _line(text: str) -> Callable[[_Reader, Schema, _Place], SchemaReading]:
+def _line(text: str) -> Callable[[_Reader, Schema, SchemaPlace], SchemaReading]:
     reading = SchemaReading(InlineType((text,)))
     return lambda _reader, _schema, _place: reading
 
 
 _anything = _line("any")
 
-_KINDS: dict[str, Callable[[_Reader, Schema, _Place], SchemaReading]] = {
+_KINDS: dict[str, Callable[[_Reader, Schema, SchemaPlace], SchemaReading]] = {
     "object": _Reader.of_object,
     "array": _Reader.of_array,
     "string": _line("string"),

@@ -271,14 +271,12 @@ def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:
     if getattr(chunks, "sent_last_chunk", False) and all(getattr(chunks, name, "") is None for name in REASONS):
         raise BackendProtocolError("the provider ended its answer without a finish reason")
     usage = (data if api is Api.CHAT else data.get("response") or {}).get("usage") or {}
-    if "cost" in usage and not any(_cost_of(chunk) for chunk in getattr(chunks, "chunks", ())):
+    if "cost" in usage and not any(
+        getattr(getattr(chunk, "usage", None), "cost", None) for chunk in getattr(chunks, "chunks", ())
+    ):
         # The cost is from litellm's own price list, not from the provider.
         del usage["cost"]
     return data
-
-
-def _cost_of(chunk: Any) -> Any:
-    return getattr(getattr(chunk, "usage", None), "cost", None)
 
 
 def _accepts_any_field(litellm: Any, model: str, params: Mapping[str, Any]) -> bool:
@@ -293,9 +291,6 @@ class _Closing:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._events: AsyncIterator[Any] = aiter(stream)
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
 
     async def __anext__(self) -> Any:
         return await anext(self._events)

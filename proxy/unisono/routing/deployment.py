@@ -36,26 +36,22 @@ from unisono.routing.circuit_breaker import (
 )
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.findings import log_findings, unfit, with_context
-from unisono.routing.policy import ANSWER_WORK, BIAS, Candidate, Rank, Share
+from unisono.routing.policy import BIAS, Candidate, Rank, Share
 from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of
 
 FAILURE_REMEMBERED_S = 2.0
 LOG_DELAY_S = 0.05  # from a failure to its log line
 DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # failures of a possibly dead deployment
-# Seconds between two probes of a deployment that may have died or recently did.
-DOUBTED_EVERY_S = 1.0
+DOUBTED_EVERY_S = 1.0  # between probes of a deployment that may have died or recently did
 # Seconds during which a dead deployment is expected back soon, restarted by a supervisor.
 BACK_SOON_S = 60.0
 FAILING_EVERY_S = 4.0  # between probes if it fails otherwise, hangs or is gone for good
-# Seconds without use or probe after which a deployment is probed again.
-CHECK_EVERY_S = 30.0
+CHECK_EVERY_S = 30.0  # between probes of a healthy deployment that is not used
 # Upper bound of that interval, which doubles while idle to let a laptop's model sleep.
 MAX_IDLE_PROBE_INTERVAL_S = 600.0
 # Upper bound of the pause between probes of an unfit deployment: each makes it generate.
 MAX_UNFIT_PROBE_PAUSE_S = 30.0
-# Assumed tokens of a prompt from another client that the server has not begun.
-FOREIGN_PROMPT = 1024
 
 log = logging.getLogger(__name__)
 
@@ -176,13 +172,8 @@ class LiveDeployment:
 
         `running_before` is the number of the gateway's own requests when the server was asked.
         """
-        one = self.candidate
-        # A request of the gateway that ended meanwhile may be counted in the report.
-        own = max(one.running, running_before)
-        others = 0 if load is None else max(load.running + load.waiting - own, 0)
-        waiting = 0 if load is None else min(load.waiting, others)
-        # Running requests have been read, as with the gateway's own.
-        one.foreign_requests, one.foreign = others, others * ANSWER_WORK + waiting * FOREIGN_PROMPT
+        running, waiting = (0, 0) if load is None else (load.running, load.waiting)
+        self.candidate.set_server_load(running, waiting, running_before)
 
     def failed(self, error: UnisonoError, identity: str = "") -> None:
         """Record that a generation ended in `error`.
@@ -198,10 +189,10 @@ class LiveDeployment:
             identity = ""
         jitter = uniform(0.9, 1.1)  # noqa: S311
         self.circuits = after_failure(self.circuits, error, now, self.tolerance, jitter, identity=identity)
-        row = self.circuits[kind].failures
+        about = {"backend": self.name, "code": error.code, "kind": kind.value, "row": self.circuits[kind].failures}
         # A client waits for the next attempt, and its first token can arrive within a millisecond. Writing this line
         # takes longer than preparing that attempt, so it is written later.
-        asyncio.get_running_loop().call_later(LOG_DELAY_S, self._log_failure, error, kind, row)
+        asyncio.get_running_loop().call_later(LOG_DELAY_S, lambda: log.warning("backend failed", extra=about))
         self._phased(before, kind, now)
         is_suspect = self._suspicion.failed(self.circuits, self.tolerance, now)
         if is_suspect and self.passes:
@@ -209,9 +200,6 @@ class LiveDeployment:
         self._doubted = self._doubted or kind in DOUBTFUL
         if (kind in DOUBTFUL or is_suspect) and self.on_doubt is not None:
             self.on_doubt()
-
-    def _log_failure(self, error: UnisonoError, kind: BreakerFailure, row: int) -> None:
-        log.warning("backend failed", extra={"backend": self.name, "code": error.code, "kind": kind.value, "row": row})
 
     def _judge(self, now: float, *, fails: bool) -> None:
         """Settle a suspicion; `fails` says whether the deployment itself fails."""

@@ -9,7 +9,7 @@ Candidates are updated by their owner, because this runs over many of them for e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Final
@@ -23,6 +23,9 @@ from unisono.routing.tie_break import favourite, number_of, round_robin
 EXPECTED_OUTPUT: Final = 1024
 # Work assumed for writing an answer, in prompt tokens read in the same time. Many answers are written concurrently.
 ANSWER_WORK: Final = 128
+
+# Tokens assumed for a prompt from another client that the server has not begun.
+FOREIGN_PROMPT: Final = 1024
 
 TIE_TOKENS: Final = 64
 # Largest difference in work, absolute or relative, that counts as a tie. Load is an estimate, and keeping a
@@ -95,6 +98,16 @@ class Candidate:
         """Set the limits of the deployment; None for no limit."""
         self.max_requests, self.max_tokens, self.rate = max_requests, max_tokens, rate
         self.bounded = not (max_requests is None and max_tokens is None and rate is None)
+
+    def set_server_load(self, running: int, waiting: int, running_before: int = 0) -> None:
+        """Derive the load by other clients from all requests on the server.
+
+        `running_before` is the number of the gateway's own requests when the server was asked."""
+        # A request of the gateway that ended meanwhile may be counted in the server's report.
+        others = max(running + waiting - max(self.running, running_before), 0)
+        # Running requests have been read, as with the gateway's own.
+        self.foreign_requests = others
+        self.foreign = others * ANSWER_WORK + min(waiting, others) * FOREIGN_PROMPT
 
     def reserve(self, selection: SelectionRequest, now: float = 0.0) -> Share:
         """Reserve a slot for one request. `now` is the time for the rate limit."""
@@ -359,25 +372,3 @@ def _fewest_requests(free: list[Candidate]) -> list[Candidate]:
     loads = [(c.running + c.foreign_requests) / c.weight for c in free]
     fewest = min(loads)
     return [c for c, load in zip(free, loads, strict=True) if load <= fewest]
-
-
-def explained(candidates: Sequence[Candidate], selection: SelectionRequest) -> list[Mapping[str, object]]:
-    """Return the inputs of a choice for each candidate, for a log."""
-    return [
-        {
-            "backend": c.name,
-            "rank": c.rank.name.lower().replace("_", "-"),
-            "order": c.order,
-            "weight": c.weight,
-            "excluded": bool(c.bit & selection.excluded),
-            "room": c.has_room(selection.tokens),
-            "running": c.running,
-            "work": c.work,
-            "foreign": c.foreign,
-            "held": selection.known(c.bit),
-        }
-        for c in candidates
-    ]
-
-
-STRATEGIES: Mapping[str, Strategy] = {strategy.value: strategy for strategy in Strategy}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from unisono.core.route_protocol import RouteRequirements
@@ -18,7 +18,6 @@ from unisono.routing.policy import (
     Share,
     Strategy,
     choose,
-    explained,
     to_selection_request,
 )
 
@@ -162,3 +161,22 @@ class Selector:
         """Advance the round-robin after a choice became a slot. Failover does not advance it."""
         if not selection.excluded:
             self._rotation += 1
+
+
+def explained(candidates: Sequence[Candidate], selection: SelectionRequest) -> list[Mapping[str, object]]:
+    """Return the inputs of a choice for each candidate, for a log."""
+    return [
+        {
+            "backend": c.name,
+            "rank": c.rank.name.lower().replace("_", "-"),
+            "order": c.order,
+            "weight": c.weight,
+            "excluded": bool(c.bit & selection.excluded),
+            "room": c.has_room(selection.tokens),
+            "running": c.running,
+            "work": c.work,
+            "foreign": c.foreign,
+            "held": selection.known(c.bit),
+        }
+        for c in candidates
+    ]

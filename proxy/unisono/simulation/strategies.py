@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.policy import STRATEGIES, Candidate, Rank, Share, Strategy
+from unisono.routing.policy import Candidate, Rank, Share, Strategy
 from unisono.routing.rate_window import rate_of
 from unisono.routing.selector import PrefixIndex, Selector
 from unisono.simulation.plan import BackendPlan, SimulationPlan
@@ -82,4 +82,4 @@ class Serving:
 
 def serving(plan: SimulationPlan) -> Callable[[str, Sequence[BackendPlan]], Serving]:
     """Return the factory for the strategies of a plan, by name."""
-    return lambda name, backends: Serving(STRATEGIES[name], backends, sticky=plan.traffic.sticky)
+    return lambda name, backends: Serving(Strategy(name), backends, sticky=plan.traffic.sticky)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
-from unisono.core.state_store import Retention, StateLimits, Store
+from unisono.core.state_store import Retention, Store
 from unisono.errors import ConfigError
+from unisono.store.codec import StateLimits
 
 
 def open_store(

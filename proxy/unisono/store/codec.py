@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
@@ -17,10 +18,22 @@ from unisono.core.access import KeyDigest, KeyLimits, KeyRecord, Period
 from unisono.core.conversation import Json, Tokens
 from unisono.core.generation import Usage
 from unisono.core.item_records import Record, text_of, to_item, to_record
-from unisono.core.state_store import StateLimits, Status, StoredConversation, StoredItem, StoredResponse
+from unisono.core.state_store import Status, StoredConversation, StoredItem, StoredResponse
 from unisono.errors import InternalError, StoreTooLarge, StoreUnreadable
 
 VERSION = 1
+
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimits:
+    """Size limits in encoded bytes; `response` covers input and output."""
+
+    item: int = 1 * MIB
+    response: int = 8 * MIB
+    conversation: int = 32 * MIB
 
 
 def _item(item: StoredItem) -> Record:

@@ -15,8 +15,9 @@ from unisono.api.asgi_layers import asgi_layers
 from unisono.api.error_responses import register
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
 from unisono.api.route_table import mount
-from unisono.core.state_store import StateLimits, Store
+from unisono.core.state_store import Store
 from unisono.store import open_store
+from unisono.store.codec import StateLimits
 
 CONVERSATION = {"id", "object", "created_at", "metadata"}
 LISTING = {"object", "data", "first_id", "last_id", "has_more"}

@@ -14,8 +14,9 @@ from unisono.api.body import OFF_LOOP_BYTES
 from unisono.api.responses.conversations.routes import TRIES
 from unisono.api.responses.input_items import KINDS
 from unisono.core.conversation import AssistantCall, ToolResult, UserMessage
-from unisono.core.state_store import Lease, StateLimits, Status, StoredItem
+from unisono.core.state_store import Lease, Status, StoredItem
 from unisono.store import open_store
+from unisono.store.codec import StateLimits
 from unisono.store.sqlite import SqliteStore
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}

@@ -41,6 +41,7 @@ from unisono.core.events import (
     Repaired,
     Text,
     ToolCall,
+    join_deltas,
 )
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.collect import CollectedAnswer
@@ -217,23 +218,8 @@ class ChoiceChunks:
         The finish chunk is excluded: `finish` returns it, because it may depend on other choices.
         """
         chunks: list[bytes] = []
-        item: Item | None = None
-        texts: list[str] = []
-        for entry in batch:
-            if isinstance(entry, Delta) and (not texts or entry.item == item):
-                item = entry.item
-                texts.append(entry.text)
-                continue
-            if texts and item is not None:
-                chunks.append(self._delta(item, "".join(texts)))
-                texts = []
-            if isinstance(entry, Delta):
-                item = entry.item
-                texts.append(entry.text)
-            else:
-                chunks.append(self._entry(entry))
-        if texts and item is not None:
-            chunks.append(self._delta(item, "".join(texts)))
+        for entry in join_deltas(batch):
+            chunks.append(self._delta(entry.item, entry.text) if isinstance(entry, Delta) else self._entry(entry))
         return b"".join(chunks)
 
     def finish(self, extra: dict[str, Any]) -> bytes:

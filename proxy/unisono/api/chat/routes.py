@@ -30,7 +30,7 @@ from unisono.api.passthrough_routes import (
 )
 from unisono.api.request_options import NO_RULES, ModelRules, ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ByteSource, ClientGone, EventStream, until_disconnect
+from unisono.api.sse import KEEP_ALIVE_S, ByteSource, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
@@ -104,14 +104,11 @@ class ChatRoute:
         reports = request.state.reports = [stream.report for stream in streams]
         if generation.stream:
             return self._stream(frame, streams, passes=passes)
-        try:
-            if passes:
-                streams[0], through = await until_disconnect(request.receive, start_whole(streams[0]))
-                if through is not None:
-                    return to_whole(through, backend_header(reports))
-            results = await until_disconnect(request.receive, collect_all(streams))
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if passes:
+            streams[0], through = await until_disconnect(request.receive, start_whole(streams[0]))
+            if through is not None:
+                return to_whole(through, backend_header(reports))
+        results = await until_disconnect(request.receive, collect_all(streams))
         headers = {**backend_header(reports), **recoveries_header(reports)}
         return to_whole(to_completion(results, reports, frame), headers)
 

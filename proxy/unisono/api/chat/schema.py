@@ -33,6 +33,7 @@ from unisono.api.field_types import (
     Id,
     ModelName,
     OpenModel,
+    StopStrings,
     Text,
     ToolName,
     invalid_field,
@@ -48,8 +49,6 @@ from unisono.api.tool_choice import ChosenFunction, ChosenTools
 from unisono.api.tools import CustomSpec, FunctionSpec, described
 from unisono.core.conversation import Effort
 
-MAX_STOPS = 16
-
 # Accepted types of a message's content. A tool result may be bare JSON.
 Content = str | list[str | ContentPart] | list[Any] | dict[str, Any] | None
 
@@ -60,14 +59,11 @@ def _to_think(value: Any) -> Effort | None:
     return to_effort(value)
 
 
-def _to_stops(value: Any) -> Any:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else value
-
-
-Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
-Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+def _check_present(value: Any, info: ValidationInfo) -> Any:
+    """Return the value; raise if it is missing although `type` names its field."""
+    if value is None and info.data.get("type") == info.field_name:
+        raise invalid_field("must be an object with the field 'name'")
+    return value
 
 
 class CalledFunction(OpenModel):
@@ -95,12 +91,7 @@ class ChatToolCall(OpenModel):
     function: CalledFunction | None = Field(None, validate_default=True)
     custom: CalledCustom | None = Field(None, validate_default=True)
 
-    @field_validator("function", "custom")
-    @classmethod
-    def _check_present(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is None and info.data.get("type") == info.field_name:
-            raise invalid_field("must be an object with the field 'name'")
-        return value
+    _present = field_validator("function", "custom")(_check_present)
 
 
 class ReasoningDetail(OpenModel):
@@ -204,12 +195,7 @@ class ChatTool(OpenModel):
                 return {"type": kind, kind: {key: inner for key, inner in value.items() if key != "type"}}
         return value
 
-    @field_validator("function", "custom")
-    @classmethod
-    def _check_present(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is None and info.data.get("type") == info.field_name:
-            raise invalid_field("must be an object with the field 'name'")
-        return value
+    _present = field_validator("function", "custom")(_check_present)
 
 
 class ChatStreamOptions(OpenModel):
@@ -265,7 +251,7 @@ class ChatInput(MediaHistory):
     reasoning_budget: Budget | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    stop: Annotated[Stops, BeforeValidator(_to_stops), FieldInput(Stop | Stops | None)] = Field(default_factory=list)
+    stop: StopStrings = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=16)] | None = None
 
 

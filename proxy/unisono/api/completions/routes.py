@@ -23,7 +23,7 @@ from unisono.api.completions.schema import CompletionRequest
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
 from unisono.api.request_options import NO_RULES, ModelRules
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
@@ -80,10 +80,7 @@ class CompletionRoute:
                 broken=chunks.broken,
                 keep_alive_s=self.keep_alive_s,
             )
-        try:
-            results = await until_disconnect(request.receive, collect_all(streams))
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        results = await until_disconnect(request.receive, collect_all(streams))
         return to_whole(to_completion(results, reports, frame), backend_header(reports))
 
     def _parse(

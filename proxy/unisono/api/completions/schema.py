@@ -10,11 +10,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from unisono.api.field_types import Count, FieldInput, ModelName, OpenModel, Text, invalid_field, refused
+from unisono.api.field_types import Count, FieldInput, ModelName, OpenModel, StopStrings, Text, invalid_field, refused
 from unisono.api.request_options import SamplingFields
 from unisono.core.generation import VOCABULARY
 
-MAX_STOPS: Final = 16
 MAX_STOP_TOKENS: Final = 256
 # Maximum number of choices of a request: prompts times `n`.
 MAX_CHOICES: Final = 128
@@ -75,19 +74,10 @@ def _not_empty(prompts: list[str | Ids]) -> list[str | Ids]:
     return prompts
 
 
-def _to_stops(value: Any) -> Any:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else value
-
-
 Token = Annotated[int, Field(ge=0, lt=VOCABULARY)]
 Written = Annotated[Text, Field(min_length=1)]
 # Accepted types of a prompt.
 Prompts = Written | Annotated[list[Written] | list[Token] | list[Annotated[list[Token], _SOME]], _SOME]
-
-Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
-Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 
 
 def _only_neutral(name: str) -> Any:
@@ -107,7 +97,7 @@ class CompletionRequest(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Count | None = None
     echo: bool | None = None
-    stop: Annotated[Stops, BeforeValidator(_to_stops), FieldInput(Stop | Stops | None)] = Field(default_factory=list)
+    stop: StopStrings = Field(default_factory=list)
     stream: bool | None = None
     stream_options: CompletionStreamOptions | None = None
     user: Text | None = None

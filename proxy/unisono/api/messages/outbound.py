@@ -44,6 +44,7 @@ from unisono.core.events import (
     Repaired,
     Text,
     ToolCall,
+    join_deltas,
 )
 from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport
@@ -198,23 +199,8 @@ class MessageEvents:
         Adjacent deltas of one item become one. The batch that ends the answer ends the stream.
         """
         events: list[bytes] = [] if self._has_started else [self._message_start()]
-        item: Item | None = None
-        texts: list[str] = []
-        for entry in batch:
-            if isinstance(entry, Delta) and (not texts or entry.item == item):
-                item = entry.item
-                texts.append(entry.text)
-                continue
-            if texts and item is not None:
-                events.append(self._text(item, "".join(texts)))
-                texts = []
-            if isinstance(entry, Delta):
-                item = entry.item
-                texts.append(entry.text)
-            else:
-                events.append(self._entry(entry))
-        if texts and item is not None:
-            events.append(self._text(item, "".join(texts)))
+        for entry in join_deltas(batch):
+            events.append(self._text(entry.item, entry.text) if isinstance(entry, Delta) else self._entry(entry))
         return b"".join(events)
 
     def keep_alive(self) -> bytes:

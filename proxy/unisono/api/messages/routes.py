@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
@@ -27,7 +27,7 @@ from unisono.api.messages.inbound import (
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.sse import KEEP_ALIVE_S, EventStream, GenerationSource, until_disconnect
 from unisono.api.summary import sealed_items
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
@@ -107,16 +107,13 @@ async def create_message(request: Request) -> Response:
     if prepared.generation.stream:
         events = MessageEvents(prepared.frame, report)
         return EventStream(
-            EventSource(stream, events),
+            GenerationSource(stream, events.write),
             headers=lambda: headers_of(report, deps.clock()),
             broken=events.broken,
             keep_alive_s=deps.keep_alive_s,
             keep_alive=events.keep_alive,
         )
-    try:
-        result = await until_disconnect(request.receive, collected(stream))
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    result = await until_disconnect(request.receive, collected(stream))
     headers = {**headers_of(report, deps.clock()), **recoveries_header([report])}
     size = sum(len(closed.text) for closed in result.items)
     return await off_loop(lambda: to_whole(to_message(result, report, prepared.frame), headers), size, LONG_ANSWER)
@@ -129,10 +126,7 @@ async def count_message_tokens(request: Request) -> Response:
     """Count the input tokens of a request."""
     deps = dependency(request, MessagesDeps)
     prepared = await understood(deps, request, MessagesInput)
-    try:
-        tokens = await until_disconnect(request.receive, _counted(deps.service, prepared))
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    tokens = await until_disconnect(request.receive, _counted(deps.service, prepared))
     return to_whole(tokens)
 
 
@@ -216,27 +210,6 @@ async def collected(stream: GenerationStream) -> CollectedAnswer:
         return await collect_run(stream)
     finally:
         await stream.aclose()
-
-
-class EventSource:
-    """Bytes of a stream, one step per batch."""
-
-    def __init__(self, stream: GenerationStream, events: MessageEvents) -> None:
-        self._stream = stream
-        self._events = events
-        self._steps = self._generate()
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._steps
-
-    async def aclose(self) -> None:
-        """Release the backend, also if no step was read."""
-        await self._steps.aclose()
-        await self._stream.aclose()
-
-    async def _generate(self) -> AsyncGenerator[bytes, None]:
-        async for batch in self._stream:
-            yield self._events.write(batch)
 
 
 def headers_of(report: GenerationReport, now: float) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from unisono.api.field_types import (
     ModelName,
     OpenModel,
     Parameters,
+    Stops,
     Text,
     ToolName,
     invalid_field,
@@ -29,7 +30,6 @@ from unisono.api.messages.content_blocks import Content, TextBlock
 from unisono.api.messages.context_edits import CompactEdit, CompactionOptions, ContextEdits
 from unisono.api.request_options import SamplingFields, SpelledEffort
 
-MAX_STOPS = 16
 # Type of a client's own tool.
 CUSTOM = "custom"
 
@@ -120,9 +120,7 @@ class MessagesInput(SamplingFields, MediaHistory):
     thinking: MessagesThinkingOptions | None = None
     output_config: OutputOptions | None = None
     output_format: FormatSpec | None = None
-    stop_sequences: (
-        Annotated[list[Annotated[Text, Field(min_length=1, max_length=4096)]], Field(max_length=MAX_STOPS)] | None
-    ) = None
+    stop_sequences: Stops | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     context_management: ContextEdits | None = None

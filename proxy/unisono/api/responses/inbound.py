@@ -16,19 +16,16 @@ from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
 from unisono.api.gateway_tools import builtin_for, builtin_notes
 from unisono.api.history_builder import join
 from unisono.api.request_options import MAX_NOTES, NO_RULES, ModelRules, request_fields, to_sampling, without_effect
-from unisono.api.responses.declared_tools import Searcher, declared, tool_echo
+from unisono.api.responses.declared_tools import Searcher, declared
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
-    InputAddedTools,
     InputApprovalRequest,
     InputItem,
-    InputReasoning,
     InputReference,
-    InputSearchCall,
-    InputSearchOutput,
+    to_listed,
 )
 from unisono.api.responses.item_readers import read
-from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
+from unisono.api.responses.items import NewId, Wire, prefix_of
 from unisono.api.responses.known_state import Configuration, KnownState
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
@@ -320,7 +317,7 @@ def to_entries(
     entries = []
     for position, item in enumerate(items):
         meaning = read(reading, item, f"{param}.{position}")
-        wire = _to_wire(item, reading)
+        wire = _wire_of(item, reading)
         item_id = new_id(prefix_of(str(wire["type"])))
         if isinstance(item, InputApprovalRequest) and item.id:
             wire[CLIENTS_ID] = item.id
@@ -329,45 +326,12 @@ def to_entries(
     return tuple(entries)
 
 
-def _to_wire(item: InputItem, reading: InputConversion) -> Wire:
-    """Return an item in its author's form, with every field that strict clients require."""
-    if isinstance(item, InputReference):
-        stored = reading.known.stored_item(item.id)
-        assert stored is not None  # `InputConversion` refuses an unknown id
-        return dict(stored.wire)
-    if isinstance(item, InputReasoning):
-        parts = [{"type": "reasoning_text", "text": text} for text in item.content]
-        summary = item.summary if isinstance(item.summary, list) else []
-        sealed = {"encrypted_content": item.encrypted_content} if item.encrypted_content else {}
-        return {"type": "reasoning", "summary": summary, "content": parts, **sealed}
-    # Items are listed as the client sent them, completed by the fields that the SDKs require.
-    wire = item.model_dump(mode="json", exclude_none=True, by_alias=True)
-    match item.type:
-        case "message":
-            wire["content"] = [_part(part, wire["role"]) for part in wire["content"]]
-        case "function_call_output" | "custom_tool_call_output" | "mcp_call":
-            wire["output"] = "".join(part.get("text") or "" for part in wire.get("output", ()))
-        case "local_shell_call_output":
-            # Its own id is the only link to its call, and a stored item gets a new one.
-            wire["call_id"] = wire.get("call_id") or wire.get("id")
-        case _:
-            pass
-    if isinstance(item, InputAddedTools):
-        wire["tools"] = [tool_echo(tool) for tool in item.tools]
-    if isinstance(item, InputSearchCall | InputSearchOutput):
-        wire.setdefault("execution", "client" if item.call_id else "server")
-    return {"status": COMPLETED, **wire}
-
-
-def _part(part: Wire, role: str) -> Wire:
-    """Return a part under OpenAI's name for a message of that role."""
-    if part["type"] == "refusal":
-        return {"type": "refusal", "refusal": part.get("refusal") or ""}
-    if part["type"] not in ("text", "input_text", "output_text"):
-        return part
-    if role == "assistant":
-        return {"type": "output_text", "text": part["text"], "annotations": part.get("annotations") or []}
-    return {"type": "input_text", "text": part["text"]}
+def _wire_of(item: InputItem, reading: InputConversion) -> Wire:
+    if not isinstance(item, InputReference):
+        return to_listed(item)
+    stored = reading.known.stored_item(item.id)
+    assert stored is not None  # `InputConversion` refuses an unknown id
+    return dict(stored.wire)
 
 
 def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> Iterator[str]:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from unisono.api.history_builder import History
 from unisono.api.responses.declared_tools import Searcher
 from unisono.api.responses.input_items import InputClientToolOutput
 from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
+from unisono.api.summary import without_tokens
 from unisono.api.tools import MAX_NAME
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
-    AssistantMessage,
-    AssistantReasoning,
     Item,
     ToolResult,
 )
@@ -99,14 +98,6 @@ class InputConversion:
         # The id alone proves nothing: a client may have edited the item. Only with equal content are the generated
         # tokens what the client means.
         stored = self.known.stored_item(item_id) if item_id else None
-        if stored is not None and stored.meaning and _bare(stored.meaning[-1]) == _bare(item):
+        if stored is not None and stored.meaning and without_tokens(stored.meaning[-1]) == without_tokens(item):
             return stored.meaning
         return (item,)
-
-
-def _bare(item: Item) -> Item:
-    match item:
-        case AssistantReasoning() | AssistantMessage() | AssistantCall():
-            return replace(item, tokens=())
-        case _:
-            return item

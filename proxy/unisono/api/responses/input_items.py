@@ -14,7 +14,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, Validat
 
 from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
 from unisono.api.history_builder import TEXT_PARTS, ContentPart
-from unisono.api.responses.declared_tools import ResponsesTool, without_servers
+from unisono.api.responses.declared_tools import ResponsesTool, tool_echo, without_servers
+from unisono.api.responses.items import COMPLETED, Wire
 from unisono.api.responses.known_state import CONFIGURATION_UPDATE, ConfigurationUpdate
 
 # Prefix of item and event types that Open Responses does not define.
@@ -292,3 +293,40 @@ def to_input_item(value: Any) -> InputItem:
 
 AnyKind: Any = Union[tuple(dict.fromkeys(KINDS.values()))]  # noqa: UP007 - of a tuple that is made here
 GivenItem: TypeAlias = Annotated[InputItem, PlainValidator(to_input_item), FieldInput(AnyKind)]
+
+
+def to_listed(item: InputItem) -> Wire:
+    """Return an item in its author's form, with every field that strict clients require."""
+    if isinstance(item, InputReasoning):
+        parts = [{"type": "reasoning_text", "text": text} for text in item.content]
+        summary = item.summary if isinstance(item.summary, list) else []
+        sealed = {"encrypted_content": item.encrypted_content} if item.encrypted_content else {}
+        return {"type": "reasoning", "summary": summary, "content": parts, **sealed}
+    # Items are listed as the client sent them, completed by the fields that the SDKs require.
+    wire = item.model_dump(mode="json", exclude_none=True, by_alias=True)
+    match item.type:
+        case "message":
+            wire["content"] = [_part(part, wire["role"]) for part in wire["content"]]
+        case "function_call_output" | "custom_tool_call_output" | "mcp_call":
+            wire["output"] = "".join(part.get("text") or "" for part in wire.get("output", ()))
+        case "local_shell_call_output":
+            # Its own id is the only link to its call, and a stored item gets a new one.
+            wire["call_id"] = wire.get("call_id") or wire.get("id")
+        case _:
+            pass
+    if isinstance(item, InputAddedTools):
+        wire["tools"] = [tool_echo(tool) for tool in item.tools]
+    if isinstance(item, InputSearchCall | InputSearchOutput):
+        wire.setdefault("execution", "client" if item.call_id else "server")
+    return {"status": COMPLETED, **wire}
+
+
+def _part(part: Wire, role: str) -> Wire:
+    """Return a part under OpenAI's name for a message of that role."""
+    if part["type"] == "refusal":
+        return {"type": "refusal", "refusal": part.get("refusal") or ""}
+    if part["type"] not in ("text", "input_text", "output_text"):
+        return part
+    if role == "assistant":
+        return {"type": "output_text", "text": part["text"], "annotations": part.get("annotations") or []}
+    return {"type": "input_text", "text": part["text"]}

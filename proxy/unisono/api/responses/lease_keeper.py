@@ -1,16 +1,19 @@
-"""Lease held for the duration of a block: renewed before it expires, then released."""
+"""Leases of responses and conversations: acquired, renewed before they expire, and released.
+
+A background response has a watch too, which reports it to other processes if nobody renews it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.core.state_store import Lease
+from unisono.core.state_store import BackgroundRun, Lease
 from unisono.core.tasks import cancel_and_wait
-from unisono.errors import StoreError
+from unisono.errors import StoreConflict, StoreError, StoreUnavailable
 
 # Number of renewals per lease duration. One failed renewal may be followed by another.
 RENEWALS = 3
@@ -79,3 +82,52 @@ async def release(deps: ResponsesDeps, lease: Lease) -> None:
         await asyncio.shield(deps.store.release(lease))
     except StoreError as error:
         log.warning("lease not released", extra={"code": error.code})
+
+
+async def release_unused(deps: ResponsesDeps, lease: Lease) -> None:
+    """Release the lease of a response that is not started here. Otherwise it expires."""
+    try:
+        await deps.store.release(lease)
+    except StoreError as error:
+        log.debug("lease not released", extra={"code": error.code})
+
+
+async def renew_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun) -> None:
+    """Renew the lease and the watch of a background response.
+
+    Raises StoreConflict if the lease is lost, and StoreUnavailable.
+    """
+    if not await deps.store.renew(lease, deps.lease_s):
+        raise StoreConflict("The lease of the response is lost.")
+    await deps.store.watch(run, deps.lease_s)
+
+
+async def watch_again(deps: ResponsesDeps, run: BackgroundRun) -> None:
+    """Watch a response that this process can no longer write.
+
+    A failover of the store may have lost its watch together with the end of its log. Without a watch no process would
+    find the response.
+    """
+    with _outage_logged("watch of the response not renewed", run):
+        await deps.store.watch(run, deps.lease_s)
+
+
+async def release_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun, *, continues: bool) -> None:
+    """Release the lease, and expire or remove the watch of the response.
+
+    If the response `continues`, its watch expires now: the next process that calls `lapsed` takes the response over.
+    Otherwise the watch is removed, because the response has ended. If the store is unavailable, lease and watch expire
+    later.
+    """
+    with _outage_logged("lease not released", run):
+        await deps.store.release(lease)
+        await (deps.store.watch(run, 0.0) if continues else deps.store.unwatch(run))
+
+
+@contextmanager
+def _outage_logged(message: str, run: BackgroundRun) -> Iterator[None]:
+    # The monitor of the store logs the outage once, not once per response.
+    try:
+        yield
+    except StoreUnavailable as error:
+        log.debug(message, extra={"response": run.response, "code": error.code})

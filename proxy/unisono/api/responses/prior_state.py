@@ -150,11 +150,6 @@ def no_conversation(conversation_id: str) -> NotFound:
     return NotFound(f"Conversation with id '{shortened(conversation_id)}' not found.", param="conversation")
 
 
-def content_of(stored: StoredResponse) -> tuple[Item, ...]:
-    """Return the content of a response: its input and its output."""
-    return meaning_of(stored.input) + meaning_of(stored.output)
-
-
 async def _stored_items(store: Store, tenant: str, request: ResponsesRequest) -> Mapping[str, StoredItem]:
     """Return the stored items that the request names.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Unpack
 
 import orjson
 
@@ -21,13 +22,14 @@ from unisono.core.state_store import (
     Lease,
     LogWrite,
     Retention,
-    StateLimits,
     StoredConversation,
     StoredItem,
     StoredResponse,
+    WriteOptions,
 )
 from unisono.errors import NotFound, StoreConflict, StoreUnavailable
 from unisono.store import codec
+from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting, until_some
 from unisono.store.redis import keys, lease_scripts, scripts
 from unisono.store.redis.access import KeptKeys
@@ -84,36 +86,20 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces):
         # refuses it like any other.
         await self._link.write(("SET", keys.NEVER, "", "XX"))
 
-    async def create(
-        self,
-        tenant: str,
-        response: StoredResponse,
-        *,
-        lease: Lease | None = None,
-        log: LogWrite = NOTHING_LOGGED,
-        revision: int | None = None,
-    ) -> None:
-        await self._save(tenant, response, True, lease, log, revision)
+    async def create(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
+        await self._save(tenant, response, True, **options)
 
-    async def update(
-        self,
-        tenant: str,
-        response: StoredResponse,
-        *,
-        lease: Lease | None = None,
-        log: LogWrite = NOTHING_LOGGED,
-        revision: int | None = None,
-    ) -> None:
-        await self._save(tenant, response, False, lease, log, revision)
+    async def update(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
+        await self._save(tenant, response, False, **options)
 
     async def _save(
         self,
         tenant: str,
         response: StoredResponse,
         new: bool,
-        lease: Lease | None,
-        log: LogWrite,
-        revision: int | None,
+        lease: Lease | None = None,
+        log: LogWrite = NOTHING_LOGGED,
+        revision: int | None = None,
     ) -> None:
         # The order of the arguments is that in which the script reads them.
         head, input, output = await self._encoded(response)

@@ -1,12 +1,68 @@
-"""Parser for addresses of a Redis server, of sentinels or of a cluster."""
+"""Addresses of a Redis server, of sentinels or of a cluster, and the clients for them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
 
 from unisono.errors import ConfigError
 
 UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and percent-encode / # @ : in the password"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisClients:
+    """Client of a server or cluster, with the `options` of its connections.
+
+    A standalone server has a `url`, and a Sentinel setup its `sentinel` and the name of the `service`.
+    """
+
+    client: Redis | RedisCluster
+    options: dict[str, Any]
+    url: str = ""
+    sentinel: Sentinel | None = None
+    service: str = ""
+
+
+def open_clients(url: str, timeout_s: float) -> RedisClients:
+    """Return the clients of an address, not yet connected. Raises `ConfigError`."""
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 3,
+        # With these notifications, the library may write to a connection that the server has closed meanwhile.
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+    scheme, _, rest = url.replace("valkey", "redis", 1).partition("://")
+    if scheme in ("redis", "rediss", "unix"):
+        standalone_url = f"{scheme}://{rest}"
+        try:
+            return RedisClients(Redis.from_url(standalone_url, **options), options, url=standalone_url)
+        except ValueError:
+            # The library's message quotes the unparsable part, which may contain half a password.
+            raise ConfigError(f"store.url: {UNREADABLE}") from None
+    base, _, way = scheme.partition("+")
+    if base not in ("redis", "rediss") or way not in ("sentinel", "cluster"):
+        raise ConfigError("store.url: unknown scheme; use redis://, redis+sentinel:// or redis+cluster://")
+    nodes, service, db = addresses(rest, 26379 if way == "sentinel" else 6379)
+    options |= credentials(rest) | ({"ssl": True} if base == "rediss" else {})
+    if way == "cluster":
+        return RedisClients(RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **options), options)
+    if not service:
+        raise ConfigError("store.url: redis+sentinel:// needs a service name, as in redis+sentinel://host:26379/name")
+    asking = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "retry")}
+    make: Any = Sentinel
+    sentinel = make(nodes, sentinel_kwargs=asking, **options, db=db)
+    return RedisClients(sentinel.master_for(service), options, sentinel=sentinel, service=service)
 
 
 def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:

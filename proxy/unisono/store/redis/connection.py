@@ -15,14 +15,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
-from redis.backoff import NoBackoff
 from redis.exceptions import ClusterDownError, MovedError, NoPermissionError, NoScriptError, ResponseError
-from redis.maint_notifications import MaintNotificationsConfig
 
-from unisono.errors import ConfigError, StoreUnavailable, UnisonoError
-from unisono.store.redis.address import UNREADABLE, addresses, credentials
+from unisono.errors import StoreUnavailable, UnisonoError
+from unisono.store.redis.address import open_clients
 from unisono.store.redis.primary import majority_address, primary_seen_by, replicas_in, text
 from unisono.store.redis.scripts import Script
 from unisono.store.redis.trouble import NO_NODE, message_of
@@ -57,50 +53,10 @@ class Link:
         self._loaded: set[str] = set()
         # Cluster node whose failure requires reading the slots again: empty if unknown, None if none failed.
         self._failed_node: str | None = None
-        self._sentinel: Sentinel | None = None
-        self._service = ""
-        self._standalone_url = ""
-        self._options: dict[str, Any] = {}
-        self._client = self._make(url)
+        # Slightly less than the deadline, so that the library itself can close a stalled connection.
+        self._server = open_clients(url, deadline_s * 0.8)
+        self._client = self._server.client
         self._connection_slots = asyncio.Semaphore(AT_ONCE)
-
-    def _make(self, url: str) -> Redis | RedisCluster:
-        options: dict[str, Any] = {
-            # Slightly less than the deadline, so that the library itself can close a stalled connection.
-            "socket_timeout": self._deadline_s * 0.8,
-            "socket_connect_timeout": self._deadline_s * 0.8,
-            "retry": Retry(NoBackoff(), 0),
-            "protocol": 3,
-            # With these notifications, the library may write to a connection that the server has closed meanwhile.
-            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-        }
-        self._options = options
-        scheme, _, rest = url.replace("valkey", "redis", 1).partition("://")
-        if scheme in ("redis", "rediss", "unix"):
-            self._standalone_url = f"{scheme}://{rest}"
-            try:
-                client: Redis = Redis.from_url(self._standalone_url, **options)
-            except ValueError:
-                # The library's message quotes the unparsable part, which may contain half a password.
-                raise ConfigError(f"store.url: {UNREADABLE}") from None
-            return client
-        base, _, way = scheme.partition("+")
-        if base not in ("redis", "rediss") or way not in ("sentinel", "cluster"):
-            raise ConfigError("store.url: unknown scheme; use redis://, redis+sentinel:// or redis+cluster://")
-        nodes, service, db = addresses(rest, 26379 if way == "sentinel" else 6379)
-        options |= credentials(rest) | ({"ssl": True} if base == "rediss" else {})
-        if way == "cluster":
-            return RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **options)
-        if not service:
-            raise ConfigError(
-                "store.url: redis+sentinel:// needs a service name, as in redis+sentinel://host:26379/name"
-            )
-        asking = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "retry")}
-        self._service = service
-        make: Any = Sentinel
-        self._sentinel = make(nodes, sentinel_kwargs=asking, **options, db=db)
-        found: Redis = make.master_for(self._sentinel, service)
-        return found
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
@@ -343,18 +299,19 @@ class Link:
             return str(found["master_replid"])
 
     async def _find_primary(self, key: str) -> Redis:
-        if self._sentinel is not None:
-            calls = [one.sentinel_get_master_addr_by_name(self._service) for one in self._sentinel.sentinels]
+        server = self._server
+        if server.sentinel is not None:
+            calls = [one.sentinel_get_master_addr_by_name(server.service) for one in server.sentinel.sentinels]
         elif isinstance(self._client, RedisCluster):
             # A node that was isolated or stalled does not know of a failover yet.
             await self._read_slots(self._client)
             nodes = self._client.get_nodes()
             calls = [primary_seen_by(self._client, node, key) for node in nodes]
         else:
-            return Redis.from_url(self._standalone_url, **self._options)
+            return Redis.from_url(server.url, **server.options)
         # The remaining time is for the primary.
         host, port = await majority_address(calls, self._deadline_s / 2)
-        return Redis(host=host, port=port, **self._options)
+        return Redis(host=host, port=port, **server.options)
 
     async def pubsub(self) -> PubSub:
         """Return a subscriber for any node, not yet connected: published messages reach all nodes."""
@@ -372,9 +329,9 @@ class Link:
             for nodes in ("nodes_cache", "startup_nodes"):
                 with suppress(Exception):
                     await self._client.nodes_manager.aclose(nodes)
-        if self._sentinel is not None:
+        if self._server.sentinel is not None:
             with suppress(Exception):
-                await self._sentinel.aclose()
+                await self._server.sentinel.aclose()
 
 
 def _node_of(client: RedisCluster, key: str) -> ClusterNode:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from unisono.core.state_store import Lease, LogWrite, Retention, StateLimits, StoredItem
+from unisono.core.state_store import Lease, LogWrite, Retention, StoredItem
 from unisono.store import codec
+from unisono.store.codec import StateLimits
 from unisono.store.write_errors import refusal
 
 Args = list[str | bytes | int]

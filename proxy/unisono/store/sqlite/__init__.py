@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, Unpack
 
 from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json, Tokens
@@ -26,12 +26,13 @@ from unisono.core.state_store import (
     Lease,
     LogWrite,
     Retention,
-    StateLimits,
     StoredConversation,
     StoredItem,
     StoredResponse,
+    WriteOptions,
 )
 from unisono.errors import StoreUnavailable
+from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting, until_some
 from unisono.store.sqlite import access, accounts, conversations, disk_space, leases, responses, traces
 from unisono.store.sqlite.schema import (
@@ -201,36 +202,20 @@ class SqliteStore:
         tenant: str,
         response: StoredResponse,
         new: bool,
-        lease: Lease | None,
-        log: LogWrite,
-        revision: int | None,
+        lease: Lease | None = None,
+        log: LogWrite = NOTHING_LOGGED,
+        revision: int | None = None,
     ) -> None:
         try:
             await self._run(responses.save, tenant, response, new, lease, log, revision)
         finally:
             self._waiting.wake(_key(tenant, response.id))
 
-    async def create(
-        self,
-        tenant: str,
-        response: StoredResponse,
-        *,
-        lease: Lease | None = None,
-        log: LogWrite = NOTHING_LOGGED,
-        revision: int | None = None,
-    ) -> None:
-        await self._save(tenant, response, True, lease, log, revision)
+    async def create(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
+        await self._save(tenant, response, True, **options)
 
-    async def update(
-        self,
-        tenant: str,
-        response: StoredResponse,
-        *,
-        lease: Lease | None = None,
-        log: LogWrite = NOTHING_LOGGED,
-        revision: int | None = None,
-    ) -> None:
-        await self._save(tenant, response, False, lease, log, revision)
+    async def update(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
+        await self._save(tenant, response, False, **options)
 
     async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
         return await self._read(responses.read, tenant, ids)

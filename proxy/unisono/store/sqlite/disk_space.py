@@ -8,8 +8,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from unisono.core.state_store import MIB, StoredResponse
+from unisono.core.state_store import StoredResponse
 from unisono.store import codec
+from unisono.store.codec import MIB
 from unisono.store.sqlite.schema import Transaction
 
 # Free space below which every check performs a trial write.

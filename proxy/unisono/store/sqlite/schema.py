@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.core.state_store import Retention, StateLimits
+from unisono.core.state_store import Retention
 from unisono.errors import StoreUnavailable, StoreUnreadable
+from unisono.store.codec import StateLimits
 
 VERSION = 1
 

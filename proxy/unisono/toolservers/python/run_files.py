@@ -60,6 +60,21 @@ def shared_files(user: int | None) -> Iterator[str]:
                         yield entry.path
 
 
+def remaining_bytes(room: int, directory: str, user: int | None) -> int:
+    """Return how much of `room` the files of a run leave; negative as soon as they exceed it."""
+    places = [directory]
+    for path in shared_files(user):
+        with suppress(OSError):
+            room -= size_of(os.lstat(path))
+        places.append(path)
+    for place in places:
+        for size in files(place):
+            room -= size
+            if room < 0:
+                return room
+    return room
+
+
 @contextmanager
 def file_access_of(user: int | None) -> Iterator[None]:
     """Access files as `user`, but stay root for signals.
@@ -147,3 +162,16 @@ def _empty_folder(folder: int, top: int, prefix: str, moved: int) -> int:
             else:
                 os.unlink(name, dir_fd=folder)
     return moved
+
+
+def delete_shared_files(user: int | None) -> None:
+    """Delete files of the run in world-writable directories.
+
+    The next run with the same user id must not find them.
+    """
+    for path in list(shared_files(user)):
+        if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
+            delete_tree(path)
+        else:
+            with suppress(OSError):
+                os.unlink(path)  # noqa: PTH108

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     # An isolated interpreter finds only the standard library.
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100
 
-from unisono.toolservers.python.run_files import SMALLEST, delete_tree, deleted_files, files, shared_files, size_of
+from unisono.toolservers.python.run_files import SMALLEST, delete_shared_files, deleted_files, remaining_bytes
 
 SET_PARENT_DEATH_SIGNAL = 1
 SET_DUMPABLE = 4
@@ -267,33 +267,11 @@ def is_full(proc: int | None, settings: dict[str, Any]) -> bool:
     if settings["root"] is not None:
         space = os.statvfs(settings["directory"])
         return space.f_bavail == 0 or space.f_favail == 0
-    room, user = settings["disk"], settings["user"]
-    places = [settings["directory"]]
-    for path in shared_files(user):
-        with suppress(OSError):
-            room -= size_of(os.lstat(path))
-        places.append(path)
-    for place in places:
-        for size in files(place):
-            room -= size
-            if room < 0:
-                return True
-    if proc is not None:
+    user = settings["user"]
+    room = remaining_bytes(settings["disk"], settings["directory"], user)
+    if room >= 0 and proc is not None:
         room -= sum(deleted_files(proc, descendants(proc), user).values())
-    return bool(room < 0)
-
-
-def sweep(user: int | None) -> None:
-    """Delete files of the run in world-writable directories.
-
-    The next run with the same user id must not find them.
-    """
-    for path in list(shared_files(user)):
-        if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
-            delete_tree(path)
-        else:
-            with suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
+    return room < 0
 
 
 def exceeded(proc: int | None, settings: dict[str, Any]) -> str:
@@ -387,7 +365,7 @@ def main() -> None:
         # The kernel ends the whole process namespace with its first process.
         return
     clear(settings["user"], proc)
-    sweep(settings["user"])
+    delete_shared_files(settings["user"])
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
 

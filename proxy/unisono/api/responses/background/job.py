@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
-from typing import Any
 
 from unisono.api.compacting import start_answer
 from unisono.api.error_responses import failure_of
@@ -21,7 +20,7 @@ from unisono.api.responses.background.event_log import PATIENCE_S, GrowingLog
 from unisono.api.responses.background.interrupted_answer import fail_response
 from unisono.api.responses.background.job_record import with_handover_noted
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.lease_keeper import RENEWALS
+from unisono.api.responses.lease_keeper import RENEWALS, release_watched, renew_watched, watch_again
 from unisono.api.responses.outbound.compaction_events import events_type
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import retry_while_down, revision_for, to_stored
@@ -29,6 +28,7 @@ from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.conversation import Tokens
 from unisono.core.events import Event
 from unisono.core.state_store import BackgroundRun, Lease, Status, StoredResponse
+from unisono.core.tasks import cancel_all
 from unisono.engine.journal import must_be_kept
 from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, StoreUnavailable, UnisonoError
 
@@ -48,12 +48,6 @@ class JobEnding(Enum):
     # This process shuts down; another one takes over.
     LEFT = auto()
     DELETED = auto()
-
-
-async def _cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class BackgroundJob:
@@ -171,14 +165,14 @@ class BackgroundJob:
                 both.create_task(self._send_heartbeats())
                 is_handed_over = await self._generate_response()
                 self._has_ended.set()
-            await self._release_lease(continues=is_handed_over)
+            await release_watched(self._deps, self._lease, self.background_run, continues=is_handed_over)
         except* NotFound:
             log.info("response deleted during generation", extra=about)
             # A failover of the store may have lost the lease only temporarily: the next process that looks decides.
-            await self._release_lease(continues=True)
+            await release_watched(self._deps, self._lease, self.background_run, continues=True)
         except* StoreConflict:
             log.info("response owned by another process", extra=about)
-            await self._watch_response()
+            await watch_again(self._deps, self.background_run)
         except* StoreUnavailable:
             # The response stays as it is: when the store is back, a process takes it over.
             log.warning("response not stored: store unavailable", extra=about)
@@ -243,11 +237,11 @@ class BackgroundJob:
                 # The next owner could not repeat the call, because its outcome would be unknown.
                 done, _ = await asyncio.wait((reading, writing, grace), return_when=asyncio.FIRST_COMPLETED)
             # The backend is released before the wait for a write in progress.
-            await _cancel_tasks(reading, ended)
+            await cancel_all(reading, ended)
             self._log.close()
             await asyncio.wait({writing})
         finally:
-            await _cancel_tasks(*tasks)
+            await cancel_all(*tasks)
         await writing
         return await reading if reading in done else None
 
@@ -309,7 +303,8 @@ class BackgroundJob:
                     await self._has_ended.wait()
                     return
             try:
-                await self._heartbeat()
+                await renew_watched(self._deps, self._lease, self.background_run)
+                await self._log.check_ownership()
             except StoreUnavailable as error:
                 # The monitor of the store logs the outage once, not once per response.
                 log.debug("lease not renewed", extra={"response": self.background_run.response, "code": error.code})
@@ -317,13 +312,6 @@ class BackgroundJob:
                 # The end may be written already. Its own write detects a lost lease.
                 if not self._finishing:
                     raise
-
-    async def _heartbeat(self) -> None:
-        store, lease_s = self._deps.store, self._deps.lease_s
-        if not await store.renew(self._lease, lease_s):
-            raise StoreConflict("The lease of the response is lost.")
-        await store.watch(self.background_run, lease_s)
-        await self._log.check_ownership()
 
     # -- endings
 
@@ -366,31 +354,3 @@ class BackgroundJob:
             lambda: store.update(self.background_run.tenant, stored, lease=self._lease, log=write, revision=revision),
             PATIENCE_S,
         )
-
-    async def _watch_response(self) -> None:
-        """Watch a response that this process can no longer write.
-
-        A failover of the store may have lost its watch together with the end of its log. Without a watch no process
-        would find the response.
-        """
-        try:
-            await self._deps.store.watch(self.background_run, self._deps.lease_s)
-        except StoreUnavailable as error:
-            log.debug(
-                "watch of the response not renewed",
-                extra={"response": self.background_run.response, "code": error.code},
-            )
-
-    async def _release_lease(self, *, continues: bool) -> None:
-        """Release the lease, and expire or remove the watch of the response.
-
-        If the response `continues`, its watch expires now: the next process that calls `lapsed` takes the response
-        over. Otherwise the watch is removed, because the response has ended. If the store is unavailable, lease and
-        watch expire later.
-        """
-        store = self._deps.store
-        try:
-            await store.release(self._lease)
-            await (store.watch(self.background_run, 0.0) if continues else store.unwatch(self.background_run))
-        except StoreUnavailable as error:
-            log.debug("lease not released", extra={"response": self.background_run.response, "code": error.code})

@@ -18,7 +18,7 @@ from unisono.api.responses.background.job import BackgroundJob, JobEnding
 from unisono.api.responses.background.job_record import recorded
 from unisono.api.responses.background.takeover import Takeover
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
-from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, renewed
+from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, release_unused, renewed
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.persistence import PAUSES_S, retry_while_down
 from unisono.api.responses.prepared_request import Sender, assembled, busy
@@ -108,7 +108,7 @@ class BackgroundRunner:
                 job, response = await self._make_job(sender, request, body, model, response_id, size, lease)
                 self._drive(job)
         except BaseException:
-            await asyncio.shield(self._release_lease(lease))
+            await asyncio.shield(release_unused(self._deps, lease))
             raise
         return response
 
@@ -266,16 +266,6 @@ class BackgroundRunner:
                 await store.release(barrier)
         except StoreError as error:
             log.warning("refused response not deleted; it may still be generated", extra={"code": error.code})
-
-    async def _release_lease(self, lease: Lease) -> None:
-        """Release the lease of a response that was not started.
-
-        A lease that cannot be released expires.
-        """
-        try:
-            await self._deps.store.release(lease)
-        except StoreError as error:
-            log.debug("lease not released", extra={"code": error.code})
 
 
 def anchor_of(request: ResponsesRequest, response_id: str) -> str:

@@ -17,10 +17,11 @@ from unisono.api.responses.background.job_record import (
     with_takeover_counted,
 )
 from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.lease_keeper import release_unused
 from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
-from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnreadable
+from unisono.errors import InternalError, StoreUnavailable, StoreUnreadable
 
 # Maximum number of takeovers without a new token. Such a response may be the cause of the crashes.
 MAX_TAKEOVERS = 3
@@ -135,7 +136,7 @@ class Takeover:
             job = await self._continued_job(background_run, lease, counted=not force)
         finally:
             if job is None:
-                await asyncio.shield(self._release_lease(lease))
+                await asyncio.shield(release_unused(self._deps, lease))
         if job is not None:
             self._drive(job)
         return job
@@ -200,10 +201,3 @@ class Takeover:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if await is_there(middle) else (low, middle)
         return low
-
-    async def _release_lease(self, lease: Lease) -> None:
-        """Release the lease. A lease that cannot be released expires."""
-        try:
-            await self._deps.store.release(lease)
-        except StoreError as error:
-            log.debug("lease not released", extra={"code": error.code})

@@ -59,6 +59,7 @@ from unisono.core.events import (
     Repaired,
     Text,
     ToolCall,
+    join_deltas,
 )
 from unisono.core.events import Item as Made
 from unisono.core.state_store import Status, StoredItem, StoredResponse
@@ -112,24 +113,12 @@ class ResponseEvents:
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
         """Return the events of one batch. Adjacent deltas of one item become one event."""
-        if not self._writer.number:
-            self._start_response()
-        item: Made | None = None
-        texts: list[str] = []
-        for entry in batch:
+        self._start_response()
+        for entry in join_deltas(batch):
             if isinstance(entry, Delta):
-                if texts and entry.item != item:
-                    self._delta(item, "".join(texts))
-                    texts = []
-                item = entry.item
-                texts.append(entry.text)
-                continue
-            if texts:
-                self._delta(item, "".join(texts))
-                texts = []
-            self._entry(entry)
-        if texts:
-            self._delta(item, "".join(texts))
+                self._delta(entry.item, entry.text)
+            else:
+                self._entry(entry)
         return self._writer.pop_events()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
@@ -200,20 +189,17 @@ class ResponseEvents:
         match item:
             case Reasoning():
                 pass  # emitted with its first text: empty reasoning is omitted
-            case Text():
-                self._show(item)
-            case ToolCall():
-                if not self._frame.hold_calls and self._frame.lifecycle(item) is ARGUMENTS:
-                    self._show(item)
+            case ToolCall() if self._frame.hold_calls or self._frame.lifecycle(item) is not ARGUMENTS:
+                pass
             case HostedCall() if item.needs_approval or mcp_items.kind_of(item).settled:
                 pass
-            case HostedCall() | Listing():
+            case Text() | ToolCall() | HostedCall() | Listing():
                 self._show(item)
             case _:
                 assert_never(item)
 
-    def _delta(self, item: Made | None, text: str) -> None:
-        if not text or item is None:
+    def _delta(self, item: Made, text: str) -> None:
+        if not text:
             return
         open_item = self._open_item
         if open_item is None or (open_item.made is not item and open_item.made != item) or open_item.closed is not None:
@@ -307,23 +293,13 @@ class ResponseEvents:
             opened.summary = SummaryEvents(self._add, opened.place, self._frame.summary_chars)
         self._open_item = opened
         self._silent_items = []
-        added = self._added(item, item_id, text)
+        added = self._frame.added(item, item_id, text, self._builtins)
         self._add("response.output_item.added", {"output_index": opened.index, "item": self._frame.dialect.item(added)})
         if lifecycle.part is not None and not opened.hidden:
             self._add("response.content_part.added", {**opened.location, "part": lifecycle.part("")})
         if isinstance(item, HostedCall | Listing):
             self._step(opened, "in_progress")
         return opened
-
-    def _added(self, item: Made, item_id: str, text: str) -> Wire:
-        """Return an item for its `added` event: in progress, without content."""
-        match item:
-            case HostedCall():
-                return mcp_items.started_item(item, item_id, self._builtins)
-            case Listing():
-                return mcp_items.listing(item, item_id)
-            case _:
-                return self._frame.added(item, item_id, text)
 
     def _emit_delta(self, open_item: OpenItem, text: str) -> None:
         if not text:

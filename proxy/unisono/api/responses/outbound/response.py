@@ -36,7 +36,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
     ItemLifecycle,
     OpenItem,
 )
-from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
+from unisono.api.responses.outbound.mcp_items import kind_of, listing, started_item, to_stored_call, to_stored_listing
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Effort, Item, Phase
@@ -165,8 +165,12 @@ class ResponseFrame:
             case _:
                 assert_never(item)
 
-    def added(self, item: Made, item_id: str, text: str) -> Wire:
-        """Return an item of the model when it is added; `text` is its complete text, if known."""
+    def added(self, item: Made, item_id: str, text: str, trained: BuiltinCalls) -> Wire:
+        """Return an item when it is added: in progress; `text` is its complete text, if known."""
+        if isinstance(item, HostedCall):
+            return started_item(item, item_id, trained)
+        if isinstance(item, Listing):
+            return listing(item, item_id)
         form = self.toolbox.form_of(item.name) if isinstance(item, ToolCall) else CallForm.FUNCTION
         if form in TOOLS:
             # These calls have required fields, so that no part of them can be empty.

@@ -1,14 +1,17 @@
-"""HTTP routes of the Responses API, in a separate table for each dialect."""
+"""Routes of the Responses API, in a separate table for each dialect."""
 
 from __future__ import annotations
+
+from starlette.websockets import WebSocket
 
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.routes.compact import add_compact_route
 from unisono.api.responses.routes.create import add_create_route
 from unisono.api.responses.routes.input_tokens import add_counting_route
+from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.routes.retrieve import add_stored_routes
-from unisono.api.responses.routes.websocket import add_websocket_routes
-from unisono.api.route_table import RouteTable
+from unisono.api.responses.websocket.connection import Connection
+from unisono.api.route_table import RouteTable, dependency
 
 
 def _responses_table(table: RouteTable, dialect: Dialect) -> RouteTable:
@@ -16,8 +19,15 @@ def _responses_table(table: RouteTable, dialect: Dialect) -> RouteTable:
     add_counting_route(table, dialect)
     add_compact_route(table, dialect)
     add_stored_routes(table, dialect)
-    add_websocket_routes(table, dialect)
+    _add_websocket_route(table, dialect)
     return table
+
+
+def _add_websocket_route(table: RouteTable, dialect: Dialect) -> None:
+    async def connect(socket: WebSocket) -> None:
+        await Connection(dependency(socket, ResponsesApi).deps, dialect, socket).run()
+
+    table.add_websocket("/responses", connect)
 
 
 RESPONSES = _responses_table(RouteTable("responses"), OPENAI)

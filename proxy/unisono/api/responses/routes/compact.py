@@ -16,7 +16,7 @@ from unisono.api.responses.prepared_request import Sender
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties
-from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
+from unisono.api.sse import until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 
@@ -43,9 +43,6 @@ def add_compact_route(table: RouteTable, dialect: Dialect) -> None:
         body = await read_json(request)
         sender = Sender(request.state.caller, request.state.request_id, dialect)
         work = compacted(deps, sender, body, len(await request.body()))
-        try:
-            done = await until_disconnect(request.receive, work)
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        done = await until_disconnect(request.receive, work)
         headers = {**backend_header([done.report]), **recoveries_header([done.report])}
         return to_whole(to_compaction(done, dialect, deps.new_id), headers)

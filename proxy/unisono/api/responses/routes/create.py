@@ -42,7 +42,7 @@ from unisono.api.responses.prepared_request import Sender, understood, validate_
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
+from unisono.api.sse import DONE, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.passthrough_request import AnswerMode, Api
@@ -94,24 +94,21 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     # A key can only return a response that is stored.
     claim = await claim_of(request, sender.tenant) if parsed.stored else None
     posted = ResponseCreation(deps, runner, sender, parsed, body, size)
-    try:
-        if claim is not None or parsed.background:
-            response_id = await posted.start_background(claim, request.receive)
-            if parsed.stream:
-                return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
-            if parsed.background:
-                # Return it as created: by now it may be in progress.
-                return to_http_response(posted.created or await posted.found(response_id), dialect)
-            response = await until_disconnect(request.receive, posted.finished(claim, response_id))
-            return to_http_response(response, dialect)
+    if claim is not None or parsed.background:
+        response_id = await posted.start_background(claim, request.receive)
         if parsed.stream:
-            report = GenerationReport()
-            events = posted.events(report, too_late=lambda: stream.is_head_sent)
-            stream = EventStream(to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
-            return stream
-        response, report = await until_disconnect(request.receive, posted.whole())
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+            return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
+        if parsed.background:
+            # Return it as created: by now it may be in progress.
+            return to_http_response(posted.created or await posted.found(response_id), dialect)
+        response = await until_disconnect(request.receive, posted.finished(claim, response_id))
+        return to_http_response(response, dialect)
+    if parsed.stream:
+        report = GenerationReport()
+        events = posted.events(report, too_late=lambda: stream.is_head_sent)
+        stream = EventStream(to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
+        return stream
+    response, report = await until_disconnect(request.receive, posted.whole())
     return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
 
 

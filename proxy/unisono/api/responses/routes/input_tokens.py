@@ -18,7 +18,7 @@ from unisono.api.responses.prior_state import recall
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties
-from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
+from unisono.api.sse import until_disconnect
 from unisono.api.whole import to_whole
 
 # Fields that affect a count, which is never stored.
@@ -51,8 +51,5 @@ def add_counting_route(table: RouteTable, dialect: Dialect) -> None:
         body = await read_json(request)
         sender = Sender(request.state.caller, request.state.request_id, dialect)
         work = counted(deps, sender, body, len(await request.body()))
-        try:
-            tokens = await until_disconnect(request.receive, work)
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        tokens = await until_disconnect(request.receive, work)
         return to_whole({"object": "response.input_tokens", "input_tokens": tokens})

@@ -22,7 +22,7 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from unisono.api.body import off_loop
-from unisono.api.error_responses import failure_of
+from unisono.api.error_responses import ClientGone, failure_of
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.foreground import answer_events
 from unisono.api.responses.outbound.dialects import Dialect
@@ -43,7 +43,6 @@ from unisono.api.responses.websocket.frames import (
     to_lane_frame,
 )
 from unisono.api.responses.websocket.response_cache import Continuation, ResponseCache
-from unisono.api.sse import ClientGone
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.state_store import Status, StoredResponse

@@ -1,0 +1,240 @@
+"""Layer that limits request bodies: media type, size, deadline and decompression.
+
+A few kilobytes can stand for gigabytes. Each decompression step therefore returns one piece of limited size, and the
+work stops at the first piece that exceeds a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from unisono.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMediaType
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
+else:
+    # The same module as in the standard library of 3.14, so that this dependency ends with Python 3.13.
+    from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
+
+MAX_BODY_BYTES = 10 * 1024 * 1024
+BODY_DEADLINE_S = 60.0
+BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+# Accepted charsets. JSON is always UTF-8; a body in another charset would be misread.
+CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
+# Characters of a client's header that an error message repeats.
+MAX_QUOTED_LENGTH = 64
+PIECE_BYTES: Final = 1 << 20
+# JSON of repeated text reaches a ratio of about 100. A bomb has 1,000 (gzip) and more.
+MAX_RATIO: Final = 250
+# Bodies up to this size may have any ratio.
+FREE_BYTES: Final = 1 << 20
+# Concatenated gzip members or zstd frames. Encoders write one; each has a cost of its own.
+MAX_MEMBERS: Final = 64
+# Binary logarithm of the largest zstd window, which is the memory of a decompression: 8 MiB, as in RFC 8878.
+MAX_WINDOW_LOG: Final = 23
+# Window bits of zlib for the gzip format.
+_GZIP: Final = 31
+
+
+class Member(Protocol):
+    """Decompressor of one gzip member or zstd frame."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+class GzipMember:
+    """Decompressor of one gzip member, with the interface of `ZstdDecompressor`."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(_GZIP)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        # zlib returns the input that it has not processed yet; zstd buffers it.
+        return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
+
+
+def _zstd_frame() -> ZstdDecompressor:
+    return ZstdDecompressor(options={DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
+
+
+# Supported codings, each with a factory of its members.
+CODINGS: Final[Mapping[str, Callable[[], Member]]] = {"gzip": GzipMember, "x-gzip": GzipMember, "zstd": _zstd_frame}
+
+
+class Unpacking:
+    """Decompression of one body of the coding `coding`, to at most `max_bytes`."""
+
+    # Rules.
+    # - `feed` adds packed bytes. Then `piece` is called until it returns nothing.
+    # - After the last packed byte, `finish` checks that the last member is complete.
+    # - Bytes after a member must be another member.
+
+    def __init__(self, coding: str, max_bytes: int) -> None:
+        self._coding = coding
+        self._max_bytes = max_bytes
+        self._member = CODINGS[coding]()
+        self._members = 1
+        self._waiting = b""
+        self._packed = self._unpacked = 0
+
+    def feed(self, data: bytes) -> None:
+        self._waiting += data
+        self._packed += len(data)
+
+    def piece(self) -> bytes:
+        """Return the next unpacked bytes, at most `PIECE_BYTES`; empty if there are none yet.
+
+        Raises InvalidRequest for damaged data, and BodyTooLarge above a limit. Takes milliseconds.
+        """
+        while True:
+            if self._member.eof:
+                if not self._waiting:
+                    return b""
+                self._start_member()
+            data, self._waiting = self._waiting, b""
+            try:
+                piece = self._member.decompress(data, PIECE_BYTES)
+            except (zlib.error, ZstdError) as error:
+                raise InvalidRequest(
+                    f"The body is not valid {self._coding} data, as 'Content-Encoding' says: {error}."
+                ) from None
+            if self._member.eof:
+                self._waiting = self._member.unused_data
+            self._check(len(piece))
+            if piece or not self._waiting:
+                return piece
+
+    def finish(self) -> None:
+        """Raise InvalidRequest if the body ended inside a member."""
+        if self._packed and not self._member.eof:
+            raise InvalidRequest(f"The body ends before its {self._coding} data is complete.")
+
+    def _start_member(self) -> None:
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise InvalidRequest(f"The body has more than {MAX_MEMBERS} {self._coding} members; send one.")
+        self._member = CODINGS[self._coding]()
+
+    def _check(self, length: int) -> None:
+        self._unpacked += length
+        if self._unpacked > self._max_bytes:
+            raise BodyTooLarge(f"The unpacked body is larger than {self._max_bytes:,} bytes.")
+        if self._unpacked > max(FREE_BYTES, MAX_RATIO * self._packed):
+            raise BodyTooLarge(f"The body unpacks to more than {MAX_RATIO} times its size; send it uncompressed.")
+
+
+def header_values(scope: Scope, name: bytes) -> list[str]:
+    """Return every value of a header, in order. ASGI gives names in lower case."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+class BodyLimits:
+    """Layer that limits bodies: JSON, plain or compressed, bounded size, a deadline in seconds.
+
+    Bytes are counted on arrival, independent of Content-Length, and again when they are unpacked.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, deadline_s: float = BODY_DEADLINE_S) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._deadline_s = deadline_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        coding = self._check_headers(scope)
+        # One deadline for the whole body. A client that sends single bytes gains no time.
+        until = asyncio.get_running_loop().time() + self._deadline_s
+        received, complete = 0, False
+
+        async def limited() -> Message:
+            nonlocal received, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTimeout(f"The body did not arrive within {self._deadline_s:g} s.") from None
+            received += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if received > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, self._unpacked(limited, coding) if coding else limited, send)
+
+    def _unpacked(self, packed: Receive, coding: str) -> Receive:
+        """Return the source of the unpacked body. Each piece is unpacked in a thread."""
+        unpacking = Unpacking(coding, self._max_bytes)
+        has_more, complete = True, False
+
+        async def unpacked() -> Message:
+            nonlocal has_more, complete
+            while not complete:
+                if piece := await asyncio.to_thread(unpacking.piece):
+                    return {"type": "http.request", "body": piece, "more_body": True}
+                if not has_more:
+                    unpacking.finish()
+                    complete = True
+                    return {"type": "http.request", "body": b"", "more_body": False}
+                message = await packed()
+                if message["type"] != "http.request":
+                    return message
+                has_more = message.get("more_body", False)
+                unpacking.feed(message.get("body", b""))
+            return await packed()
+
+        return unpacked
+
+    def _check_headers(self, scope: Scope) -> str:
+        """Return the coding of the body; empty if it is not compressed."""
+        lengths = header_values(scope, b"content-length")
+        if len(set(lengths)) > 1 or any(not (value.isascii() and value.isdigit()) for value in lengths):
+            raise InvalidRequest("'Content-Length' must be a single decimal number.")
+        if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self._max_bytes):
+            raise self._too_large()
+        codings = [coding.strip().lower() for coding in header_values(scope, b"content-encoding")]
+        codings = [coding for coding in codings if coding not in {"", "identity"}]
+        if len(codings) > 1 or any(coding not in CODINGS for coding in codings):
+            raise UnsupportedMediaType(
+                f"'Content-Encoding: {', '.join(codings)[:MAX_QUOTED_LENGTH]}' is not supported: use one of gzip and "
+                "zstd, or send the body uncompressed."
+            )
+        has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
+        types = header_values(scope, b"content-type")
+        if scope["method"] in BODY_METHODS and (has_body or types) and not _is_json(types):
+            raise UnsupportedMediaType("The body must be JSON in UTF-8, with 'Content-Type: application/json'.")
+        return codings[0] if codings else ""
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The body is larger than {self._max_bytes:,} bytes.")
+
+
+def _is_json(content_types: list[str]) -> bool:
+    if len(content_types) != 1:
+        return False
+    kind, *parameters = [part.strip().lower() for part in content_types[0].split(";")]
+    charsets = [part.partition("=")[2].strip("\"' ") for part in parameters if part.startswith("charset")]
+    return kind == "application/json" and all(charset in CHARSETS for charset in charsets)
