@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.access.keys import FRESH_S, MAX_CACHED_KEYS, Mint, VirtualKeys, issued, revoked, rotated
-from unisono.core.access import Caller, KeyLimits, KeyRecord
+from unisono.core.access import Caller, KeyRecord
+from unisono.core.quotas import KeyLimits
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.access.test_usage_ledger import Clock, claim, failing_ledger, open_store, settlement
 from unisono.access.local_limits import MAX_ACCOUNTS, LocalLimits
-from unisono.core.access import KeyLimits
-from unisono.core.quotas import Account, QuotaKind, QuotaReservation, QuotaStatus
+from unisono.core.quotas import Account, KeyLimits, QuotaKind, QuotaReservation, QuotaStatus
 from unisono.errors import StoreUnavailable
 
 PAUSES_S = st.sampled_from([0.0, 0.5, 0.999, 7.0, 30.0, 60.0, 61.0])

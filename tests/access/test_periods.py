@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.core.access import NO_PERIOD, KeyLimits, Period
+from unisono.core.quotas import NO_PERIOD, KeyLimits, Period
 
 
 def at(text: str) -> float:

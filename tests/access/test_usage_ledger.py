@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.access.usage_ledger import UsageLedger
-from unisono.core.access import KeyLimits
 from unisono.core.quotas import (
     Account,
     AccountStore,
+    KeyLimits,
     LedgerLine,
     QuotaKind,
     QuotaReservation,

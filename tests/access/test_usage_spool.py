@@ -19,8 +19,7 @@ import pytest
 from unisono.access.spool_segment import NEW_SUFFIX, SUFFIX, from_record, to_record
 from unisono.access.usage_ledger import UsageLedger
 from unisono.access.usage_spool import STALE_S, UsageSpool
-from unisono.core.access import NO_LIMITS
-from unisono.core.quotas import Account, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
+from unisono.core.quotas import NO_LIMITS, Account, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore
 

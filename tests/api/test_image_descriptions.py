@@ -19,8 +19,9 @@ from unisono.api.image_descriptions import (
     ImageDescription,
     VisionRequest,
 )
-from unisono.core.access import Caller, KeyLimits
+from unisono.core.access import Caller
 from unisono.core.events import Passed
+from unisono.core.quotas import KeyLimits
 from unisono.errors import BackendUnavailable, LimitReached
 
 Json = dict[str, Any]

@@ -36,7 +36,7 @@ from tests.e2e.replicas import Client, Replica, Told
 from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm
 from unisono.access.keys import Mint
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]

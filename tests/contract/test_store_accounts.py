@@ -11,8 +11,7 @@ import pytest
 
 from tests.contract.state import fresh
 from tests.contract.stores import StoreFactory
-from unisono.core.access import KeyLimits
-from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, TokenUsage, UsageRecord
+from unisono.core.quotas import Account, KeyLimits, LedgerLine, QuotaKind, QuotaReservation, TokenUsage, UsageRecord
 from unisono.core.state_store import Store
 
 DAY = "2026-11-21"

@@ -9,7 +9,8 @@ import pytest
 
 from tests.contract.state import NOW, fresh
 from tests.contract.stores import StoreFactory
-from unisono.core.access import KeyDigest, KeyLimits, KeyRecord, Period
+from unisono.core.access import KeyDigest, KeyRecord
+from unisono.core.quotas import KeyLimits, Period
 from unisono.errors import NotFound, StoreConflict
 
 

@@ -14,7 +14,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from tests.e2e.gateway import Gateway, gateway
 from unisono.access.keys import Mint, issued, revoked
-from unisono.core.access import KeyLimits, KeyRecord
+from unisono.core.access import KeyRecord
+from unisono.core.quotas import KeyLimits
 from unisono.core.state_store import Store
 from unisono.store import open_store
 

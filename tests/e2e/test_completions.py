@@ -18,7 +18,7 @@ from tests.e2e.keyed import bearing, keyed
 from tests.e2e.playing import Play, staged
 from tests.e2e.wires import WIRES, Fake, Wire, asked
 from tests.fakes import FakeVllm, close_at, half_event_at, reset_at, stall_at
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()

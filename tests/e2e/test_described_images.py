@@ -23,8 +23,8 @@ from tests.e2e.test_responses_websocket import connected
 from tests.e2e.wires import WIRES, Fake
 from tests.fakes import Refusal
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
-from unisono.core.access import KeyLimits
 from unisono.core.generation import START
+from unisono.core.quotas import KeyLimits
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.keyed import ring, with_keys
 from tests.fakes import FakeVllm, VllmScript, stall_at
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

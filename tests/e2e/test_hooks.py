@@ -26,8 +26,8 @@ from tests.e2e.test_metrics import read
 from tests.e2e.test_responses_websocket import connected
 from tests.e2e.wires import ENCODING, WIRES, asked
 from tests.fakes import FakeVllm, VllmScript
-from unisono.core.access import KeyLimits
 from unisono.core.generation import RETURN
+from unisono.core.quotas import KeyLimits
 
 Json = dict[str, Any]
 

@@ -24,7 +24,7 @@ from tests.fakes import FakeVllm
 from unisono.api.responses.background.job_record import rebuild_request
 from unisono.app import build_engine, responses_deps
 from unisono.cli import main
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.core.state_store import Lease
 from unisono.errors import ModelNotAllowed
 from unisono.harmony.encoding import load_encoding

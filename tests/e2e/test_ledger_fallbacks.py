@@ -12,7 +12,7 @@ from tests.contract.servers import Server
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.keyed import bearing, ring, with_keys
 from tests.fakes import FakeVllm, Refusal
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(60)

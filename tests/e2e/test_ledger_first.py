@@ -16,7 +16,7 @@ from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.replicas import Relay, one_command
 from tests.e2e.test_responses_websocket import connected
 from tests.fakes import FakeVllm
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 from unisono.store.redis.account_scripts import SETTLE
 

@@ -21,7 +21,7 @@ from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
 from unisono.cli import main
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(180)

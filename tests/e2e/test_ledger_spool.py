@@ -22,7 +22,7 @@ from tests.e2e.replicas import LEASE_S, Replica, replica
 from tests.fakes import FakeVllm
 from tests.listening import Listener, connected
 from unisono.access.keys import FRESH_S
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(40)

@@ -17,8 +17,7 @@ from tests.e2e.gateway import config_of
 from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.replicas import LEASE_S, replica
 from tests.fakes import FakeVllm, Stall, Step, VllmScript
-from unisono.core.access import KeyLimits
-from unisono.core.quotas import TokenUsage
+from unisono.core.quotas import KeyLimits, TokenUsage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -21,7 +21,7 @@ from tests.e2e.gateway import config_of, gateway, message_of
 from tests.e2e.keyed import MASTER, Ring, bearing, keyed, ring, with_keys
 from tests.e2e.replicas import replica
 from tests.fakes import FakeVllm
-from unisono.core.access import KeyLimits, Period
+from unisono.core.quotas import KeyLimits, Period
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(180)

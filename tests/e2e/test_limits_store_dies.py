@@ -22,7 +22,7 @@ from tests.e2e.gateway import config_of
 from tests.e2e.keyed import Ring, bearing, ring, with_keys
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -19,7 +19,7 @@ from tests.e2e.responses import ANSWER, Json
 from tests.e2e.wires import ENCODING, WIRES
 from tests.fakes import FakeVllm
 from tests.mcp.conftest import Upstream, start_upstream
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 
 WIRE = WIRES["vllm"]
 RESPONSE: Json = {"model": "gpt-oss", "input": "Hi"}

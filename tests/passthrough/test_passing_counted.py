@@ -18,8 +18,8 @@ from tests.e2e.replicas import replica
 from tests.fakes import Refusal, stall_at
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 from tests.passthrough.test_passing_chat import entry, passed
-from unisono.core.access import LOCAL_TENANT, KeyLimits
-from unisono.core.quotas import Account, TokenUsage
+from unisono.core.access import LOCAL_TENANT
+from unisono.core.quotas import Account, KeyLimits, TokenUsage
 
 MODES = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 

@@ -20,7 +20,7 @@ from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm, Refusal, VllmScript, flood_from, half_event_at, inject_at, reset_at
 from tests.mcp.conftest import start_upstream
 from tests.soak.traffic import BROKEN, FLOOD, GROUPS, Traffic, new_session
-from unisono.core.access import KeyLimits
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 INSIDE = Path(__file__).with_name("inside")

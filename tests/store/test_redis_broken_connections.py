@@ -18,8 +18,8 @@ from redis.exceptions import InvalidResponse, ResponseError
 
 from tests.contract.servers import Server, cluster, end
 from tests.contract.state import conversation, response, said
-from unisono.core.access import KeyLimits, KeyRecord
-from unisono.core.quotas import Account, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
+from unisono.core.access import KeyRecord
+from unisono.core.quotas import Account, KeyLimits, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
 from unisono.core.recordings import StoredTrace
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Store
 from unisono.errors import StoreUnavailable

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from tests.contract.servers import Server
-from unisono.core.access import KeyLimits
-from unisono.core.quotas import WINDOW_S, Account, LedgerLine, QuotaKind, QuotaReservation, TokenUsage, UsageRecord
+from unisono.core.quotas import (
+    WINDOW_S,
+    Account,
+    KeyLimits,
+    LedgerLine,
+    QuotaKind,
+    QuotaReservation,
+    TokenUsage,
+    UsageRecord,
+)
 from unisono.store.redis import RedisStore, accounts
 from unisono.store.redis.scripts import Script
 

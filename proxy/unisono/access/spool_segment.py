@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from unisono.core.access import NO_LIMITS
-from unisono.core.quotas import USED, Account, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
+from unisono.core.quotas import NO_LIMITS, USED, Account, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
 
 log = logging.getLogger("unisono.access")
 

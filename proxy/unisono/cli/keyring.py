@@ -23,7 +23,8 @@ from unisono.bootstrap.store import store_address
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.resolve_config import configured
 from unisono.config import Config
-from unisono.core.access import KeyLimits, KeyRecord
+from unisono.core.access import KeyRecord
+from unisono.core.quotas import KeyLimits
 from unisono.core.state_store import Store
 from unisono.errors import ConfigError, StoreConflict, UnisonoError
 from unisono.store import open_store

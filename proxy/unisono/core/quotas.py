@@ -1,4 +1,4 @@
-"""Quotas: the usage of a key, reservations of running requests, and the remaining amounts.
+"""Quotas: limits of a key and its budget periods, its usage, reservations and remaining amounts.
 
 A request of a key with limits reserves quota before it begins, all or nothing, and is settled once when it ends. A
 reservation that is not renewed lapses. Settling enters the usage in the ledger in the same atomic operation. Money is
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final, Protocol
-
-from unisono.core.access import NO_LIMITS, KeyLimits
+from typing import Final, Literal, Protocol, TypeAlias
 
 # Length of the sliding window for the limits of requests and tokens.
 WINDOW_S: Final = 60
@@ -21,6 +20,74 @@ WINDOW_S: Final = 60
 SHARE: Final = 4
 # Micro-USD per USD.
 MILLION: Final = 1_000_000
+
+
+PeriodKind: TypeAlias = Literal["none", "day", "month", "every"]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Renewal period of a budget.
+
+    `none` never renews, `day` and `month` follow the UTC calendar. `every` renews after that many whole `seconds`,
+    counted from the creation of the key.
+    """
+
+    kind: PeriodKind = "none"
+    seconds: int = 0
+
+    def window(self, now: float, since: float = 0.0) -> tuple[float, float | None]:
+        """Return the start of the period that contains `now` and of the next, None for never.
+
+        All times are in seconds since 1970; `since` is the start of the first period of kind `every`.
+        """
+        if self.kind == "none":
+            return 0.0, None
+        if self.kind == "every":
+            start = since + (now - since) // self.seconds * self.seconds
+            return start, start + self.seconds
+        # Calendar periods begin at midnight UTC on every replica, independent of the time zone of the machine.
+        first = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        if self.kind == "day":
+            return first.timestamp(), (first + timedelta(days=1)).timestamp()
+        # Every month has at least 28 days, so 32 days after its first day lies in the next month.
+        first = first.replace(day=1)
+        return first.timestamp(), (first + timedelta(days=32)).replace(day=1).timestamp()
+
+
+NO_PERIOD = Period()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """Limits of a key; None for unlimited.
+
+    `rpm` and `tpm` limit requests and tokens in any 60 seconds, `max_parallel` simultaneous requests. `token_budget`
+    (tokens) and `money_budget` (micro-USD) apply to each `budget_period`. The first period began at `budget_since`, in
+    seconds since 1970.
+    """
+
+    rpm: int | None = None
+    tpm: int | None = None
+    max_parallel: int | None = None
+    token_budget: int | None = None
+    money_budget: int | None = None
+    budget_period: Period = NO_PERIOD
+    budget_since: float = 0.0
+
+    @property
+    def limited(self) -> bool:
+        """True if any limit is set."""
+        return any(
+            limit is not None for limit in (self.rpm, self.tpm, self.max_parallel, self.token_budget, self.money_budget)
+        )
+
+    @property
+    def has_budget(self) -> bool:
+        return self.token_budget is not None or self.money_budget is not None
+
+
+NO_LIMITS = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from tests.api.asgi import Exchange
 from tests.api.messages.folding import fold, named_events
 from tests.api.messages.mounted import gateway, request
 from tests.api.scripted import ScriptedTurns, call, commentary, final, finished, reasoning
-from unisono.core.access import KeyLimits
 from unisono.core.events import Event
 from unisono.core.observer import GenerationFacts
-from unisono.core.quotas import QuotaStatus
+from unisono.core.quotas import KeyLimits, QuotaStatus
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import (
     BackendOverloaded,
