@@ -1,4 +1,4 @@
-"""Quotas: limits of a key and its budget periods, its usage, reservations and remaining amounts.
+"""Quotas: limits of a key, budget periods, usage, reservations and remaining amounts.
 
 A request of a key with limits reserves quota before it begins, all or nothing, and is settled once when it ends. A
 reservation that is not renewed lapses. Settling enters the usage in the ledger in the same atomic operation. Money is
