@@ -14,7 +14,7 @@ from math import log
 from typing import Any, Final
 
 from unisono.core.conversation import FunctionTool, Json
-from unisono.core.tools import FOUND, SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch
+from unisono.core.tools import FOUND, FOUND_ON, SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch
 from unisono.engine.request import ServerTools
 from unisono.schemas.patterns import BadPattern, Expression
 
@@ -131,6 +131,15 @@ def found_names(outcome: ToolOutcome) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
+def found_on_servers(outcome: ToolOutcome) -> dict[str, tuple[str, str]]:
+    """Return label and own name of each found tool of a server, by the model's name."""
+    structured = outcome.structured
+    places = structured.get(FOUND_ON) if isinstance(structured, dict) else None
+    if not isinstance(places, dict):
+        return {}
+    return {name: (str(place[0]), str(place[1])) for name, place in places.items() if isinstance(place, list)}
+
+
 @dataclass(frozen=True, slots=True)
 class SearchMethod:
     """Method of a search, and the arguments that the model writes for it."""
@@ -153,7 +162,7 @@ def tool_search(
         description += " There are tools of:\n" + "\n".join(about[:MAX_NAMESPACES])
     tools = tuple(deferred)
     tool = HostedTool(SEARCH_LABEL, name, description, method.parameters)
-    return ToolSearch(tool, lambda arguments: method.run(tools, arguments))
+    return ToolSearch(tool, lambda arguments, served: method.run((*tools, *served), arguments))
 
 
 def with_search(server_tools: ServerTools, search: ToolSearch) -> ServerTools:

@@ -138,7 +138,8 @@ class Toolbox:
 
     def with_added(self, items: Iterable[Item]) -> Toolbox:
         """Return the tools with those that a conversation adds. The last definition counts."""
-        added = {tool.name: tool for item in items if isinstance(item, AddedTools) for tool in item.tools}
+        tools_of_items = (tool for item in items if isinstance(item, AddedTools) for tool in item.tools)
+        added = {tool.name: tool for tool in tools_of_items if not tool.server}
         if not added:
             return self
         tools = {tool.name: tool for tool in self.tools} | added

@@ -70,6 +70,8 @@ class FunctionTool:
     grammar: TextGrammar | None = None
     # True if the model does not know the tool until a search finds it.
     deferred: bool = False
+    # Label of the server that runs the tool; empty for a tool of the client. The server declares it for every answer.
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +197,12 @@ class Conversation:
 
     @property
     def all_tools(self) -> tuple[FunctionTool, ...]:
-        """Tools that the model may call now or after a search."""
-        return (*self.tools, *self.deferred)
+        """Tools of the client that the model may call now or after a search."""
+        return (*self.tools, *(tool for tool in self.deferred if not tool.server))
 
     @property
     def tools(self) -> tuple[FunctionTool, ...]:
-        """All tools that the model may call: those of the preamble, then the added ones.
+        """Client tools that the model may call: those of the preamble, then the added ones.
 
         The last definition of a name counts.
         """
@@ -208,6 +210,6 @@ class Conversation:
         if not added:
             return self.preamble.tools
         # Two equal names within one list stay, so that they are refused.
-        later = {tool.name: tool for item in added for tool in item.tools}
+        later = {tool.name: tool for item in added for tool in item.tools if not tool.server}
         first = tuple(later.pop(tool.name, tool) for tool in self.preamble.tools)
         return (*first, *later.values())

@@ -50,6 +50,8 @@ def tool_record(tool: FunctionTool) -> Record:
         more["grammar"] = [tool.grammar.syntax, tool.grammar.definition]
     if tool.deferred:
         more["deferred"] = True
+    if tool.server:
+        more["server"] = tool.server
     return {
         "name": tool.name,
         "description": tool.description,
@@ -75,6 +77,7 @@ def to_tool(record: Record) -> FunctionTool:
         text_of(record, "kind") if "kind" in record else "",
         _grammar(record.get("grammar")),
         record.get("deferred") is True,
+        text_of(record, "server") if "server" in record else "",
     )
 
 

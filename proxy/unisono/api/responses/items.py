@@ -13,6 +13,7 @@ from typing import Any, assert_never
 import orjson
 
 from unisono.api.responses.client_calls import FORMS, TOOLS, call_fields, shell_output
+from unisono.api.responses.server_tools.mcp_spec import MCP
 from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.core.conversation import (
     AddedTools,
@@ -28,6 +29,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.state_store import StoredItem
+from unisono.core.tools import SEPARATOR
 
 # Make an unguessable id that begins with the given prefix.
 NewId = Callable[[str], str]
@@ -240,6 +242,9 @@ def _tool(tool: FunctionTool) -> Wire:
     """Return a tool as clients declare it."""
     if tool.kind == TOOL_SEARCH:
         return {"type": TOOL_SEARCH, **BY_CLIENT, "description": tool.description, "parameters": tool.parameters}
+    if tool.server:
+        own_name = tool.name.removeprefix(f"{tool.server}{SEPARATOR}")
+        return {"type": MCP, "server_label": tool.server, "allowed_tools": [own_name]}
     if tool.kind:
         return {"type": tool.kind}
     name = tool.name.removeprefix(in_namespace(tool.namespace, "")) if tool.namespace else tool.name

@@ -225,11 +225,12 @@ def requirements_of(
     tools: ToolSet,
     server_tools: Mapping[str, HostedTool] | None,
     approved: Collection[str] = (),
+    unknown: Collection[str] = (),
 ) -> OutputRequirements:
     """Return the requirements of `request`; `tools` are all declared tools.
 
     `server_tools` are the offered server tools, by the names that the model knows; None if the request has no server
-    tools. `approved` are the names of the approved calls, which run before any generation.
+    tools. `approved` names the approved calls, which run first, and `unknown` the tools that a search has to find.
     """
     # A message that the client began itself is not changed.
     free = request.conversation.prefill is None
@@ -241,7 +242,7 @@ def requirements_of(
     }
     # Code is not JSON, and free text need not be.
     schemas |= {name: tool.schema or NO_ARGUMENTS for name, tool in every.items() if name != "python"}
-    on_offer = [*_functions_on_offer(request, tools), *(name for name in every if is_builtin(name))]
+    on_offer = [*_functions_on_offer(request, tools, unknown), *(name for name in every if is_builtin(name))]
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
     # A client that approves a call also repeats the choice that led to it. Without this check, it would have to approve
     # calls forever.
@@ -271,9 +272,9 @@ def requirements_of(
     )
 
 
-def _functions_on_offer(request: GenerationRequest, tools: ToolSet) -> Iterator[str]:
+def _functions_on_offer(request: GenerationRequest, tools: ToolSet, unknown: Collection[str]) -> Iterator[str]:
     """Yield the recipients of the declared functions that the model knows from the start."""
-    deferred = {tools.wire(tool.name) for tool in request.conversation.deferred}
+    deferred = {tools.wire(name) for name in (*(tool.name for tool in request.conversation.deferred), *unknown)}
     yield from (f"{FUNCTIONS}{each.name}" for each in tools.declarations if each.name not in deferred)
 
 
