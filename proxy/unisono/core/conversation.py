@@ -64,6 +64,8 @@ class FunctionTool:
     # True if arguments that are not JSON are valid too. The whole text is then the tool's input.
     free_text: bool = False
     namespace: str = ""
+    # Description of the namespace, which the model reads before a search.
+    namespace_description: str = ""
     # Type of a built-in tool that the client runs, such as `shell`; empty for a function.
     kind: str = ""
     # Grammar of a free text, if it can be enforced.

@@ -186,4 +186,7 @@ def declared(
                 # A namespace may consist of deferred tools only.
                 if inner or not (defers and tool.tools):
                     setting = missing_setting(tool.type)
-                    yield DeclaredTool(tool.type, at, at, None, tool.name or "", inner, setting=setting)
+                    about = str((tool.model_extra or {}).get("description") or "")
+                    yield DeclaredTool(
+                        tool.type, at, at, None, tool.name or "", inner, setting=setting, description=about
+                    )

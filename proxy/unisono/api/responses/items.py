@@ -253,7 +253,7 @@ def _tool(tool: FunctionTool) -> Wire:
         wire |= {"parameters": tool.parameters, "strict": tool.strict}
     if not tool.namespace:
         return wire
-    return {"type": "namespace", "name": tool.namespace, "description": "", "tools": [wire]}
+    return {"type": "namespace", "name": tool.namespace, "description": tool.namespace_description, "tools": [wire]}
 
 
 def kind_of(item: Item, toolbox: Toolbox) -> str:

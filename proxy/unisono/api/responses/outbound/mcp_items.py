@@ -92,10 +92,7 @@ def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]
     item_id = search_id(ran.item.call_id, "tool_search_output")
     names = found_names(ran.outcome)
     found = tuple(replace(tool, deferred=False) for tool in toolbox.tools if tool.name in names)
-    namespaces = {tool.get("name"): tool.get("description") for tool in declared if tool.get("type") == "namespace"}
     tools = wire_tools(found)
-    for tool in tools:
-        tool["description"] = tool["description"] or namespaces.get(tool["name"]) or ""
     on_servers = found_on_servers(ran.outcome)
     found += tuple(FunctionTool(name, server=label) for name, (label, _) in on_servers.items())
     for label in dict.fromkeys(label for label, _ in on_servers.values()):

@@ -7,7 +7,7 @@ from the start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from unisono.api.responses.declared_tools import ResponsesTool, Searcher, notes_on_searches, searcher_of
@@ -95,7 +95,8 @@ def deferred_tools(
         return DeferredTools(notes=(*notes_on_searches(_tools(request)), *notes))
     search = None
     if searcher is not Searcher.CLIENT and not request.has_no_calls:
-        search = tool_search(TOOL_SEARCH, BY_WORDS, tuple(deferred.values()), {**_namespaces(request), **waiting})
+        about = {**_namespaces(deferred.values()), **waiting}
+        search = tool_search(TOOL_SEARCH, BY_WORDS, tuple(deferred.values()), about)
     known = {name: replace(tool, deferred=False) for name, tool in deferred.items()}
     required = _required(request)
     return DeferredTools(
@@ -129,10 +130,7 @@ def _tools(request: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
             yield from ((f"input.{position}.tools.{place}", tool) for place, tool in enumerate(item.tools))
 
 
-def _namespaces(request: ResponsesRequest) -> Mapping[str, str]:
-    """Return the descriptions of the namespaces by name."""
-    return {
-        tool.name: str((tool.model_extra or {}).get("description") or "")
-        for _, tool in _tools(request)
-        if tool.type == "namespace" and tool.name and tool.name != PLAIN_NAMESPACE
-    }
+def _namespaces(tools: Iterable[FunctionTool]) -> Mapping[str, str]:
+    """Return the descriptions of the namespaces of deferred tools by name."""
+    # Not from the request: it may continue one that declared the tools in an item, and its prompt must stay the same.
+    return {tool.namespace: tool.namespace_description for tool in tools if tool.namespace not in ("", PLAIN_NAMESPACE)}
