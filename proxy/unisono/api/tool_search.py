@@ -21,6 +21,8 @@ from unisono.schemas.patterns import BadPattern, Expression
 MAX_FOUND: Final = 5
 MAX_TOOL_CHARACTERS: Final = 4_000
 MAX_NAMESPACES: Final = 50
+# The time of a search grows with the words, and a client that disconnects cannot stop it.
+MAX_QUERY_WORDS: Final = 64
 # Maximum validation steps of a search, of about a microsecond.
 MAX_STEPS: Final = 200_000
 # Usual parameters of BM25: the weight of repeated words, and of the length of the text.
@@ -55,7 +57,8 @@ def found_text(names: Sequence[str]) -> str:
 def search_by_words(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]) -> ToolOutcome:
     """Return the tools that match the query best."""
     # Models call the argument `keywords`, or `paths` as in OpenAI's own search.
-    wanted = dict.fromkeys(word for value in arguments.values() for word in _words(_joined(value)))
+    words = dict.fromkeys(word for value in arguments.values() for word in _words(_joined(value)))
+    wanted = [*words][:MAX_QUERY_WORDS]
     texts = [Counter(_words(_text(tool))) for tool in tools]
     average = sum(map(Counter.total, texts)) / max(len(texts), 1) or 1.0
     weights = {word: _weight(sum(word in text for text in texts), len(texts)) for word in wanted}
