@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.e2e.hosting import DOCS, calls, desk, made, result
+from tests.api.responses.folding import fold
+from tests.e2e.gateway import config_of, gateway
+from tests.e2e.hosting import DOCS, calls, desk, hosts, made, result
+from tests.e2e.replicas import LEASE_S, Client, Told
 from tests.e2e.responses import ANSWER, Json, Line, kinds
 from tests.e2e.test_added_tools import called, is_extended
-from tests.e2e.wires import WIRES
+from tests.e2e.test_tool_search_interrupted import MANY, until_searching
+from tests.e2e.wires import ENCODING, WIRES, asked
+from tests.fakes import FakeVllm
 from tests.mcp.conftest import Upstream, start_upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -156,3 +163,79 @@ async def test_a_found_tool_can_be_called_after_a_compaction(harness: Line, way:
             compacted = dict((await harness.made("/responses/compact", model="gpt-oss", input=history)).body)
         await harness.whole(input=[*compacted["output"], ASKED], **fields)
     assert [harness.prompts[1].count(text) for text in (ECHO, "docs__facts")] == [1, 0]
+
+
+async def test_a_deferred_server_that_cannot_be_reached_has_nothing_to_find(upstream: Upstream) -> None:
+    async with desk(upstream, entry={"url": "http://127.0.0.1:9/mcp"}) as line:
+        line.say(SEARCHES, ANSWER)
+        response = await line.whole(input=[ASKED], tools=TOOLS)
+        assert made(response, "mcp_list_tools")[0]["error"]
+        assert made(response, "tool_search_output")[0]["tools"] == []
+        assert response["status"] == "completed"
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["resent", "stored"])
+async def test_a_tool_whose_name_is_taken_is_found_under_another_name(harness: Line, stored: bool) -> None:
+    fields: Json = {"tools": [*TOOLS, {"type": "function", "name": "docs__echo"}], "store": stored}
+    harness.say(SEARCHES, called("docs__echo", "{}"), ANSWER)
+    first = await harness.whole(input=[ASKED], **fields)
+    [server] = made(first, "tool_search_output")[0]["tools"]
+    assert server["allowed_tools"] == ["echo"]
+    [call] = made(first, "function_call")
+    answered = {"type": "function_call_output", "call_id": call["call_id"], "output": "Yes."}
+    following: Json = {"previous_response_id": first["id"], "input": [answered]}
+    if not stored:
+        following = {"input": [ASKED, *first["output"], answered]}
+    await harness.whole(**following, **fields)
+    assert is_extended(harness)
+    assert harness.prompts[-1].count("type docs_echo_") == 1
+
+
+async def test_a_conversation_declares_a_found_tool_once(harness: Line) -> None:
+    fields: Json = {"conversation": await harness.conversation(), "tools": TOOLS}
+    harness.say(SEARCHES, ANSWER, SEARCHES, ANSWER, ANSWER)
+    for _ in range(3):
+        await harness.whole(input=[ASKED], **fields)
+    assert [harness.prompts[-1].count(text) for text in ("Found: docs__echo", ECHO)] == [2, 1]
+
+
+async def test_counted_tokens_are_those_of_the_prompt(harness: Line) -> None:
+    harness.say(ANSWER)
+    counted = await harness.post("/input_tokens", input=[ASKED], tools=TOOLS)
+    response = await harness.whole(input=[ASKED], tools=TOOLS)
+    assert counted.body["input_tokens"] == response["usage"]["input_tokens"]
+    every = await harness.post("/input_tokens", input=[ASKED], tools=[DOCS])
+    assert counted.body["input_tokens"] < every.body["input_tokens"]
+
+
+@pytest.mark.parametrize("grace_s", [5.0, 0.01], ids=["in time", "late"])
+async def test_a_search_among_servers_continues_after_a_handover(
+    upstream: Upstream, tmp_path: Path, grace_s: float
+) -> None:
+    async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
+        wire = WIRES["vllm"]
+
+        def script(body: Json) -> Any:
+            prompt = ENCODING.decode(body["prompt"])
+            answer = ANSWER if "hello" in prompt else calls("echo", text="hello")
+            return wire.script(answer if "Found: " in prompt else SEARCHES)
+
+        fake.script = script
+        store = {"url": f"sqlite:///{tmp_path}/state.db", "deadline_s": 5, "lease_s": LEASE_S}
+        config = config_of(f"vllm@{fake.url}", store=store, **hosts(upstream))
+        async with gateway(config) as first:
+            assert first.app is not None
+            body = {"model": "gpt-oss", "input": [ASKED], "tools": [*TOOLS, *MANY], "background": True}
+            response = await Client(first.url, session).post("/v1/responses", body)
+            await until_searching(fake)
+            await first.app.state.gateway.hand_over(grace_s)
+        async with gateway(config) as second:
+            client = Client(second.url, session)
+            ended = await client.over(response["id"])
+            received = await client.resumes(Told(), response["id"])
+        assert fold(received.events).response == ended
+        assert [call["output"] for call in made(ended)] == ["hello"]
+        assert [tool["allowed_tools"] for tool in made(ended, "tool_search_output")[0]["tools"]] == [["echo"]]
+        prompts = [request.json["prompt"] for request in asked(fake)]
+        assert prompts[-1][: len(prompts[0])] == prompts[0]
+        assert ENCODING.decode(prompts[-1]).count(ECHO) == 1

@@ -17,7 +17,7 @@ from tests.e2e.replicas import LEASE_S, Client, Told, replica
 from tests.e2e.responses import ANSWER, Json, Line, kinds, line
 from tests.e2e.test_responses_leaving import send_request
 from tests.e2e.test_tool_search import ASKED, LOOKS, SEARCH, SEARCHES, STARS
-from tests.e2e.wires import ENCODING, WIRES, asked
+from tests.e2e.wires import ENCODING, WIRES, Fake, asked
 from tests.fakes import FakeVllm
 
 WIRE = WIRES["vllm"]
@@ -43,11 +43,10 @@ async def harness() -> AsyncIterator[Line]:
         yield running
 
 
-async def until_searching(harness: Line) -> None:
+async def until_searching(fake: Fake) -> None:
     """Wait until the model has written the search."""
-    await harness.fake.asked(1)
-    async with asyncio.timeout(5):
-        while asked(harness.fake)[0].done_at is None:
+    async with asyncio.timeout(10):
+        while not (requests := asked(fake)) or requests[0].done_at is None:
             await asyncio.sleep(0.001)
 
 
@@ -57,7 +56,7 @@ async def test_a_disconnect_during_a_search_ends_the_answer(harness: Line, strea
     harness.say(SEARCHES, WIRE.script(ANSWER, delay_s=0.2))
     before = len(asyncio.all_tasks())
     client = await send_request(harness, input=[ASKED], tools=SLOW_TOOLS, stream=stream, conversation=conversation)
-    await until_searching(harness)
+    await until_searching(harness.fake)
     client.transport.abort()
     await asyncio.sleep(SEARCH_S)
     # If the search was over already, the next generation is aborted.
@@ -103,9 +102,7 @@ async def test_a_search_continues_after_a_handover(tmp_path: Path, grace_s: floa
             assert first.app is not None
             body = {"model": "gpt-oss", "input": [ASKED], "tools": SLOW_TOOLS, "background": True}
             response = await Client(first.url, session).post("/v1/responses", body)
-            async with asyncio.timeout(10):
-                while not prompts or asked(fake)[0].done_at is None:
-                    await asyncio.sleep(0.001)
+            await until_searching(fake)
             await first.app.state.gateway.hand_over(grace_s)
             assert len(prompts) == 1
         async with gateway(config) as second:
@@ -125,9 +122,7 @@ async def test_a_search_is_repeated_after_a_crash(tmp_path: Path) -> None:
         async with replica(tmp_path / "a", config) as first:
             body = {"model": "gpt-oss", "input": [ASKED], "tools": SLOW_TOOLS, "background": True}
             response = await Client(first.url, session).post("/v1/responses", body)
-            async with asyncio.timeout(10):
-                while not prompts or asked(fake)[0].done_at is None:
-                    await asyncio.sleep(0.001)
+            await until_searching(fake)
             await asyncio.sleep(0.05)
             first.kill()
             await first.ended()
