@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.gateway import message_of
-from tests.e2e.hosting import desk
+from tests.e2e.hosting import calls, desk
 from tests.e2e.messages import message_in
 from tests.e2e.responses import ANSWER, Json, Line
 from tests.e2e.test_added_tools import called
@@ -72,7 +72,7 @@ FOUND: dict[str, tuple[Json, list[str]]] = {
     ),
     "tools of a server": (
         {"input": [ASKED], "tools": [*TOOLS, DEFERRED]},
-        [called("tool_search", '{"query": "told, stars"}'), LOOKS],
+        [called("tool_search", '{"query": "told, stars"}'), calls("echo", text="hello"), LOOKS],
     ),
 }
 

@@ -266,7 +266,8 @@ def to_server_tools(
     # A client that requests a builtin tool knows its abilities, so that no tool list is emitted.
     trained = {server.label for server in servers if server.builtin}
     announced = earlier.announced | now.announced | trained
-    return ServerTools(servers, announced, now.decisions, max_calls=request.max_tool_calls)
+    visible = frozenset(server.label for server in servers if not server.builtin)
+    return ServerTools(servers, announced, now.decisions, max_calls=request.max_tool_calls, visible=visible)
 
 
 def mcp_specs(request: ResponsesRequest) -> list[tuple[str, McpSpec]]:

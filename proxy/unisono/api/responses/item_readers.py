@@ -46,7 +46,7 @@ from unisono.api.responses.input_items import (
     InputSilent,
     InputTrigger,
 )
-from unisono.api.responses.items import SPOKEN, searched_call
+from unisono.api.responses.items import SPOKEN, served_call
 from unisono.api.responses.server_tools.mcp_spec import MCP
 from unisono.api.summary import replaces_history
 from unisono.api.tool_search import found_text
@@ -149,7 +149,7 @@ def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Seque
     if request is not None:
         return (ToolResult(request.call_id, request.name, output),)
     name = conversion.hosted_name(item.server_label, item.name or "mcp")
-    call_id = item.id or conversion.unnamed(param)
+    call_id = served_call(item.id, item.type) if item.id else conversion.unnamed(param)
     return (AssistantCall(call_id, name, item.arguments), ToolResult(call_id, name, output))
 
 
@@ -275,7 +275,7 @@ def _search_call(conversion: InputConversion, item: InputItem, param: str) -> Se
         conversion.search = next((each.call_id for each in stored.meaning if isinstance(each, AssistantCall)), "")
         return stored.meaning
     # Without any id, the result is the next item.
-    conversion.search = item.call_id or (searched_call(item.id) if item.id else conversion.unnamed(param))
+    conversion.search = item.call_id or (served_call(item.id, item.type) if item.id else conversion.unnamed(param))
     arguments = item.arguments if isinstance(item.arguments, str) else orjson.dumps(item.arguments or {}).decode()
     return (AssistantCall(conversion.search, TOOL_SEARCH, arguments),)
 

@@ -97,14 +97,15 @@ def prefix_of(kind: str) -> str:
 CALL_PREFIX = "call_"
 
 
-def search_id(call_id: str, kind: str) -> str:
-    """Return the id of an item of the gateway's search, which contains the id of its call."""
+def served_id(call_id: str, kind: str) -> str:
+    """Return the id of an item of a call that the gateway ran; it contains the id of the call."""
+    # A client sends these items back without `call_id`.
     return prefix_of(kind) + call_id.removeprefix(CALL_PREFIX)
 
 
-def searched_call(item_id: str) -> str:
-    """Return the id of the call of such an item. Inverse of `search_id`."""
-    return CALL_PREFIX + item_id.removeprefix(prefix_of("tool_search_call"))
+def served_call(item_id: str, kind: str) -> str:
+    """Return the id of the call of such an item. Inverse of `served_id`."""
+    return CALL_PREFIX + item_id.removeprefix(prefix_of(kind))
 
 
 # -- parts

@@ -12,7 +12,7 @@ from unisono.api.responses.items import (
     IN_PROGRESS,
     INCOMPLETE,
     Wire,
-    search_id,
+    served_id,
     to_item,
     wire_tools,
 )
@@ -89,7 +89,7 @@ def search_call(item: HostedCall, item_id: str, status: str) -> Wire:
 
 def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]) -> StoredItem:
     """Return the stored result of a search for tools; `declared` are the tools of the request."""
-    item_id = search_id(ran.item.call_id, "tool_search_output")
+    item_id = served_id(ran.item.call_id, "tool_search_output")
     names = found_names(ran.outcome)
     found = tuple(replace(tool, deferred=False) for tool in toolbox.tools if tool.name in names)
     tools = wire_tools(found)
