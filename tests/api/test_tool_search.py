@@ -6,7 +6,7 @@ from time import process_time
 
 import pytest
 
-from unisono.api.tool_search import MAX_FOUND, found_names, search_by_pattern, search_by_words
+from unisono.api.tool_search import MAX_FOUND, MAX_QUERY_WORDS, found_names, search_by_pattern, search_by_words
 from unisono.core.conversation import FunctionTool, Json
 
 
@@ -91,3 +91,19 @@ def test_many_tools_are_searched_in_time() -> None:
     # It takes 0.3 s, in a thread of its own; the rest is for a busy machine.
     assert process_time() - began < 3
     assert len(found_names(outcome)) == MAX_FOUND
+
+
+def test_only_the_first_words_of_a_query_count() -> None:
+    words = [f"zebra{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(MAX_QUERY_WORDS)]
+    assert found_names(search_by_words(TOOLS, {"query": " ".join([*words[1:], "weather", "script"])})) == []
+    assert found_names(search_by_words(TOOLS, {"query": " ".join([*words[1:], *words[1:], "script"])})) == ["run"]
+
+
+def test_a_long_query_takes_no_longer_than_a_short_one() -> None:
+    many = [tool(f"tool{number}", "Does something with customers.") for number in range(512)]
+    words = " ".join(
+        f"{chr(97 + a)}{chr(97 + b)}{chr(97 + c)}" for a in range(26) for b in range(26) for c in range(26)
+    )
+    began = process_time()
+    search_by_words(many, {"query": words})
+    assert process_time() - began < 1.0

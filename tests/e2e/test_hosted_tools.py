@@ -96,6 +96,24 @@ async def test_items_sent_back_render_unchanged(harness: Line, stored: bool) -> 
 
 
 @BOTH_FORMS
+@pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+@pytest.mark.parametrize("reasoning", [True, False], ids=["with reasoning", "without"])
+async def test_calls_that_are_not_stored_stay_token_exact(
+    upstream: Upstream, wire: Any, stream: bool, reasoning: bool
+) -> None:
+    async with desk(upstream, wire) as harness:
+        harness.more = {"tools": [TOOL, DOCS], "store": False}
+        harness.say(calls("echo", text="hello"), calls("broken"), CALL, ANSWER)
+        first = await harness.responds(stream=stream)
+        # Many clients do not send the reasoning back.
+        items = [item for item in first["output"] if reasoning or item["type"] != "reasoning"]
+        output = {"type": "function_call_output", "call_id": items[-1]["call_id"], "output": "blue"}
+        await harness.responds(input=[{"role": "user", "content": "Hi"}, *items, output], stream=stream)
+        assert harness.prompts[-1].startswith(harness.prompts[-2])
+        assert harness.prompts[-1].count('{"text":"hello"}') == 1
+
+
+@BOTH_FORMS
 async def test_several_calls_run_in_sequence(harness: Line, stream: bool) -> None:
     harness.say(calls("echo", text="1"), calls("echo", text="2"), calls("facts"), ANSWER)
     response = await harness.responds(stream=stream)

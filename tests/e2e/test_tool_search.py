@@ -212,6 +212,24 @@ async def test_a_search_may_be_in_a_list_of_allowed_tools(harness: Line, stream:
     assert kinds(response["output"])[-3:] == ["tool_search_output", "reasoning", "function_call"]
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["resent", "stored"])
+@both_forms
+async def test_two_searches_at_once_declare_each_tool_once(harness: Line, stream: bool, stored: bool) -> None:
+    fields: Json = {"tools": TOOLS, "stream": stream, "store": stored}
+    both = called("tool_search", '{"query":"bill, star"}').removeprefix(THOUGHT)
+    harness.say(f"{SEARCHES}<|start|>assistant{both}", LOOKS, ANSWER)
+    first = await harness.responds(input=[ASKED], **fields)
+    assert kinds(first["output"])[1:5] == ["tool_search_call", "tool_search_output"] * 2
+    result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Polaris"}
+    following: Json = {"previous_response_id": first["id"], "input": [result]}
+    if not stored:
+        following = {"input": [ASKED, *first["output"], result]}
+    await harness.responds(**following, **fields)
+    for prompt in harness.prompts[1:3]:
+        assert [prompt.count(f"type {name} = ") for name in ("sky__look", "pay", "sky__moon")] == [1, 1, 0]
+        assert prompt.count("Found: ") == 2
+
+
 async def test_searches_count_as_calls_of_the_gateway(harness: Line) -> None:
     harness.say(SEARCHES, called("tool_search", '{"query":"bill"}'), ANSWER)
     await harness.whole(input=[ASKED], tools=TOOLS, max_tool_calls=1)

@@ -19,6 +19,8 @@ For output that depends on the request, pass a callable from its JSON to a scrip
     FakeVllm(script=lambda asked: VllmScript(tokens=ANSWERS[asked["prompt"][-1]]))
     FakeVllm(script=lambda asked: Refusal(429, b'{"error": "busy"}', headers={"Retry-After": "7"}))
 
+With `fake.prefix_cache = PrefixCache()`, FakeVllm reports the cached tokens of the prompts that it has received.
+
 `fake.script` may be assigned between requests. Faults are functions from steps to steps and combine in order:
 `faults=(reset_at(3),)`, `close_at`, `stall_at`, `inject_at(2, b"data: garbage\\n\\n")`, `without_done`, `done_twice`,
 `half_event_at(1)`, `flood_from(2, 10**8)` (never more than the client reads), `recut(7)` (7 bytes per
@@ -43,6 +45,7 @@ from .faults import (
 )
 from .llamacpp import FakeLlamaCpp, LlamaCppScript
 from .ollama import FakeOllama, OllamaScript
+from .prefix_cache import PrefixCache
 from .sglang import FakeSglang, SglangScript
 from .wire import Close, Flood, Reset, Seen, Sleep, Stall, Step, WireServer, Write
 
@@ -58,6 +61,7 @@ __all__ = [
     "MlxScript",
     "OllamaScript",
     "Patient",
+    "PrefixCache",
     "Refusal",
     "Reset",
     "Seen",

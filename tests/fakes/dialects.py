@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unisono.harmony.encoding import load_encoding
@@ -13,6 +13,7 @@ from . import constraints
 from .constraints import GrammarError, Held
 from .faults import Fault
 from .loads import Pages, vllm_pages
+from .prefix_cache import PrefixCache
 from .wire import TOKENIZERS, Close, Flood, Seen, Sleep, Stall, Step, WireServer, Write
 
 STOP_IDS = (200002, 200012, 199999)
@@ -329,7 +330,8 @@ class Patient:
 class FakeVllm(WireServer):
     """vLLM server.
 
-    If `api_key` is set, requests need that key. `models` is its model list; `pages` report its load.
+    If `api_key` is set, requests need that key. `models` is its model list; `pages` report its load. With a
+    `prefix_cache`, the usage has the cached tokens of each prompt instead of those in the script.
     """
 
     def __init__(
@@ -349,6 +351,7 @@ class FakeVllm(WireServer):
         self.patient = Patient()
         self.api_key = api_key
         self.knows_tags = True
+        self.prefix_cache: PrefixCache | None = None
         self.pages: Pages = vllm_pages(self)
         self.models: object = {
             "object": "list",
@@ -373,7 +376,12 @@ class FakeVllm(WireServer):
         except GrammarError as error:
             return vllm_error(str(error)).steps()
         script = self.script(seen.json)
-        return script.steps() if isinstance(script, Refusal) else script.steps(seen.json)
+        if isinstance(script, Refusal):
+            return script.steps()
+        if self.prefix_cache is not None:
+            cached = self.prefix_cache.record(seen.json.get("cache_salt"), seen.json["prompt"], script.tokens)
+            script = replace(script, cached_tokens=cached)
+        return script.steps(seen.json)
 
 
 class FakeMlxServer(WireServer):

@@ -14,13 +14,15 @@ from math import log
 from typing import Any, Final
 
 from unisono.core.conversation import FunctionTool, Json
-from unisono.core.tools import FOUND, SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch
+from unisono.core.tools import FOUND, FOUND_ON, SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch
 from unisono.engine.request import ServerTools
 from unisono.schemas.patterns import BadPattern, Expression
 
 MAX_FOUND: Final = 5
 MAX_TOOL_CHARACTERS: Final = 4_000
 MAX_NAMESPACES: Final = 50
+# The time of a search grows with the words, and a client that disconnects cannot stop it.
+MAX_QUERY_WORDS: Final = 64
 # Maximum validation steps of a search, of about a microsecond.
 MAX_STEPS: Final = 200_000
 # Usual parameters of BM25: the weight of repeated words, and of the length of the text.
@@ -55,7 +57,8 @@ def found_text(names: Sequence[str]) -> str:
 def search_by_words(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]) -> ToolOutcome:
     """Return the tools that match the query best."""
     # Models call the argument `keywords`, or `paths` as in OpenAI's own search.
-    wanted = dict.fromkeys(word for value in arguments.values() for word in _words(_joined(value)))
+    words = dict.fromkeys(word for value in arguments.values() for word in _words(_joined(value)))
+    wanted = [*words][:MAX_QUERY_WORDS]
     texts = [Counter(_words(_text(tool))) for tool in tools]
     average = sum(map(Counter.total, texts)) / max(len(texts), 1) or 1.0
     weights = {word: _weight(sum(word in text for text in texts), len(texts)) for word in wanted}
@@ -131,6 +134,15 @@ def found_names(outcome: ToolOutcome) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
+def found_on_servers(outcome: ToolOutcome) -> dict[str, tuple[str, str]]:
+    """Return label and own name of each found tool of a server, by the model's name."""
+    structured = outcome.structured
+    places = structured.get(FOUND_ON) if isinstance(structured, dict) else None
+    if not isinstance(places, dict):
+        return {}
+    return {name: (str(place[0]), str(place[1])) for name, place in places.items() if isinstance(place, list)}
+
+
 @dataclass(frozen=True, slots=True)
 class SearchMethod:
     """Method of a search, and the arguments that the model writes for it."""
@@ -153,7 +165,7 @@ def tool_search(
         description += " There are tools of:\n" + "\n".join(about[:MAX_NAMESPACES])
     tools = tuple(deferred)
     tool = HostedTool(SEARCH_LABEL, name, description, method.parameters)
-    return ToolSearch(tool, lambda arguments: method.run(tools, arguments))
+    return ToolSearch(tool, lambda arguments, served: method.run((*tools, *served), arguments))
 
 
 def with_search(server_tools: ServerTools, search: ToolSearch) -> ServerTools:

@@ -109,7 +109,7 @@ class DeclaredTool:
 
     `path` is its position in the request, `at` that of its name, and `schema_field` the field of its schema. A tool
     without `spec` and without `inner` tools of a namespace is of an unavailable kind. `setting` names the setting
-    that enables it.
+    that enables it. `description` is that of a namespace.
     """
 
     kind: str
@@ -121,6 +121,7 @@ class DeclaredTool:
     form: CallForm = CallForm.FUNCTION
     setting: str = ""
     schema_field: str = "parameters"
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,8 @@ class Toolbox:
 
     def with_added(self, items: Iterable[Item]) -> Toolbox:
         """Return the tools with those that a conversation adds. The last definition counts."""
-        added = {tool.name: tool for item in items if isinstance(item, AddedTools) for tool in item.tools}
+        tools_of_items = (tool for item in items if isinstance(item, AddedTools) for tool in item.tools)
+        added = {tool.name: tool for tool in tools_of_items if not tool.server}
         if not added:
             return self
         tools = {tool.name: tool for tool in self.tools} | added
@@ -214,7 +216,8 @@ def to_toolbox(tools: Iterable[DeclaredTool], *, others: bool = False) -> Toolbo
     return Toolbox(tuple(found.tools), found.forms, tuple(found.notes), found.origins)
 
 
-def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> None:
+def _add(found: _Collected, declared: DeclaredTool, namespace: str | None, about: str = "") -> None:
+    """Add a declared tool, or the tools of a namespace; `about` describes the latter."""
     spec = declared.spec
     if spec is not None:
         name = in_namespace(namespace, spec.name)
@@ -222,6 +225,7 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
         tool = replace(
             tool,
             namespace=namespace or "",
+            namespace_description=about,
             kind=declared.form.value if declared.form in CLIENT_FORMS else "",
             deferred=bool(spec.defer_loading),
         )
@@ -236,7 +240,7 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
         found.skipped.append((f"{declared.path}.type", _unsupported(declared.kind, declared.setting)))
     else:
         for inner in declared.inner:
-            _add(found, inner, in_namespace(namespace, declared.name))
+            _add(found, inner, in_namespace(namespace, declared.name), declared.description)
         if not declared.inner:
             found.skipped.append((f"{declared.path}.tools", "the namespace contains no tools"))
 

@@ -64,12 +64,16 @@ class FunctionTool:
     # True if arguments that are not JSON are valid too. The whole text is then the tool's input.
     free_text: bool = False
     namespace: str = ""
+    # Description of the namespace, which the model reads before a search.
+    namespace_description: str = ""
     # Type of a built-in tool that the client runs, such as `shell`; empty for a function.
     kind: str = ""
     # Grammar of a free text, if it can be enforced.
     grammar: TextGrammar | None = None
     # True if the model does not know the tool until a search finds it.
     deferred: bool = False
+    # Label of the server that runs the tool; empty for a tool of the client. The server declares it for every answer.
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +201,12 @@ class Conversation:
 
     @property
     def all_tools(self) -> tuple[FunctionTool, ...]:
-        """Tools that the model may call now or after a search."""
-        return (*self.tools, *self.deferred)
+        """Tools of the client that the model may call now or after a search."""
+        return (*self.tools, *(tool for tool in self.deferred if not tool.server))
 
     @property
     def tools(self) -> tuple[FunctionTool, ...]:
-        """All tools that the model may call: those of the preamble, then the added ones.
+        """Client tools that the model may call: those of the preamble, then the added ones.
 
         The last definition of a name counts.
         """
@@ -210,6 +214,6 @@ class Conversation:
         if not added:
             return self.preamble.tools
         # Two equal names within one list stay, so that they are refused.
-        later = {tool.name: tool for item in added for tool in item.tools}
+        later = {tool.name: tool for item in added for tool in item.tools if not tool.server}
         first = tuple(later.pop(tool.name, tool) for tool in self.preamble.tools)
         return (*first, *later.values())

@@ -44,12 +44,16 @@ def tool_record(tool: FunctionTool) -> Record:
     """Convert a tool to a record."""
     # Older versions refuse fields that they do not know, so these are written only where they are needed.
     more: Record = {"namespace": tool.namespace} if tool.namespace else {}
+    if tool.namespace_description:
+        more["namespace_description"] = tool.namespace_description
     if tool.kind:
         more["kind"] = tool.kind
     if tool.grammar is not None:
         more["grammar"] = [tool.grammar.syntax, tool.grammar.definition]
     if tool.deferred:
         more["deferred"] = True
+    if tool.server:
+        more["server"] = tool.server
     return {
         "name": tool.name,
         "description": tool.description,
@@ -72,9 +76,11 @@ def to_tool(record: Record) -> FunctionTool:
         bool(record["strict"]),
         bool(record["free_text"]),
         text_of(record, "namespace") if "namespace" in record else "",
+        text_of(record, "namespace_description") if "namespace_description" in record else "",
         text_of(record, "kind") if "kind" in record else "",
         _grammar(record.get("grammar")),
         record.get("deferred") is True,
+        text_of(record, "server") if "server" in record else "",
     )
 
 

@@ -8,13 +8,13 @@ errors of the request itself (a forbidden server, an unavailable tool list) are 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from typing import Final, Protocol, TypeAlias
 
-from unisono.core.conversation import Json, Tokens
+from unisono.core.conversation import FunctionTool, Json, Tokens
 from unisono.core.tool_arguments import ToolArguments
 
 # Unique wire names for server tools; models allow 64 letters, digits, `_` and `-`.
@@ -234,6 +234,8 @@ class ToolServer:
     builtin: str = ""
     # Request field with the server's address, for errors; empty for a configured server.
     at: str = ""
+    # Whether the model knows the server's tools only after a search. Without a search, it knows them from the start.
+    deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,20 +276,22 @@ class ServerToolCall:
 
 # Label of the server that stands for the gateway's own search for tools. No request can name it.
 SEARCH_LABEL = "builtin:tool_search"
-# Key of the names of the found tools, in the structured outcome of a search.
+# Keys in the structured outcome of a search: the names of the found tools, and the server label and own name of those
+# that a server runs.
 FOUND = "found"
+FOUND_ON = "found_on"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSearch:
     """Search for deferred tools, which the gateway runs without a server.
 
-    `tool` is what the model calls, under the tool's own name. `run` takes the arguments. Its outcome has the names of
-    the found tools under `FOUND`.
+    `tool` is what the model calls, under the tool's own name. `run` takes the arguments and the deferred tools of
+    servers. Its outcome has the names of the found tools under `FOUND`.
     """
 
     tool: HostedTool
-    run: Callable[[Mapping[str, Json]], ToolOutcome]
+    run: Callable[[Mapping[str, Json], Sequence[FunctionTool]], ToolOutcome]
 
     @property
     def server(self) -> ToolServer:

@@ -241,6 +241,8 @@ class EngineDeps:
             if hosted.builtins:
                 preamble = replace(conversation.preamble, builtins=hosted.builtins)
                 conversation = replace(conversation, preamble=preamble)
+            if unknown := hosted.unknown(conversation):
+                conversation = replace(conversation, deferred=(*conversation.deferred, *unknown))
             return PreparedConversation(conversation, tools, not is_whole, hosted.left_out, hosted, loop)
         if not client:
             return PreparedConversation(conversation, plan_tools(()))

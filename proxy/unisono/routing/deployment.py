@@ -168,10 +168,7 @@ class LiveDeployment:
         self._changed()
 
     def claimed(self, load: Load | None, running_before: int = 0) -> None:
-        """Set the load by other clients, as reported by the server; None if it reports none.
-
-        `running_before` is the number of the gateway's own requests when the server was asked.
-        """
+        """Set the load that the server reports, asked while it had `running_before` own requests."""
         running, waiting = (0, 0) if load is None else (load.running, load.waiting)
         self.candidate.set_server_load(running, waiting, running_before)
 

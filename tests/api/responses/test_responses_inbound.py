@@ -149,11 +149,24 @@ INPUT_FORMS: dict[str, tuple[Any, list[Item]]] = {
                 "output": "x",
             }
         ],
-        [AssistantCall("mcp_1", FIND, "{}"), ToolResult("mcp_1", FIND, "x")],
+        [AssistantCall("call_1", FIND, "{}"), ToolResult("call_1", FIND, "x")],
     ),
     "a call failed by a server": (
         [{"type": "mcp_call", "id": "mcp_1", "server_label": "d", "name": "find", "arguments": "{}", "error": "gone"}],
-        [AssistantCall("mcp_1", "d__find", "{}"), ToolResult("mcp_1", "d__find", "gone")],
+        [AssistantCall("call_1", "d__find", "{}"), ToolResult("call_1", "d__find", "gone")],
+    ),
+    "a call failed by a server, in the form of the gateway": (
+        [
+            {
+                "type": "mcp_call",
+                "id": "mcp_1",
+                "server_label": "d",
+                "name": "find",
+                "arguments": "{}",
+                "error": {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "gone"}]},
+            }
+        ],
+        [AssistantCall("call_1", "d__find", "{}"), ToolResult("call_1", "d__find", "gone")],
     ),
     "executed code": (
         [

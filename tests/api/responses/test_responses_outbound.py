@@ -172,7 +172,7 @@ SERVER_TOOL_ITEMS: dict[str, tuple[list[engine_events.Event], list[Item], dict[s
             ToolResult("call_h0", "docs__find", "found"),
         ],
         {
-            "id": "mcp_0",
+            "id": "mcp_h0",
             "type": "mcp_call",
             "status": "completed",
             "approval_request_id": None,

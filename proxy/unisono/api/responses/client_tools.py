@@ -42,7 +42,8 @@ def _ending(outcome: Any) -> str:
 def error_text(error: object) -> str:
     """Return the text of an error in any of its forms."""
     match error:
-        case None | "" | {} | []:
+        # The pattern `{}` would match every object.
+        case empty if not empty:
             return ""
         case str():
             return error

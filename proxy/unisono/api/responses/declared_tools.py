@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 from unisono.api.field_types import OpenModel, Text
 from unisono.api.gateway_tools import builtin_for, missing_setting
 from unisono.api.responses.client_calls import FORMS, function_of
-from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
+from unisono.api.responses.server_tools.mcp_spec import MAX_NAMES, MCP, McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
 from unisono.api.tools import TOOL_SEARCH, CallForm, CustomSpec, DeclaredTool, FunctionSpec, SearchSpec, described
 
@@ -100,17 +100,26 @@ def notes_on_searches(tools: Iterable[tuple[str, ResponsesTool]]) -> Iterator[st
 
 
 def without_servers(tools: Any) -> Any:
-    """Reduce the MCP servers in a list of tools to their labels."""
-    # In an item, an MCP server has no effect. Its other fields are not validated, so that no history is refused, and
-    # not stored, because they may be secrets.
+    """Reduce the MCP servers in a list of tools to their labels and names of tools."""
+    # In an item, an MCP server has no effect, but a search may have found some of its tools. Its other fields are not
+    # validated, so that no history is refused, and not stored, because they may be secrets.
     if not isinstance(tools, list):
         return tools
-    return [
-        ResponsesTool.model_construct(type=MCP, server_label=str(tool.get("server_label") or ""))
-        if isinstance(tool, dict) and tool.get("type") == MCP
-        else tool
-        for tool in tools
-    ]
+    return [_server(tool) if isinstance(tool, dict) and tool.get("type") == MCP else tool for tool in tools]
+
+
+def _server(tool: dict[str, Any]) -> ResponsesTool:
+    names = tool.get("allowed_tools")
+    names = [name for name in names if isinstance(name, str)][:MAX_NAMES] if isinstance(names, list) else None
+    named: dict[str, Any] = {} if names is None else {"allowed_tools": names}
+    return ResponsesTool.model_construct(type=MCP, server_label=str(tool.get("server_label") or ""), **named)
+
+
+def tools_on_servers(tools: Iterable[ResponsesTool]) -> Iterator[tuple[str, str]]:
+    """Yield the label and name of each server tool in the result of a search."""
+    for tool in tools:
+        fields = tool.model_extra or {}
+        yield from ((fields["server_label"], name) for name in fields.get("allowed_tools") or () if tool.type == MCP)
 
 
 def tool_echo(tool: ResponsesTool) -> dict[str, Any]:
@@ -177,4 +186,7 @@ def declared(
                 # A namespace may consist of deferred tools only.
                 if inner or not (defers and tool.tools):
                     setting = missing_setting(tool.type)
-                    yield DeclaredTool(tool.type, at, at, None, tool.name or "", inner, setting=setting)
+                    about = str((tool.model_extra or {}).get("description") or "")
+                    yield DeclaredTool(
+                        tool.type, at, at, None, tool.name or "", inner, setting=setting, description=about
+                    )

@@ -33,12 +33,11 @@ from unisono.api.responses.server_tools.deferred_tools import DeferredTools, def
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.servers import notes_on, on_offer
 from unisono.api.tool_choice import to_choice
-from unisono.api.tool_search import with_search
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, FunctionTool, Item, Preamble
 from unisono.core.state_store import StoredItem
-from unisono.core.tools import ToolNames, ToolSearch, ToolServer
+from unisono.core.tools import ToolNames, ToolServer
 from unisono.engine.request import (
     AnswerOptions,
     GenerationRequest,
@@ -120,13 +119,13 @@ def to_generation_request(
     reading = _conversion(known, toolbox, searcher)
     entries = to_entries(request.input, reading, new_id, is_stored=bool(known.earlier))
     hosting, history = _with_approvals(request, reading, entries, servers)
-    deferred = deferred_tools(request, toolbox, history, searcher)
+    deferred = deferred_tools(request, toolbox, history, searcher, servers)
     to_prompt = partial(_conversation_of, request, toolbox.tools, deferred, today, reading.configuration)
     toolbox = toolbox.with_added(history)
     generation = GenerationRequest(
         model=model,
         conversation=to_prompt(history),
-        server_tools=_with_search(request, hosting, deferred.search),
+        server_tools=deferred.searched(hosting, request),
         answer=AnswerOptions(
             sampling=to_sampling(request),
             max_tokens=request.max_output_tokens,
@@ -144,14 +143,6 @@ def to_generation_request(
     compaction = to_compaction_plan(request, history, to_prompt, window)
     notes = notes_of(request, replace(toolbox, notes=(*deferred.notes, *toolbox.notes)), reading)
     return ResponsesGeneration(required, entries, toolbox, notes, compaction)
-
-
-def _with_search(
-    request: ResponsesRequest, server_tools: ServerTools | None, search: ToolSearch | None
-) -> ServerTools | None:
-    if search is None:
-        return server_tools
-    return with_search(server_tools or ServerTools(max_calls=request.max_tool_calls), search)
 
 
 def _with_approvals(
@@ -272,7 +263,8 @@ def to_server_tools(
     # A client that requests a builtin tool knows its abilities, so that no tool list is emitted.
     trained = {server.label for server in servers if server.builtin}
     announced = earlier.announced | now.announced | trained
-    return ServerTools(servers, announced, now.decisions, max_calls=request.max_tool_calls)
+    visible = frozenset(server.label for server in servers if not server.builtin)
+    return ServerTools(servers, announced, now.decisions, max_calls=request.max_tool_calls, visible=visible)
 
 
 def mcp_specs(request: ResponsesRequest) -> list[tuple[str, McpSpec]]:
@@ -289,11 +281,14 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
     leading = 0
     texts = [preamble.instructions]
     tools = {tool.name: tool for tool in preamble.tools}
+    # A server declares its tools itself, so that these stay an item.
+    on_servers: list[FunctionTool] = []
     for item in items:
         if isinstance(item, DeveloperMessage):
             texts.append(item.text)
         elif isinstance(item, AddedTools):
-            tools |= {tool.name: tool for tool in item.tools}
+            tools |= {tool.name: tool for tool in item.tools if not tool.server}
+            on_servers += (tool for tool in item.tools if tool.server)
         else:
             break
         leading += 1
@@ -303,7 +298,8 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
         )
     instructions = join(texts, "\n\n", param="input")
     whole = Preamble(instructions, tuple(tools.values()), preamble.effort, preamble.date)
-    return Conversation(whole, tuple(items[leading:]))
+    first = (AddedTools(tuple(on_servers)),) if on_servers else ()
+    return Conversation(whole, (*first, *items[leading:]))
 
 
 def to_entries(

@@ -14,7 +14,13 @@ from unisono.api.field_types import shortened
 from unisono.api.history_builder import UNKNOWN_TOOL, join, split_markers, text_of
 from unisono.api.responses.client_calls import FORMS, arguments_of
 from unisono.api.responses.client_tools import error_text, is_same_call, is_same_mcp_call, output_texts
-from unisono.api.responses.declared_tools import Searcher, declared, notes_on_searches, searcher_of
+from unisono.api.responses.declared_tools import (
+    Searcher,
+    declared,
+    notes_on_searches,
+    searcher_of,
+    tools_on_servers,
+)
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
     InputAddedTools,
@@ -40,7 +46,8 @@ from unisono.api.responses.input_items import (
     InputSilent,
     InputTrigger,
 )
-from unisono.api.responses.items import SPOKEN, searched_call
+from unisono.api.responses.items import SPOKEN, served_call
+from unisono.api.responses.server_tools.mcp_spec import MCP
 from unisono.api.summary import replaces_history
 from unisono.api.tool_search import found_text
 from unisono.api.tools import MAX_NAME, TOOL_SEARCH, checked_name, in_namespace, to_toolbox
@@ -49,6 +56,7 @@ from unisono.core.conversation import (
     AssistantCall,
     AssistantReasoning,
     DeveloperMessage,
+    FunctionTool,
     Item,
     Phase,
     ToolResult,
@@ -142,7 +150,7 @@ def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Seque
     if request is not None:
         return (ToolResult(request.call_id, request.name, output),)
     name = conversion.hosted_name(item.server_label, item.name or "mcp")
-    call_id = item.id or conversion.unnamed(param)
+    call_id = served_call(item.id, item.type) if item.id else conversion.unnamed(param)
     return (AssistantCall(call_id, name, item.arguments), ToolResult(call_id, name, output))
 
 
@@ -273,14 +281,21 @@ def _search_call(conversion: InputConversion, item: InputItem, param: str) -> Se
         conversion.search = next((each.call_id for each in stored.meaning if isinstance(each, AssistantCall)), "")
         return stored.meaning
     # Without any id, the result is the next item.
-    conversion.search = item.call_id or (searched_call(item.id) if item.id else conversion.unnamed(param))
+    conversion.search = item.call_id or (served_call(item.id, item.type) if item.id else conversion.unnamed(param))
     arguments = item.arguments if isinstance(item.arguments, str) else orjson.dumps(item.arguments or {}).decode()
     return (AssistantCall(conversion.search, TOOL_SEARCH, arguments),)
 
 
 def _search_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputSearchOutput)
+    # Only a search of the gateway finds tools of servers.
+    found = () if item.call_id else tuple(tools_on_servers(item.tools))
+    if found:
+        item = item.model_copy(update={"tools": [tool for tool in item.tools if tool.type != MCP]})
     added = _added_tools(conversion, item, param)
+    on_servers = tuple(FunctionTool(conversion.hosted_name(label, name), server=label) for label, name in found)
+    if on_servers:
+        added = (AddedTools(tuple(tool for each in added for tool in each.tools) + on_servers),)
     # A search of a server has no `call_id`; its result follows it.
     call_id, conversion.search = item.call_id or conversion.search, ""
     if not call_id or not conversion.history.has_call(call_id):

@@ -13,6 +13,7 @@ from typing import Any, assert_never
 import orjson
 
 from unisono.api.responses.client_calls import FORMS, TOOLS, call_fields, shell_output
+from unisono.api.responses.server_tools.mcp_spec import MCP
 from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.core.conversation import (
     AddedTools,
@@ -28,6 +29,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.state_store import StoredItem
+from unisono.core.tools import SEPARATOR
 
 # Make an unguessable id that begins with the given prefix.
 NewId = Callable[[str], str]
@@ -95,14 +97,15 @@ def prefix_of(kind: str) -> str:
 CALL_PREFIX = "call_"
 
 
-def search_id(call_id: str, kind: str) -> str:
-    """Return the id of an item of the gateway's search, which contains the id of its call."""
+def served_id(call_id: str, kind: str) -> str:
+    """Return the id of an item of a call that the gateway ran; it contains the id of the call."""
+    # A client sends these items back without `call_id`.
     return prefix_of(kind) + call_id.removeprefix(CALL_PREFIX)
 
 
-def searched_call(item_id: str) -> str:
-    """Return the id of the call of such an item. Inverse of `search_id`."""
-    return CALL_PREFIX + item_id.removeprefix(prefix_of("tool_search_call"))
+def served_call(item_id: str, kind: str) -> str:
+    """Return the id of the call of such an item. Inverse of `served_id`."""
+    return CALL_PREFIX + item_id.removeprefix(prefix_of(kind))
 
 
 # -- parts
@@ -240,6 +243,9 @@ def _tool(tool: FunctionTool) -> Wire:
     """Return a tool as clients declare it."""
     if tool.kind == TOOL_SEARCH:
         return {"type": TOOL_SEARCH, **BY_CLIENT, "description": tool.description, "parameters": tool.parameters}
+    if tool.server:
+        own_name = tool.name.removeprefix(f"{tool.server}{SEPARATOR}")
+        return {"type": MCP, "server_label": tool.server, "allowed_tools": [own_name]}
     if tool.kind:
         return {"type": tool.kind}
     name = tool.name.removeprefix(in_namespace(tool.namespace, "")) if tool.namespace else tool.name
@@ -248,7 +254,7 @@ def _tool(tool: FunctionTool) -> Wire:
         wire |= {"parameters": tool.parameters, "strict": tool.strict}
     if not tool.namespace:
         return wire
-    return {"type": "namespace", "name": tool.namespace, "description": "", "tools": [wire]}
+    return {"type": "namespace", "name": tool.namespace, "description": tool.namespace_description, "tools": [wire]}
 
 
 def kind_of(item: Item, toolbox: Toolbox) -> str:

@@ -227,11 +227,12 @@ def requirements_of(
     tools: ToolSet,
     server_tools: Mapping[str, HostedTool] | None,
     approved: Collection[str] = (),
+    unknown: Collection[str] = (),
 ) -> OutputRequirements:
     """Return the requirements of `request`; `tools` are all declared tools.
 
     `server_tools` are the offered server tools, by the names that the model knows; None if the request has no server
-    tools. `approved` are the names of the approved calls, which run before any generation.
+    tools. `approved` names the approved calls, which run first, and `unknown` the tools that a search has to find.
     """
     # A message that the client began itself is not changed.
     free = request.conversation.prefill is None
@@ -243,7 +244,7 @@ def requirements_of(
     }
     # Code is not JSON, and free text need not be.
     schemas |= {name: tool.schema or NO_ARGUMENTS for name, tool in every.items() if name != "python"}
-    on_offer = [*_functions_on_offer(request, tools), *(name for name in every if is_builtin(name))]
+    on_offer = [*_functions_on_offer(request, tools, unknown), *(name for name in every if is_builtin(name))]
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
     # A client that approves a call also repeats the choice that led to it. Without this check, it would have to approve
     # calls forever.
@@ -273,10 +274,10 @@ def requirements_of(
     )
 
 
-def _functions_on_offer(request: GenerationRequest, tools: ToolSet) -> Iterator[str]:
+def _functions_on_offer(request: GenerationRequest, tools: ToolSet, unknown: Collection[str]) -> Iterator[str]:
     """Yield the recipients of the functions that the model knows from the start and may call."""
-    deferred = {f"{FUNCTIONS}{tools.wire(tool.name)}" for tool in request.conversation.deferred}
-    hidden = deferred | _removed(request, tools)
+    deferred = (*(tool.name for tool in request.conversation.deferred), *unknown)
+    hidden = _removed(request, tools).union(f"{FUNCTIONS}{tools.wire(name)}" for name in deferred)
     recipients = (f"{FUNCTIONS}{each.name}" for each in tools.declarations)
     yield from (recipient for recipient in recipients if recipient not in hidden)
 

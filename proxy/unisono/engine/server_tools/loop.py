@@ -15,7 +15,7 @@ from unisono.core.tools import SEARCH_LABEL, HostedTool, ServerToolCall, ToolHos
 from unisono.core.trace_context import DOING, TraceContext, tool_span
 from unisono.engine.request import GenerationReport, ServerTools
 from unisono.engine.server_tools.calls import CallOutcome, PendingCall, ToolRound
-from unisono.engine.server_tools.tools import ServerOffer
+from unisono.engine.server_tools.tools import OfferedServerTools, ServerOffer
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed, ToolServerTimeout
 
 DEADLINE_GRACE_S: Final = 2.0  # extra time after its deadline, for a tool host that exceeds it
@@ -98,17 +98,17 @@ class ToolLoop:
         assert tool is not None
         if pending.call.approval and self._server_tools.claim_approval is not None:
             await self._server_tools.claim_approval(pending.call.approval)
-        outcome = await self._made(pending.call, calls.tools.server(tool), tool, pending.arguments)
+        outcome = await self._made(pending.call, calls.tools, tool, pending.arguments)
         return CallOutcome.of(outcome, is_late=self.is_late)
 
     async def _made(
-        self, call: ServerToolCall, server: ToolServer, tool: HostedTool, arguments: ToolArguments
+        self, call: ServerToolCall, tools: OfferedServerTools, tool: HostedTool, arguments: ToolArguments
     ) -> ToolOutcome:
         facts, began_s, end = self._report.facts, self._report.now_s(), ToolEnd.LEFT
         below = DOING.set(None if self._span is None else self._span.child(tool_span(len(facts.tools))))
         try:
             async with asyncio.timeout_at(self._deadline + DEADLINE_GRACE_S):
-                outcome = await self._outcome(server, tool, arguments)
+                outcome = await self._outcome(tools, tool, arguments)
             end = ToolEnd.UNKNOWN if outcome.outcome_unknown else ToolEnd.ERROR if outcome.is_error else ToolEnd.OK
         except TimeoutError:
             outcome, end = CallOutcome.unknown().outcome, ToolEnd.UNKNOWN
@@ -116,15 +116,15 @@ class ToolLoop:
             outcome, end = ToolOutcome(failure.message, is_error=True), ToolEnd.ERROR
         finally:
             DOING.reset(below)
-            facts.tools.append(ToolDone(server.label, tool.name, call.call_id, began_s, self._report.now_s(), end))
+            facts.tools.append(ToolDone(tool.server, tool.name, call.call_id, began_s, self._report.now_s(), end))
         return outcome
 
-    async def _outcome(self, server: ToolServer, tool: HostedTool, arguments: ToolArguments) -> ToolOutcome:
-        if (search := self._server_tools.search) is not None and server.label == SEARCH_LABEL:
+    async def _outcome(self, tools: OfferedServerTools, tool: HostedTool, arguments: ToolArguments) -> ToolOutcome:
+        if (search := self._server_tools.search) is not None and tool.server == SEARCH_LABEL:
             # Words of hundreds of tools are compared; the thread lets other streams continue.
-            return await asyncio.to_thread(search.run, arguments.members)
+            return tools.with_places(await asyncio.to_thread(search.run, arguments.members, tools.deferred))
         assert self._host is not None
-        return await self._host.call(server, tool.name, arguments, deadline=self._deadline)
+        return await self._host.call(tools.server(tool), tool.name, arguments, deadline=self._deadline)
 
     @property
     def is_late(self) -> bool:

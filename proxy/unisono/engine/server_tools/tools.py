@@ -22,6 +22,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.tools import (
     FOUND,
+    FOUND_ON,
     SEARCH_LABEL,
     SEPARATOR,
     HostedTool,
@@ -109,6 +110,33 @@ class OfferedServerTools:
         return self._tools | self._trained
 
     @property
+    def deferred(self) -> tuple[FunctionTool, ...]:
+        """Return the tools that a search of this request has to find; complete after `plan`."""
+        if self.server_tools.search is None:
+            return ()
+        found = ((name, tool) for name, tool in self._tools.items() if self._is_deferred(tool))
+        return tuple(replace(_declared(name, tool), server=tool.server) for name, tool in found)
+
+    def unknown(self, conversation: Conversation) -> tuple[FunctionTool, ...]:
+        """Return the deferred tools that no search in the conversation found."""
+        added = (item.tools for item in conversation.items if isinstance(item, AddedTools))
+        known = {tool.name for tools in added for tool in tools}
+        return tuple(tool for tool in self.deferred if tool.name not in known)
+
+    def with_places(self, outcome: ToolOutcome) -> ToolOutcome:
+        """Return the outcome of a search with the servers of the found tools."""
+        structured = outcome.structured
+        names = structured.get(FOUND) if isinstance(structured, dict) else None
+        if not isinstance(structured, dict) or not isinstance(names, list):
+            return outcome
+        found = ((tool.name, self._tools[tool.name]) for tool in self.deferred if tool.name in names)
+        places: dict[str, Json] = {name: [tool.server, tool.name] for name, tool in found}
+        return replace(outcome, structured={**structured, FOUND_ON: places}) if places else outcome
+
+    def _is_deferred(self, tool: HostedTool) -> bool:
+        return tool.server in self._servers and self._servers[tool.server].deferred
+
+    @property
     def builtins(self) -> tuple[Builtin, ...]:
         """Return the offered tools that gpt-oss was trained on.
 
@@ -191,7 +219,10 @@ class OfferedServerTools:
     def _declared(self) -> list[FunctionTool]:
         """Return the declarations; a server's description precedes that of its first tool."""
         # Prompts know only tools, not servers.
-        sayings = {label: server.description for label, server in self._servers.items()}
+        # The search describes deferred servers.
+        is_searched = self.server_tools.search is not None
+        servers = [server for server in self._servers.values() if not (is_searched and server.deferred)]
+        sayings = {server.label: server.description for server in servers}
         return [_declared(name, tool, sayings.pop(tool.server, "")) for name, tool in self._tools.items()]
 
     def note(self) -> Mapping[str, Json]:

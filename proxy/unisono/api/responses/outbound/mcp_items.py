@@ -12,7 +12,7 @@ from unisono.api.responses.items import (
     IN_PROGRESS,
     INCOMPLETE,
     Wire,
-    search_id,
+    served_id,
     to_item,
     wire_tools,
 )
@@ -25,9 +25,9 @@ from unisono.api.responses.outbound.item_lifecycle import (
     WEB_SEARCH,
     ServerItemKind,
 )
-from unisono.api.tool_search import found_names
+from unisono.api.tool_search import found_names, found_on_servers
 from unisono.api.tools import Toolbox
-from unisono.core.conversation import AddedTools, Item, ToolResult
+from unisono.core.conversation import AddedTools, FunctionTool, Item, ToolResult
 from unisono.core.events import Closed, HostedCall, Listed, Listing, Ran
 from unisono.core.events import Item as Made
 from unisono.core.state_store import StoredItem
@@ -89,13 +89,15 @@ def search_call(item: HostedCall, item_id: str, status: str) -> Wire:
 
 def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]) -> StoredItem:
     """Return the stored result of a search for tools; `declared` are the tools of the request."""
-    item_id = search_id(ran.item.call_id, "tool_search_output")
+    item_id = served_id(ran.item.call_id, "tool_search_output")
     names = found_names(ran.outcome)
     found = tuple(replace(tool, deferred=False) for tool in toolbox.tools if tool.name in names)
-    namespaces = {tool.get("name"): tool.get("description") for tool in declared if tool.get("type") == "namespace"}
     tools = wire_tools(found)
-    for tool in tools:
-        tool["description"] = tool["description"] or namespaces.get(tool["name"]) or ""
+    on_servers = found_on_servers(ran.outcome)
+    found += tuple(FunctionTool(name, server=label) for name, (label, _) in on_servers.items())
+    for label in dict.fromkeys(label for label, _ in on_servers.values()):
+        server = next((tool for tool in declared if tool.get("server_label") == label), {})
+        tools.append({**server, "allowed_tools": [name for at, name in on_servers.values() if at == label]})
     fields: Wire = {"status": COMPLETED, "call_id": None, "execution": "server", "tools": tools}
     result = ToolResult(ran.item.call_id, ran.item.name, ran.text_for_model)
     meaning = (result, AddedTools(found)) if found else (result,)

@@ -20,7 +20,7 @@ from unisono.api.responses.items import (
     reasoning,
     reasoning_part,
     refusal_part,
-    search_id,
+    served_id,
     text_part,
     to_item,
 )
@@ -29,6 +29,7 @@ from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.item_lifecycle import (
     CALLS,
+    MCP_CALL,
     REASONING,
     REFUSAL,
     TEXT,
@@ -198,9 +199,8 @@ class ResponseFrame:
                 return new_id(prefix_of("message"))
             case ToolCall():
                 return new_id(prefix_of(CALL_TYPES[self.toolbox.form_of(item.name)]))
-            case HostedCall() if kind_of(item) is TOOL_SEARCH_CALL:
-                # A client sends it back without `call_id`.
-                return search_id(item.call_id, "tool_search_call")
+            case HostedCall() if kind_of(item) in (TOOL_SEARCH_CALL, MCP_CALL) and not item.needs_approval:
+                return served_id(item.call_id, kind_of(item).type)
             case HostedCall():
                 return new_id(prefix_of("mcp_approval_request" if item.needs_approval else kind_of(item).type))
             case Listing():

@@ -1,34 +1,39 @@
 """Deferred tools of a Responses request, and the gateway's search for them.
 
-A tool is deferred in `tools`, or in an `additional_tools` item. A search needs something to find. Without deferred
-tools, or if a tool of the client has its name, all tools are declared from the start.
+A tool is deferred in `tools`, or in an `additional_tools` item. An MCP server in `tools` defers all of its tools. A
+search needs something to find. Without deferred tools, or if a tool of the client has its name, all tools are declared
+from the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from unisono.api.responses.declared_tools import ResponsesTool, Searcher, notes_on_searches, searcher_of
 from unisono.api.responses.input_items import InputAddedTools, InputSearchOutput
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.tool_choice import FUNCTIONS, client_tool_name
-from unisono.api.tool_search import BY_WORDS, tool_search
+from unisono.api.responses.server_tools.mcp_spec import McpSpec
+from unisono.api.tool_choice import FUNCTIONS, SERVER, NamedTool, client_tool_name
+from unisono.api.tool_search import BY_WORDS, tool_search, with_search
 from unisono.api.tools import PLAIN_NAMESPACE, TOOL_SEARCH, Toolbox
 from unisono.core.conversation import AddedTools, Conversation, FunctionTool, Item
-from unisono.core.tools import ToolSearch
+from unisono.core.tools import ToolSearch, ToolServer
+from unisono.engine.request import ServerTools
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredTools:
     """Deferred tools by name.
 
-    `search` finds them; None if the gateway does not search. `required` are names in `tool_choice`.
+    `search` finds them; None if the gateway does not search. `required` are names in `tool_choice`, and
+    `required_servers` the labels in it.
     """
 
     tools: Mapping[str, FunctionTool] = field(default_factory=dict)
     search: ToolSearch | None = None
     required: frozenset[str] = frozenset()
+    required_servers: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     def hidden(self, history: Sequence[Item]) -> frozenset[str]:
@@ -37,6 +42,17 @@ class DeferredTools:
         added = (tool for item in history if isinstance(item, AddedTools) for tool in item.tools)
         found = {tool.name for tool in added if not tool.deferred}
         return frozenset(name for name in self.tools if name in found or name not in self.required)
+
+    def searched(self, server_tools: ServerTools | None, request: ResponsesRequest) -> ServerTools | None:
+        """Return the server tools with the search, which finds the tools of deferred servers too."""
+        if self.search is None:
+            return server_tools
+        server_tools = server_tools or ServerTools(max_calls=request.max_tool_calls)
+        servers = tuple(
+            replace(server, deferred=server.deferred and server.label not in self.required_servers)
+            for server in server_tools.servers
+        )
+        return with_search(replace(server_tools, servers=servers), self.search)
 
     def added_to(self, conversation: Conversation) -> Conversation:
         """Return the conversation with the deferred tools that it does not have yet."""
@@ -61,30 +77,49 @@ def request_searcher(request: ResponsesRequest) -> Searcher | None:
 
 
 def deferred_tools(
-    request: ResponsesRequest, toolbox: Toolbox, history: Sequence[Item], searcher: Searcher | None
+    request: ResponsesRequest,
+    toolbox: Toolbox,
+    history: Sequence[Item],
+    searcher: Searcher | None,
+    servers: Sequence[ToolServer] = (),
 ) -> DeferredTools:
-    """Return the deferred tools of `toolbox` and of the history; `searcher` searches for them."""
+    """Return the deferred tools of a request; `searcher` searches for them."""
     added = (tool for item in history if isinstance(item, AddedTools) for tool in item.tools)
     # An earlier response may have been given the search and its tools in an item.
     earlier = {tool.name: tool for tool in added if tool.deferred}
-    tools = toolbox.tools if searcher is Searcher.GATEWAY or (searcher is None and earlier) else ()
-    deferred = earlier | {tool.name: tool for tool in tools if tool.deferred}
-    if not deferred:
-        return DeferredTools(notes=tuple(notes_on_searches(_tools(request))))
+    is_searched = searcher is Searcher.GATEWAY or (searcher is None and bool(earlier))
+    deferred = earlier | {tool.name: tool for tool in toolbox.tools if tool.deferred and is_searched}
+    waiting = {server.label: server.description for server in servers if server.deferred}
+    notes = () if is_searched else tuple(notes_on_deferred_servers(request))
+    if not deferred and not (waiting and is_searched):
+        return DeferredTools(notes=(*notes_on_searches(_tools(request)), *notes))
     search = None
     if searcher is not Searcher.CLIENT and not request.has_no_calls:
-        search = tool_search(TOOL_SEARCH, BY_WORDS, tuple(deferred.values()), _namespaces(request))
+        about = {**_namespaces(deferred.values()), **waiting}
+        search = tool_search(TOOL_SEARCH, BY_WORDS, tuple(deferred.values()), about)
     known = {name: replace(tool, deferred=False) for name, tool in deferred.items()}
-    return DeferredTools(known, search, _required(request, toolbox.with_added(history)))
+    required = _required(request)
+    return DeferredTools(
+        known,
+        search,
+        frozenset(client_tool_name(tool, toolbox.with_added(history)) for tool in required if tool.kind in FUNCTIONS),
+        frozenset(tool.server for tool in required if tool.kind == SERVER),
+        notes,
+    )
 
 
-def _required(request: ResponsesRequest, toolbox: Toolbox) -> frozenset[str]:
-    """Return the names in `tool_choice`; none if the model may search for the tools."""
+def _required(request: ResponsesRequest) -> Sequence[NamedTool]:
+    """Return the tools in `tool_choice`; none if the model may search for the tools."""
     choice = request.tool_choice
     named = (choice.tools if choice is not None else None) or ()
-    if any(tool.kind == TOOL_SEARCH for tool in named):
-        return frozenset()
-    return frozenset(client_tool_name(tool, toolbox) for tool in named if tool.kind in FUNCTIONS)
+    return () if any(tool.kind == TOOL_SEARCH for tool in named) else named
+
+
+def notes_on_deferred_servers(request: ResponsesRequest) -> Iterator[str]:
+    """Yield notes on MCP servers whose `defer_loading` has no effect."""
+    for path, tool in _tools(request):
+        if isinstance(tool.spec, McpSpec) and tool.spec.defer_loading:
+            yield f"{path}.defer_loading: no effect, because the gateway does not search"
 
 
 def _tools(request: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
@@ -95,10 +130,7 @@ def _tools(request: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
             yield from ((f"input.{position}.tools.{place}", tool) for place, tool in enumerate(item.tools))
 
 
-def _namespaces(request: ResponsesRequest) -> Mapping[str, str]:
-    """Return the descriptions of the namespaces by name."""
-    return {
-        tool.name: str((tool.model_extra or {}).get("description") or "")
-        for _, tool in _tools(request)
-        if tool.type == "namespace" and tool.name and tool.name != PLAIN_NAMESPACE
-    }
+def _namespaces(tools: Iterable[FunctionTool]) -> Mapping[str, str]:
+    """Return the descriptions of the namespaces of deferred tools by name."""
+    # Not from the request: it may continue one that declared the tools in an item, and its prompt must stay the same.
+    return {tool.namespace: tool.namespace_description for tool in tools if tool.namespace not in ("", PLAIN_NAMESPACE)}

@@ -85,6 +85,7 @@ class McpSpec(OpenModel):
         BeforeValidator(_to_approval),
         FieldInput(ApprovalSpec | Literal["always", "never"] | None),
     ] = None
+    defer_loading: bool | None = None
     connector_id: Any = Field(None, json_schema_extra={"type": "null"})
     tunnel_id: Any = Field(None, json_schema_extra={"type": "null"})
 
@@ -101,7 +102,8 @@ def to_echo(spec: McpSpec, written: Mapping[str, Any]) -> dict[str, Any]:
 
     The address is reduced to its host, because some addresses contain a key.
     """
-    return {
+    deferred = {} if spec.defer_loading is None else {"defer_loading": spec.defer_loading}
+    return deferred | {
         "type": MCP,
         "server_label": spec.server_label,
         "server_url": None if spec.server_url is None else _without_path(spec.server_url),

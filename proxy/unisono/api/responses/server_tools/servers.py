@@ -146,6 +146,7 @@ def _to_server(at: str, spec: McpSpec, rules: ServerRules, owner: str) -> ToolSe
         allowed=server.allowed if narrowed is None else narrowed,
         approval=_joined(server.approval, spec),
         description=spec.server_description or server.description,
+        deferred=bool(spec.defer_loading),
     )
 
 
