@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.contract.servers import Server
 from unisono.core.state_store import BackgroundRun
+from unisono.store.event_wait import Waiting
 from unisono.store.redis import RedisStore
+from unisono.store.redis.pubsub import Listener
 
 # Maximum event loop steps that an operation takes while others run.
 MAX_STEPS = 60
@@ -50,3 +53,28 @@ async def test_cancellation_of_an_operation_is_not_swallowed(tmp_path: Path) -> 
         await store.aclose()
     finally:
         server.end()
+
+
+async def test_closing_a_listener_ends_it_though_its_connection_breaks_at_the_same_time() -> None:
+    class Subscription:
+        async def subscribe(self, *channels: str) -> None:
+            pass
+
+        async def get_message(self, timeout: float) -> None:
+            try:
+                await asyncio.sleep(timeout)
+            except asyncio.CancelledError as cancelled:
+                raise ConnectionError("closed") from cancelled
+
+        async def aclose(self) -> None:
+            pass
+
+    async def connect() -> Any:
+        return Subscription()
+
+    listener = Listener(connect, Waiting())
+    listener.subscribe("channel")
+    await asyncio.sleep(0.05)
+    closing = asyncio.create_task(listener.aclose())
+    done, _ = await asyncio.wait({closing}, timeout=5)
+    assert done

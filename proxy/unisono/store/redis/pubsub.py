@@ -34,6 +34,7 @@ class Listener:
         self._subscribed: set[str] = set()
         self._has_changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     def subscribe(self, channel: str) -> None:
         """Subscribe to a channel.
@@ -47,12 +48,14 @@ class Listener:
             self._task = asyncio.create_task(self._run(), name="store-listener")
 
     async def aclose(self) -> None:
+        self._is_closing = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        while True:
+        # A task group drops its own cancellation if one of its tasks ends in an error, as a broken connection does.
+        while not self._is_closing:
             subscription = asyncio.create_task(self._start())
             try:
                 # If cancelled midway, the library would lose track of the connection that it is opening.
