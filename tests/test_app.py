@@ -20,7 +20,9 @@ from fastapi import FastAPI
 from tests.api.asgi import Exchange
 from tests.fakes import FakeMlxServer, FakeVllm
 from unisono.app import build
-from unisono.config import parse
+from unisono.bootstrap import backends
+from unisono.bootstrap.backends import build_pool
+from unisono.config import ModelRegistry, parse
 from unisono.errors import ConfigError, StoreUnavailable
 from unisono.harmony.encoding import load_encoding
 
@@ -123,6 +125,22 @@ def test_a_kind_without_an_installed_adapter_is_rejected_with_its_path(monkeypat
         "model_list[0].litellm_params.model: no adapter is installed for the backend kind `sglang`; kinds: "
         f"{KINDS.replace('sglang, ', '')} (and hosted_vllm, ollama_chat)"
     )
+
+
+async def test_a_reload_finds_an_adapter_that_was_installed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = [point for point in entry_points(group="unisono.backends") if point.name != "sglang"]
+    monkeypatch.setattr("unisono.bootstrap.backends.entry_points", lambda group: installed)
+    backends._installed.cache_clear()
+    before, after = (
+        parse({"model_list": [entry("gpt-oss", f"{kind}/gpt-oss")]}, {}).config for kind in ("vllm", "sglang")
+    )
+    try:
+        pool = build_pool(before, ModelRegistry(before))
+        installed += [*entry_points(group="unisono.backends", name="sglang")]
+        reloaded = build_pool(after, ModelRegistry(after), keep=pool)
+    finally:
+        backends._installed.cache_clear()
+    assert [status.name for status in reloaded.status()] == ["sglang-1"]
 
 
 async def test_requests_are_answered_by_backends_of_different_kinds() -> None:

@@ -11,7 +11,7 @@ import yaml
 from unisono.bootstrap.backends import build_pool, routing_rules
 from unisono.config import Config, ModelRegistry, StandIns, parse
 from unisono.errors import ConfigError
-from unisono.routing.attempt_limits import MinTimeouts
+from unisono.routing.attempt_timeouts import MinTimeouts
 from unisono.routing.circuit_breaker import MAX_COOLDOWN_S
 from unisono.routing.policy import Strategy
 from unisono.routing.route import MAX_FAILED_ATTEMPTS

@@ -193,18 +193,18 @@ class BackendHttp:
             ):
                 return await self._json_of(response, MAX_RESPONSE_BYTES, not_json)
 
-    async def _json_of(self, response: aiohttp.ClientResponse, longest: int, not_json: str) -> Any:
-        body = await _read_body(response, longest)
+    async def _json_of(self, response: aiohttp.ClientResponse, max_bytes: int, not_json: str) -> Any:
+        body = await _read_body(response, max_bytes)
         if response.status != 200:
             raise self.failures.refusal(response.status, body, response.headers)
         if isinstance(body, str):
             raise BackendProtocolError(not_json)
         return body
 
-    async def get_page(self, path: str, within_s: float, longest: int) -> bytes | None:
+    async def get_page(self, path: str, within_s: float, max_bytes: int) -> bytes | None:
         """Return the body of a status page; None if the server has none.
 
-        Raises the `BackendError` family: BackendProtocolError for more than `longest` bytes."""
+        Raises the `BackendError` family: BackendProtocolError for more than `max_bytes` bytes."""
         with _mapped_failures(NO_STATUS):
             async with (
                 asyncio.timeout(within_s),
@@ -219,7 +219,7 @@ class BackendHttp:
                 page = bytearray()
                 while read := await response.content.readany():
                     page += read
-                    if len(page) > longest:
+                    if len(page) > max_bytes:
                         raise BackendProtocolError("the backend's status page is too large")
                 return bytes(page)
 
@@ -281,14 +281,14 @@ class BackendHttp:
 
 
 @contextmanager
-def _mapped_failures(late: str) -> Iterator[None]:
-    """Raise failures of the client library as BackendError; `late` names an expired limit."""
+def _mapped_failures(timeout_message: str) -> Iterator[None]:
+    """Raise failures of the client library as BackendError, with this message for a timeout."""
     try:
         yield
     except CAUGHT as error:
         # The library's own timeouts have a message of their own.
         if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-            raise BackendTimeout(late) from error
+            raise BackendTimeout(timeout_message) from error
         raise fault(error) from error
 
 
@@ -304,10 +304,10 @@ async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, 
         context.trace_request_ctx.reused = True
 
 
-async def _read_body(response: aiohttp.ClientResponse, longest: int = MAX_RESPONSE_BYTES) -> object:
-    """Return the first `longest` bytes of a body, decoded if it is JSON, else as text."""
+async def _read_body(response: aiohttp.ClientResponse, max_bytes: int = MAX_RESPONSE_BYTES) -> object:
+    """Return the first `max_bytes` bytes of a body, decoded if it is JSON, else as text."""
     body = bytearray()
-    while len(body) < longest:
+    while len(body) < max_bytes:
         read = await response.content.readany()
         if not read:
             break

@@ -147,7 +147,7 @@ class LineSlot:
     deployment: Deployment
     capabilities: Capabilities
 
-    def attempt_limits(
+    def attempt_timeouts(
         self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool, other_kind: bool = False
     ) -> Timeouts:
         return timeouts

@@ -14,7 +14,7 @@ from unisono.config import StandIns
 from unisono.core.generation import Timeouts
 from unisono.core.route_protocol import RouteRequest, Slot
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ContextTooLong, UnisonoError
-from unisono.routing.attempt_limits import MAX_SAMPLE_AGE_S, MAX_SAMPLES, LearnedTimes
+from unisono.routing.attempt_timeouts import MAX_SAMPLE_AGE_S, MAX_SAMPLES, LearnedTimes
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import FAILING_EVERY_S, LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
@@ -27,7 +27,7 @@ SHORT = replace(TIMEOUTS, total_s=6.0)
 
 
 def begin(slot: Slot, timeouts: Timeouts = TIMEOUTS, *, elsewhere: bool = True) -> Timeouts:
-    return slot.attempt_limits(timeouts, retries_left=2, elsewhere=elsewhere)
+    return slot.attempt_timeouts(timeouts, retries_left=2, elsewhere=elsewhere)
 
 
 def learned(live: LiveDeployment) -> LearnedTimes:
@@ -49,7 +49,7 @@ async def shortest_limit(route: GroupFailoverRoute, *failures: UnisonoError) -> 
             begin(slot)
             slot.failed(failure)
     with await route.place(REQUIREMENTS) as slot:
-        limits = slot.attempt_limits(SHORT, retries_left=route.retries_left, elsewhere=route.elsewhere)
+        limits = slot.attempt_timeouts(SHORT, retries_left=route.retries_left, elsewhere=route.elsewhere)
         return limits.first_token_s
 
 

@@ -255,13 +255,13 @@ async def test_a_single_deployment_is_not_polled_for_its_load(monkeypatch: pytes
 def test_requests_of_the_gateway_are_not_foreign_load() -> None:
     live = live_of("a", Clock())
     live.candidate.reserve(SelectionRequest(900, 1000))
-    live.claimed(Load(running=1, waiting=0, tokens=800))
+    live.set_server_load(Load(running=1, waiting=0, tokens=800))
     assert (live.candidate.foreign_requests, live.candidate.foreign) == (0, 0)
-    live.claimed(Load(running=3, waiting=0, tokens=9000))
+    live.set_server_load(Load(running=3, waiting=0, tokens=9000))
     assert (live.candidate.foreign_requests, live.candidate.foreign) == (2, 2 * ANSWER_WORK)
-    live.claimed(Load(running=2, waiting=3))
+    live.set_server_load(Load(running=2, waiting=3))
     assert (live.candidate.foreign_requests, live.candidate.foreign) == (4, 4 * ANSWER_WORK + 3 * FOREIGN_PROMPT)
-    live.claimed(Load(running=0, waiting=2))
+    live.set_server_load(Load(running=0, waiting=2))
     assert (live.candidate.foreign_requests, live.candidate.foreign) == (1, ANSWER_WORK + FOREIGN_PROMPT)
 
 

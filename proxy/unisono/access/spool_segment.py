@@ -25,12 +25,12 @@ SUFFIX: Final = ".jsonl"
 NEW_SUFFIX: Final = ".new"
 
 
-def to_record(settlement: UsageRecord) -> bytes:
+def to_record(record: UsageRecord) -> bytes:
     """Encode a usage record as a line of a segment; `from_record` decodes it."""
-    entry, claim = settlement.entry, settlement.claim
-    record: dict[str, Any] = {
+    entry, claim = record.entry, record.claim
+    fields: dict[str, Any] = {
         "v": RECORD_VERSION,
-        "once": settlement.once,
+        "once": record.once,
         "tenant": entry.account.tenant,
         "key": entry.account.key,
         "model": entry.model,
@@ -39,9 +39,9 @@ def to_record(settlement: UsageRecord) -> bytes:
         "used": {name: amount for name in USED if (amount := getattr(entry.used, name))},
     }
     if claim is not None:
-        record["claim"] = {"once": claim.once, "period": claim.period, "period_ends": claim.period_ends}
+        fields["claim"] = {"once": claim.once, "period": claim.period, "period_ends": claim.period_ends}
     # Escapes everything outside of ASCII, so that lone surrogates in a tenant's name survive.
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def from_record(line: bytes) -> UsageRecord:
@@ -62,7 +62,7 @@ def _parsed(line: bytes) -> UsageRecord:
     entry = LedgerLine(account, str(record["model"]), str(record["day"]), used, str(record.get("served", "")))
     claim = None
     if (claimed := record.get("claim")) is not None:
-        # A settlement reads nothing else of its claim.
+        # Settling a record reads nothing else of its reservation.
         once, period, ends = claimed["once"], claimed["period"], claimed["period_ends"]
         claim = QuotaReservation(account, once, NO_LIMITS, 0, 0, 0, 0.0, period=period, period_ends=ends)
     return UsageRecord(str(record["once"]), entry, claim)

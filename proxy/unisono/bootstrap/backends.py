@@ -16,7 +16,7 @@ from typing import Any
 from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry, ModelRegistry
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
-from unisono.routing.attempt_limits import MinTimeouts
+from unisono.routing.attempt_timeouts import MinTimeouts
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
@@ -41,7 +41,10 @@ Factory = Callable[[BackendOptions], Endpoint]
 class Factories:
     """Adapters by kind, imported when a model first needs them."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, is_reload: bool = False) -> None:
+        if is_reload:
+            # Adapters may have been installed meanwhile.
+            _installed.cache_clear()
         self._config = config
         self._found = _installed(BACKENDS)
         self._passthrough = _installed(PASSING)
@@ -125,7 +128,7 @@ def build_pool(
     Limits are divided by `share`, the number of processes. Deployments of `keep` continue with their state.
     """
     check_recoveries(config)
-    factories, names = Factories(config), deployment_names(config.model_list)
+    factories, names = Factories(config, is_reload=keep is not None), deployment_names(config.model_list)
     rules = routing_rules(config, share)
     earlier = _reusable(keep)
     carried: list[CarriedDeployment] = []

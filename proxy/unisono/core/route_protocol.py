@@ -110,7 +110,7 @@ class Slot(Protocol):
         """Capabilities from the last successful probe."""
         ...
 
-    def attempt_limits(
+    def attempt_timeouts(
         self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool, other_kind: bool = False
     ) -> Timeouts:
         """Begin an attempt and return its time limits.

@@ -160,10 +160,10 @@ NOTHING_LOGGED = LogWrite()
 
 
 class WriteOptions(TypedDict, total=False):
-    """Options of `Store.create` and `Store.update`, which act in the same atomic operation.
+    """Optional parts of `Store.create` and `Store.update`, applied in the same atomic operation.
 
-    `log` is added to the response's log. With `revision`, the input and output of a terminal response are appended to
-    its conversation.
+    The write fails if `lease` is lost. `log` is appended to the response's log. `revision` is the expected revision of
+    the conversation, to which the input and output of a terminal response are appended.
     """
 
     lease: Lease | None

@@ -116,7 +116,7 @@ class SlotSession:
         """
         timeouts = self._deadline.remaining(slot.deployment.timeouts, self._now())
         route = self._route
-        limits = slot.attempt_limits(
+        limits = slot.attempt_timeouts(
             timeouts,
             retries_left=route.retries_left,
             elsewhere=route.elsewhere,

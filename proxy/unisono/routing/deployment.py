@@ -20,7 +20,7 @@ from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
-from unisono.routing.attempt_limits import AttemptTimes, FirstTokenWaits, GenerationActivity
+from unisono.routing.attempt_timeouts import AttemptTimes, FirstTokenWaits, GenerationActivity
 from unisono.routing.blame import Suspicion, is_independent
 from unisono.routing.circuit_breaker import (
     BreakerConfig,
@@ -167,8 +167,11 @@ class LiveDeployment:
         hold.share.give_back(self.clock())
         self._changed()
 
-    def claimed(self, load: Load | None, running_before: int = 0) -> None:
-        """Set the load that the server reports, asked while it had `running_before` own requests."""
+    def set_server_load(self, load: Load | None, running_before: int = 0) -> None:
+        """Set the load that the server reports.
+
+        `running_before` is the number of the gateway's requests there when it was asked.
+        """
         running, waiting = (0, 0) if load is None else (load.running, load.waiting)
         self.candidate.set_server_load(running, waiting, running_before)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unisono.core.generation import Timeouts
-from unisono.routing.attempt_limits import MinTimeouts
+from unisono.routing.attempt_timeouts import MinTimeouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,13 @@ from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendError, BackendTimeout, Symptom, UnisonoError
-from unisono.routing.attempt_limits import AttemptSample, FirstTokenWait, PendingAttempt, attempt_limits, probe_due_at
+from unisono.routing.attempt_timeouts import (
+    AttemptSample,
+    FirstTokenWait,
+    PendingAttempt,
+    attempt_timeouts,
+    probe_due_at,
+)
 from unisono.routing.circuit_breaker import BreakerFailure, kind_of
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.group import DeploymentGroup
@@ -69,7 +75,7 @@ class HeldSlot:
     def deployment(self) -> Deployment:
         return self._live
 
-    def attempt_limits(
+    def attempt_timeouts(
         self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool, other_kind: bool = False
     ) -> Timeouts:
         self._end_attempt()
@@ -77,7 +83,7 @@ class HeldSlot:
         can_move = other_kind or (elsewhere and self._route.has_alternative(self._prompt_tokens))
         retries = max(retries_left, 1) if can_move else 0
         attempt = PendingAttempt(self._prompt_tokens, live.waits.unread_tokens, retries)
-        limits = attempt_limits(timeouts, live.terms.min_timeouts, attempt, live.times.learned(now))
+        limits = attempt_timeouts(timeouts, live.terms.min_timeouts, attempt, live.times.learned(now))
         # The time left after queueing or earlier attempts may be too short for any deployment.
         fair_s = live.timeouts.total_s / max(self._group.rules.num_retries + 1, 2)
         self._is_cut_short = timeouts.total_s < fair_s and timeouts.total_s <= limits.first_token_s

@@ -105,7 +105,7 @@ class Candidate:
         `running_before` is the number of the gateway's own requests when the server was asked."""
         # A request of the gateway that ended meanwhile may be counted in the server's report.
         others = max(running + waiting - max(self.running, running_before), 0)
-        # Running requests have been read, as with the gateway's own.
+        # The prompts of running requests are taken as read, also of the gateway's own.
         self.foreign_requests = others
         self.foreign = others * ANSWER_WORK + min(waiting, others) * FOREIGN_PROMPT
 

@@ -231,7 +231,7 @@ class RoutingPool:
                         watched.loading = asyncio.create_task(self._poll_load(watched))
                     elif watched.live.candidate.foreign_requests:
                         # Load was not polled recently, so it is unknown.
-                        watched.live.claimed(None)
+                        watched.live.set_server_load(None)
 
     async def _poll_load(self, watched: WatchState) -> None:
         running_before = watched.live.candidate.running
@@ -240,9 +240,9 @@ class RoutingPool:
                 load = await watched.live.endpoint.load()
         except (UnisonoError, TimeoutError):
             # The load is polled again soon; the last value is no longer valid.
-            watched.live.claimed(None)
+            watched.live.set_server_load(None)
         else:
-            watched.live.claimed(load, running_before)
+            watched.live.set_server_load(load, running_before)
             if load is None:
                 watched.silent_until = self._clock() + SILENT_FOR_S
         finally:

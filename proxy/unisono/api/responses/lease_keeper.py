@@ -85,7 +85,7 @@ async def release(deps: ResponsesDeps, lease: Lease) -> None:
 
 
 async def release_unused(deps: ResponsesDeps, lease: Lease) -> None:
-    """Release the lease of a response that is not started here. Otherwise it expires."""
+    """Release the lease of a response that is not started here; if that fails, it expires."""
     try:
         await deps.store.release(lease)
     except StoreError as error:

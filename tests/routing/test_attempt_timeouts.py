@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.core.generation import Timeouts
-from unisono.routing.attempt_limits import (
+from unisono.routing.attempt_timeouts import (
     MAX_SAMPLE_AGE_S,
     MAX_SAMPLES,
     MIN_READING_SPEED,
@@ -20,7 +20,7 @@ from unisono.routing.attempt_limits import (
     LearnedTimes,
     MinTimeouts,
     PendingAttempt,
-    attempt_limits,
+    attempt_timeouts,
 )
 
 CONFIGURED = Timeouts(connect_s=10.0, first_token_s=300.0, silence_s=120.0, total_s=600.0)
@@ -73,7 +73,7 @@ FIRST_TOKEN: dict[str, tuple[Timeouts, PendingAttempt, LearnedTimes, float]] = {
 def test_limit_for_the_first_token(
     timeouts: Timeouts, attempt: PendingAttempt, learned: LearnedTimes, limit_s: float
 ) -> None:
-    limits = attempt_limits(timeouts, MINIMUM, attempt, learned)
+    limits = attempt_timeouts(timeouts, MINIMUM, attempt, learned)
     assert limits.first_token_s == pytest.approx(limit_s)
     assert limits.total_s == timeouts.total_s
 
@@ -94,7 +94,7 @@ SILENCE: dict[str, tuple[Timeouts, PendingAttempt, LearnedTimes, float]] = {
 
 @pytest.mark.parametrize(("timeouts", "attempt", "learned", "limit_s"), SILENCE.values(), ids=SILENCE)
 def test_limit_for_silence(timeouts: Timeouts, attempt: PendingAttempt, learned: LearnedTimes, limit_s: float) -> None:
-    assert attempt_limits(timeouts, MINIMUM, attempt, learned).silence_s == pytest.approx(limit_s)
+    assert attempt_timeouts(timeouts, MINIMUM, attempt, learned).silence_s == pytest.approx(limit_s)
 
 
 CONNECT: dict[str, tuple[Timeouts, PendingAttempt, float]] = {
@@ -108,11 +108,11 @@ CONNECT: dict[str, tuple[Timeouts, PendingAttempt, float]] = {
 @pytest.mark.parametrize(("timeouts", "attempt", "limit_s"), CONNECT.values(), ids=CONNECT)
 def test_limit_for_connecting(timeouts: Timeouts, attempt: PendingAttempt, limit_s: float) -> None:
     for learned in (COLD, WARM):
-        assert attempt_limits(timeouts, MINIMUM, attempt, learned).connect_s == pytest.approx(limit_s)
+        assert attempt_timeouts(timeouts, MINIMUM, attempt, learned).connect_s == pytest.approx(limit_s)
 
 
 def test_configured_minimum_applies() -> None:
-    limits = attempt_limits(CONFIGURED, MinTimeouts(first_token_s=40.0, silence_s=50.0), CHAT, WARM)
+    limits = attempt_timeouts(CONFIGURED, MinTimeouts(first_token_s=40.0, silence_s=50.0), CHAT, WARM)
     assert (limits.first_token_s, limits.silence_s) == (40.0, 50.0)
 
 
@@ -171,7 +171,7 @@ ATTEMPTS = st.builds(PendingAttempt, TOKENS, TOKENS, st.integers(0, 9))
 def test_no_limit_is_above_the_configured_one_or_the_time_left(
     learned: LearnedTimes, timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt
 ) -> None:
-    limits = attempt_limits(timeouts, minimum, attempt, learned)
+    limits = attempt_timeouts(timeouts, minimum, attempt, learned)
     assert limits.total_s == timeouts.total_s
     for limit_s, configured_s in (
         (limits.connect_s, timeouts.connect_s),
@@ -185,7 +185,7 @@ def test_no_limit_is_above_the_configured_one_or_the_time_left(
 def test_limits_leave_time_to_read_the_prompts(
     learned: LearnedTimes, timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt
 ) -> None:
-    limits = attempt_limits(timeouts, minimum, attempt, learned)
+    limits = attempt_timeouts(timeouts, minimum, attempt, learned)
     reading_s = (attempt.prompt_tokens + attempt.waiting_tokens) / MIN_READING_SPEED
     assert limits.first_token_s >= min(reading_s, timeouts.first_token_s, timeouts.total_s)
     waiting_s = attempt.waiting_tokens / MIN_READING_SPEED
@@ -198,9 +198,9 @@ def test_a_longer_prompt_never_has_shorter_limits(
 ) -> None:
     longer = replace(attempt, prompt_tokens=attempt.prompt_tokens + more)
     behind_others = replace(attempt, waiting_tokens=attempt.waiting_tokens + more)
-    limits = attempt_limits(timeouts, minimum, attempt, learned)
+    limits = attempt_timeouts(timeouts, minimum, attempt, learned)
     for other in (longer, behind_others):
-        others = attempt_limits(timeouts, minimum, other, learned)
+        others = attempt_timeouts(timeouts, minimum, other, learned)
         assert others.first_token_s >= limits.first_token_s
         assert others.silence_s >= limits.silence_s
 
@@ -210,7 +210,7 @@ def test_a_long_prompt_has_enough_time_for_the_first_token(
     learned: LearnedTimes, total_s: float, minimum: MinTimeouts, retries_left: int
 ) -> None:
     timeouts = replace(CONFIGURED, total_s=total_s)
-    limits = attempt_limits(timeouts, minimum, PendingAttempt(60_000, retries_left=retries_left), learned)
+    limits = attempt_timeouts(timeouts, minimum, PendingAttempt(60_000, retries_left=retries_left), learned)
     assert limits.first_token_s > 20.0 or limits.first_token_s == total_s
 
 
@@ -218,8 +218,8 @@ def test_a_long_prompt_has_enough_time_for_the_first_token(
 def test_a_single_deployment_never_has_shorter_limits(
     learned: LearnedTimes, minimum: MinTimeouts, attempt: PendingAttempt
 ) -> None:
-    limits = attempt_limits(CONFIGURED, minimum, attempt, learned)
-    alone = attempt_limits(CONFIGURED, minimum, replace(attempt, retries_left=0), learned)
+    limits = attempt_timeouts(CONFIGURED, minimum, attempt, learned)
+    alone = attempt_timeouts(CONFIGURED, minimum, replace(attempt, retries_left=0), learned)
     assert alone.first_token_s >= limits.first_token_s
     assert alone.silence_s >= limits.silence_s
     assert alone.connect_s >= limits.connect_s
@@ -238,4 +238,4 @@ def test_only_the_last_samples_are_kept(
 
 def test_limits_are_finite_without_configured_timeouts() -> None:
     endless = Timeouts(inf, inf, inf, inf)
-    assert attempt_limits(endless, MINIMUM, PendingAttempt(100), learned_from(FAST, 10**6)).first_token_s < inf
+    assert attempt_timeouts(endless, MINIMUM, PendingAttempt(100), learned_from(FAST, 10**6)).first_token_s < inf

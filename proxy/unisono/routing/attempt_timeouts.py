@@ -210,7 +210,7 @@ class AttemptTimes:
         return self._learned
 
 
-def attempt_limits(
+def attempt_timeouts(
     timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt, learned: LearnedTimes
 ) -> Timeouts:
     """Return the limits of one attempt, none above the configured `timeouts`.
