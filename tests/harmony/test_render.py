@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -428,6 +430,26 @@ def test_tools_are_declared_once(renderer: Renderer, encoding: Encoding) -> None
     text = encoding.decode(prompt_of(renderer, Conversation(FINDING, (ASKED, *again))))
     assert text.count("type get_weather =") == 1
     assert text.count("# Tools") == 3
+
+
+def test_a_new_definition_of_a_tool_extends_the_prompt_before_it(renderer: Renderer, encoding: Encoding) -> None:
+    newer = replace(WEATHER, description="Returns the weather in Celsius.")
+    newest = replace(newer, parameters={"type": "object", "properties": {"place": {"type": "string"}}})
+    preamble = replace(FINDING, tools=(*FINDING.tools, WEATHER))
+    items: tuple[Item, ...] = (ASKED,)
+    prompts = [prompt_of(renderer, Conversation(preamble, items))]
+    # An equal definition is not repeated.
+    for tools in ((CLOCK, newer), (newer,), (newest, CLOCK), (WEATHER,)):
+        items += (AddedTools(tools), UserMessage("Go on."))
+        prompts.append(prompt_of(renderer, Conversation(preamble, items)))
+    for before, after in pairwise(prompts):
+        assert after[: len(before) - 2] == before[:-2]
+    added = [encoding.decode(after[len(before) - 2 :]) for before, after in pairwise(prompts)]
+    assert ["type get_weather" in text for text in added] == [True, False, True, True]
+    assert newer.description in added[0]
+    assert "place" in added[2]
+    assert "Weather of a city." in added[3]
+    assert [text.count("type srv_clock") for text in added] == [1, 0, 0, 0]
 
 
 def test_the_text_prompt_of_added_tools_has_the_same_tokens(renderer: Renderer, encoding: Encoding) -> None:

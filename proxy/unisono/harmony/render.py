@@ -315,8 +315,8 @@ class Renderer:
 def _section_key(tools: ToolSet, declarations: tuple[Declaration, ...]) -> bytes:
     if declarations is tools.declarations:
         return tools.digest
-    # The order of the names depends on the conversation.
-    names = "\0".join(each.name for each in declarations)
+    # The order of the names and the definitions depend on the conversation.
+    names = "\0".join(each.name + each.digest.hex() for each in declarations)
     return sha256(tools.digest + names.encode(), usedforsecurity=False).digest()
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.core.conversation import AddedTools, Conversation, FunctionTool
 from unisono.errors import InvalidRequest, well_formed
@@ -34,12 +34,14 @@ _UNSENDABLE = re.compile(r"[^A-Za-z0-9._-]")
 class Declaration:
     """Declared tool: its wire name, the lines above it, and its argument.
 
-    `parameters` has a form that openai-harmony prints correctly; None for a tool without arguments.
+    `parameters` has a form that openai-harmony prints correctly; None for a tool without arguments. `digest` identifies
+    a definition that is not the newest one of its tool.
     """
 
     name: str
     lines: tuple[str, ...]
     parameters: LibrarySchema | None
+    digest: bytes = b""
 
 
 class ToolSet:
@@ -206,24 +208,58 @@ def _legal_name(name: str, taken: Set[str]) -> str:
     return candidate
 
 
+def _replaced(conversation: Conversation, tools: ToolSet) -> Set[str]:
+    """Return the wire names of client tools whose definition changes during a conversation."""
+    first = {tools.wire(tool.name): tool for tool in conversation.preamble.tools}
+    added = (tool for item in conversation.items if isinstance(item, AddedTools) for tool in item.tools)
+    named = ((tools.wire(tool.name), tool) for tool in added if not tool.server)
+    return {name for name, tool in named if not _is_same(first.setdefault(name, tool), tool)}
+
+
+def _is_same(one: FunctionTool | None, other: FunctionTool) -> bool:
+    """Return whether two definitions are declared alike."""
+    return one is not None and (
+        (one.description, one.parameters, one.free_text) == (other.description, other.parameters, other.free_text)
+    )
+
+
+def _definition(tool: FunctionTool, name: str) -> Declaration:
+    """Return the declaration of one of several definitions of a tool."""
+    planned = plan_tools((tool,))
+    return replace(planned.declarations[0], name=name, digest=planned.digest)
+
+
 def declarations_by_message(
     conversation: Conversation, tools: ToolSet
 ) -> tuple[tuple[Declaration, ...], dict[int, tuple[Declaration, ...]]]:
     """Return the declarations of the first developer message, and of `AddedTools` items.
 
-    The latter are by position in the conversation. An item declares only tools that no earlier message declared.
+    The latter are by position in the conversation. An item declares only tools that no earlier message declared, and
+    tools with a new definition.
     """
     added = {index: item for index, item in enumerate(conversation.items) if isinstance(item, AddedTools)}
     deferred = {tools.wire(tool.name) for tool in conversation.deferred}
     if not added and not deferred:
         return tools.declarations, {}
-    in_preamble = {tools.wire(tool.name) for tool in conversation.preamble.tools}
-    later = {tools.wire(tool.name) for item in added.values() for tool in item.tools} - in_preamble
+    newest = {each.name: each for each in tools.declarations}
+    latest = {tools.wire(tool.name): tool for tool in conversation.preamble.tools}
+    later = {tools.wire(tool.name) for item in added.values() for tool in item.tools} - latest.keys()
+    replaced = _replaced(conversation, tools)
     # Server tools are in the first message, like those of the preamble.
-    first = tuple(each for each in tools.declarations if each.name not in later and each.name not in deferred)
-    undeclared = {each.name: each for each in tools.declarations if each.name in later}
+    first = tuple(
+        _definition(latest[each.name], each.name) if each.name in replaced else each
+        for each in tools.declarations
+        if each.name not in later and each.name not in deferred
+    )
+    undeclared = {name: newest[name] for name in later if name in newest}
     by_position = {}
     for index, item in added.items():
-        names = dict.fromkeys(tools.wire(tool.name) for tool in item.tools)
-        by_position[index] = tuple(undeclared.pop(name) for name in names if name in undeclared)
+        here: list[Declaration] = []
+        for name, tool in {tools.wire(tool.name): tool for tool in item.tools}.items():
+            if name in replaced and not _is_same(latest.get(name), tool):
+                here.append(_definition(tool, name))
+                latest[name] = tool
+            elif name not in replaced and name in undeclared:
+                here.append(undeclared.pop(name))
+        by_position[index] = tuple(here)
     return first, by_position
