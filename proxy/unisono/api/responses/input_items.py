@@ -205,12 +205,21 @@ class InputClientToolOutput(InputItem):
     status: Word = None
 
 
+class ServerOfItem(OpenModel):
+    """MCP server in an item, of which nothing is validated."""
+
+    type: Literal["mcp"]
+
+
 class InputAddedTools(InputItem):
     """Tools that the model may call after this item."""
 
-    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS), BeforeValidator(without_servers)] = Field(
-        default_factory=list
-    )
+    tools: Annotated[
+        list[ResponsesTool],
+        Field(max_length=MAX_TOOLS),
+        BeforeValidator(without_servers),
+        FieldInput(Annotated[list[ResponsesTool | ServerOfItem], Field(max_length=MAX_TOOLS)]),
+    ] = Field(default_factory=list)
 
 
 class InputSearchCall(InputItem):
