@@ -156,6 +156,33 @@ def test_the_tools_of_another_servers_search_are_kept() -> None:
     assert [type(item).__name__ for item in items] == ["UserMessage", "AssistantCall", "ToolResult", "AddedTools"]
 
 
+MCP: Json = {"type": "mcp", "server_label": "docs", "allowed_tools": ["echo"]}
+# Tools in the result of the gateway's search, the server tools among them, and the places of the tools with a note.
+SERVER_TOOLS: dict[str, tuple[list[Json], list[str], list[int]]] = {
+    "a server": ([MCP], ["docs__echo"], []),
+    "a server without a label": ([{**MCP, "server_label": ""}, FIND], [], [0]),
+    "a server without any label": ([{"type": "mcp", "allowed_tools": ["x y"]}, FIND], [], [0]),
+    "a server without tools": ([{**MCP, "allowed_tools": []}, FIND], [], [0]),
+    "a tool without a name": ([{**MCP, "allowed_tools": [""]}, FIND], [], [0]),
+    "another server beside it": ([MCP, FIND, {"type": "mcp", "server_label": "mail"}], ["docs__echo"], [2]),
+    "a function with the field": ([{**FIND, "allowed_tools": 1}], [], []),
+    "another tool with the field": ([{"type": "image_generation", "allowed_tools": [1]}, MCP], ["docs__echo"], [0]),
+}
+
+
+@pytest.mark.parametrize(("tools", "names", "noted"), SERVER_TOOLS.values(), ids=SERVER_TOOLS)
+def test_the_tools_of_servers_in_a_result_have_a_label_and_a_name(
+    tools: list[Json], names: list[str], noted: list[int]
+) -> None:
+    search = {**SEARCHED, "call_id": None, "id": "tsc_1"}
+    generation = generation_of(input=[ASKED, search, found(*tools, call_id=None)])
+    added_tools = [item for item in generation.request.conversation.items if isinstance(item, AddedTools)]
+    assert [tool.name for item in added_tools for tool in item.tools if tool.server] == names
+    own = [tool.name for item in added_tools for tool in item.tools if not tool.server]
+    assert own == [tool["name"] for tool in tools if tool["type"] == "function"]
+    assert [note.partition(": ")[0] for note in generation.notes] == [f"input.2.tools.{place}.type" for place in noted]
+
+
 def test_a_repeated_tool_is_no_error() -> None:
     assert names_of(conversation_of(added(FIND), added(FIND), ASKED, added(FIND), tools=[FIND]).tools) == ["find"]
 
