@@ -55,7 +55,7 @@ async def test_a_tool_of_a_deferred_server_is_found_and_run(harness: Line, strea
     before, found, after = harness.prompts
     assert "docs: Manuals." in before
     assert [name for name in ("docs__", "pay", "told") if name in before] == []
-    assert "Found: docs__echo, pay" in found or "Found: pay, docs__echo" in found
+    assert "Found: pay, docs__echo" in found
     assert [found.count(text) for text in (ECHO, "type pay = ", "docs__facts", "Manuals.")] == [1, 1, 0, 1]
     assert after.startswith(found)
     assert result("echo", "hello") in after
@@ -88,6 +88,18 @@ async def test_a_search_that_is_sent_back_leads_to_the_same_prompt(harness: Line
     await harness.responds(input=[ASKED, *first["output"], answered], **fields)
     assert is_extended(harness)
     assert [harness.prompts[-1].count(f"type docs__{name} = ") for name in ("echo", "facts", "slow")] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["resent", "stored"])
+async def test_functions_and_server_tools_that_were_found_stay_in_their_order(harness: Line, stored: bool) -> None:
+    fields: Json = {"tools": [*TOOLS, PAY, {**PAY, "name": "ask", "defer_loading": False}], "store": stored}
+    harness.say(called("tool_search", '{"query": "told, echo"}'), called("ask", "{}"), ANSWER)
+    first = await harness.whole(input=[ASKED], **fields)
+    answered = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Yes."}
+    following: Json = {"previous_response_id": first["id"], "input": [answered]}
+    await harness.whole(**following if stored else {"input": [ASKED, *first["output"], answered]}, **fields)
+    assert is_extended(harness)
+    assert [harness.prompts[-1].count(text) for text in (ECHO, "type pay = ")] == [1, 1]
 
 
 @pytest.mark.parametrize("tools", [[DEFERRED], [{**SEARCH, "execution": "client"}, DEFERRED]], ids=["none", "client"])

@@ -308,12 +308,18 @@ def _search_output(conversion: InputConversion, item: InputItem, param: str) -> 
     if not call_id or not conversion.history.has_call(call_id):
         return added
     stored = conversion.known.stored_item(item.id) if item.id else None
-    # The model may have read an error instead, which is not part of the item.
-    is_error = stored is not None and not added and stored.wire.get("tools") == []
-    if stored is not None and is_error and conversion.has_calls_of(stored.meaning):
-        return stored.meaning
     names = [tool.name for each in added for tool in each.tools]
+    # The model may have read an error, or the names in another order, which are not part of the item.
+    if stored is not None and _is_same_result(stored.meaning, call_id, names):
+        return stored.meaning
     return (ToolResult(call_id, TOOL_SEARCH, found_text(names)), *added)
+
+
+def _is_same_result(meaning: Sequence[Item], call_id: str, names: Sequence[str]) -> bool:
+    """Return whether a stored result belongs to the call, and found the same tools."""
+    answered = [item.call_id for item in meaning if isinstance(item, ToolResult)]
+    found = [tool.name for item in meaning if isinstance(item, AddedTools) for tool in item.tools]
+    return answered == [call_id] and sorted(found) == sorted(names)
 
 
 def _configuration(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:

@@ -227,15 +227,14 @@ def to_wire(item: Item, item_id: str, toolbox: Toolbox) -> Wire:
 
 
 def wire_tools(tools: Sequence[FunctionTool]) -> list[Wire]:
-    """Return tools as clients declare them, those of one namespace together."""
-    namespaces: dict[str, Wire] = {}
+    """Return tools as clients declare them, in their order; neighbours in one namespace are together."""
     wires: list[Wire] = []
     for wire in map(_tool, tools):
-        known = namespaces.setdefault(wire["name"], wire) if wire["type"] == "namespace" else wire
-        if known is wire:
-            wires.append(wire)
+        last = wires[-1] if wires else {}
+        if wire["type"] == last.get("type") == "namespace" and wire["name"] == last["name"]:
+            last["tools"] += wire["tools"]
         else:
-            known["tools"] += wire["tools"]
+            wires.append(wire)
     return wires
 
 
