@@ -17,9 +17,11 @@ from tests.e2e.replicas import LEASE_S, Client, Told
 from tests.e2e.responses import ANSWER, Json, Line, kinds
 from tests.e2e.test_added_tools import called, is_extended
 from tests.e2e.test_tool_search_interrupted import MANY, until_searching
+from tests.e2e.test_traces import document_of
 from tests.e2e.wires import ENCODING, WIRES, asked
 from tests.fakes import FakeVllm
 from tests.mcp.conftest import Upstream, start_upstream
+from unisono.cli.trace import is_as_recorded, read_document
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -130,6 +132,32 @@ async def test_a_required_server_is_declared_from_the_start(
     await harness.whole(input=[ASKED], tools=TOOLS, tool_choice=choice, max_output_tokens=50)
     assert (ECHO in harness.prompts[0]) is is_declared
     assert opened in harness.prompts[1].removeprefix(harness.prompts[0])
+
+
+# Searches before, the call that the model then has to make, and the recipient that the gateway opens.
+RECORDED: dict[str, tuple[list[str], str, str]] = {
+    "nothing was found": ([], '{"query": "told"}<|call|>', "to=functions.tool_search"),
+    "a tool was found before": ([SEARCHES], 'docs__echo<|message|>{"text":"hello"}<|call|>', "to=functions"),
+}
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["resent", "stored"])
+@pytest.mark.parametrize(("searches", "call", "opened"), RECORDED.values(), ids=RECORDED)
+async def test_a_required_call_beside_a_deferred_server_is_recorded_and_replays_identically(
+    upstream: Upstream, searches: list[str], call: str, opened: str, stored: bool
+) -> None:
+    async with desk(upstream, unisono={"traces": {"mode": "all"}}) as line:
+        line.say(*searches, ANSWER)
+        first = await line.whole(input=[ASKED], tools=TOOLS)
+        line.say(ANSWER, call, ANSWER)
+        following: Json = {"previous_response_id": first["id"], "input": [ASKED]}
+        if not stored:
+            following = {"input": [ASKED, *first["output"], ASKED]}
+        answer = await line.post(**following, tools=TOOLS, tool_choice="required")
+        assert kinds(answer.body["output"])[-1] == "message"
+        assert opened in line.prompts[1].removeprefix(line.prompts[0])
+        document = await document_of(line.gateway, answer)
+        assert is_as_recorded(document, read_document(document))
 
 
 async def test_a_found_tool_may_need_an_approval(harness: Line) -> None:
