@@ -135,6 +135,11 @@ CUT: dict[str, tuple[str, list[Json], str, str]] = {
 # Surface, history whose newest result has a wrong id, and the field that the error names.
 MISTAKEN: dict[str, tuple[str, list[Json], str]] = {
     "chat": ("chat", [GO_ON, chat_call("c1"), chat_result("c9")], "messages.2.tool_call_id"),
+    "chat, by the name of a function": (
+        "chat",
+        [GO_ON, chat_call("c1"), LEGACY],
+        "'messages.2.name': no earlier assistant message has an unanswered call of 'look'; send the call first.",
+    ),
     "messages": ("messages", [GO_ON, use("c1"), tool_result("c9")], "messages.2.content.0.tool_use_id"),
     "responses": ("responses", [GO_ON, call("c1"), output("c9")], "input.2.call_id"),
     "responses, shell": ("responses", [GO_ON, builtin_call("shell"), SHELL], "input.2.call_id"),

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.api.responses.frames import ids
+from tests.api.responses.frames import ids, to_stored
 from tests.api.responses.test_responses_inbound import items_of
 from tests.api.responses.test_responses_schema import generation_of, refusal_of
-from unisono.api.responses.items import call, to_stored
+from unisono.api.responses.items import call
 from unisono.api.tool_search import NOTHING_FOUND
 from unisono.api.tools import CallForm
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, FunctionTool, ToolResult, UserMessage

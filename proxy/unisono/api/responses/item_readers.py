@@ -174,8 +174,11 @@ def _approval_response(conversion: InputConversion, item: InputItem, param: str)
     call = conversion.requests.get(item.approval_request_id)
     at = f"{param}.approval_request_id"
     if call is None:
-        missing = f"'{at}': approval request '{shortened(item.approval_request_id)}' not found."
-        conversion.history.leave_out(NotFound(missing, param=at))
+        missing = (
+            f"'{at}': approval request '{shortened(item.approval_request_id)}' not found; "
+            "send its 'mcp_approval_request' item before the response."
+        )
+        conversion.history.leave_out(NotFound(missing, param=at), "the input has no approval request with this id")
         return ()
     if call.call_id in conversion.answered:
         raise InvalidRequest(
