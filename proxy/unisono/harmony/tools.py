@@ -245,7 +245,7 @@ def declarations_by_message(
     latest = {tools.wire(tool.name): tool for tool in conversation.preamble.tools}
     later = {tools.wire(tool.name) for item in added.values() for tool in item.tools} - latest.keys()
     replaced = _replaced(conversation, tools)
-    # Server tools are in the first message, like those of the preamble.
+    # Server tools are in the first message too, except deferred ones: those are declared where a search found them.
     first = tuple(
         _definition(latest[each.name], each.name) if each.name in replaced else each
         for each in tools.declarations
