@@ -147,7 +147,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     caller: Caller = request.state.caller
     # A count must cost nothing.
     can_ask = kind is MessagesRequest
-    source = MediaSource(body, caller, kind.HISTORY, request.state.request_id, size, can_ask)
+    source = MediaSource(body, caller, kind, request.state.request_id, size, can_ask)
     context = await media_context(deps.resolve, source, deps.describer)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)

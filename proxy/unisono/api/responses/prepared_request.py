@@ -97,7 +97,7 @@ async def validate_body(
     Without `answered`, the request only prepares a later one, and may lack what an answer needs. With `counted`, only
     its tokens are counted, and no image is described.
     """
-    source = MediaSource(body, caller, ResponsesRequest.HISTORY, request_id, size, can_ask=not counted)
+    source = MediaSource(body, caller, ResponsesRequest, request_id, size, can_ask=not counted)
     context = await media_context(deps.resolve, source, deps.describer)
 
     def judge() -> ResponsesRequest:
