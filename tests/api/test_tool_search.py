@@ -22,11 +22,11 @@ TOOLS = (
     tool("wetter", "Zeigt das Wetter. 天気"),
     FunctionTool("run", "Run a script.", {"type": "string"}, free_text=True),
 )
-# Query, and the names that are found, the best first.
+# Query, and the names that are found, in the order of their declaration.
 QUERIES: dict[str, list[str]] = {
     "customer": ["crm__listCustomers", "mail__send"],
     "list customers": ["crm__listCustomers", "mail__send"],
-    "CRM invoices": ["crm__get_invoice", "crm__listCustomers"],
+    "CRM invoices": ["crm__listCustomers", "crm__get_invoice"],
     "state": ["crm__listCustomers"],
     "天気": ["wetter"],
     "script": ["run"],
@@ -40,6 +40,11 @@ def test_the_best_tools_are_found(query: str, names: list[str]) -> None:
     outcome = search_by_words(TOOLS, {"query": query})
     assert (found_names(outcome), outcome.is_error) == (names, False)
     assert outcome.text.startswith("Found: " if names else "No tool was found.")
+
+
+def test_of_many_tools_the_best_are_found() -> None:
+    tools = [tool(f"pay{number}", "bill " * number) for number in range(MAX_FOUND + 3)]
+    assert found_names(search_by_words(tools, {"query": "bill"})) == [each.name for each in tools[-MAX_FOUND:]]
 
 
 PATTERNS: dict[str, list[str]] = {

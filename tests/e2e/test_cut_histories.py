@@ -43,6 +43,10 @@ def output(call_id: str, kind: str = "function_call_output", **fields: Any) -> J
     return {"type": kind, "call_id": call_id, "output": "blue", **fields}
 
 
+def builtin_call(tool: str) -> Json:
+    return {"type": f"{tool}_call", "call_id": "c1", "action": {"commands": ["ls"]}}
+
+
 LEGACY: Json = {"role": "function", "name": "look", "content": "blue"}
 SHELL: Json = output("c9", "shell_call_output", output=[{"stdout": "blue", "stderr": "", "outcome": {"type": "exit"}}])
 
@@ -107,14 +111,48 @@ CUT: dict[str, tuple[str, list[Json], str, str]] = {
         "functions.exec",
         "input.0.call_id",
     ),
-    "responses, a built-in tool of the client": ("responses", [SHELL, GO_ON], "functions.shell", "input.0"),
+    "responses, a built-in tool of the client": ("responses", [SHELL, GO_ON], "functions.shell", "input.0.call_id"),
+    "responses, a built-in tool of the client, newest": (
+        "responses",
+        [GO_ON, SHELL],
+        "functions.shell",
+        "input.1.call_id",
+    ),
+    "responses, by the id of the item": (
+        "responses",
+        [{"type": "local_shell_call_output", "id": "c9", "output": "blue"}, GO_ON],
+        "functions.local_shell",
+        "input.0.id",
+    ),
+    "responses, a built-in tool of the client without an id": (
+        "responses",
+        [GO_ON, {"type": "shell_call_output", "output": "blue"}],
+        "functions.shell",
+        "input.1",
+    ),
 }
 
 # Surface, history whose newest result has a wrong id, and the field that the error names.
 MISTAKEN: dict[str, tuple[str, list[Json], str]] = {
     "chat": ("chat", [GO_ON, chat_call("c1"), chat_result("c9")], "messages.2.tool_call_id"),
+    "chat, by the name of a function": (
+        "chat",
+        [GO_ON, chat_call("c1"), LEGACY],
+        "'messages.2.name': no earlier assistant message has an unanswered call of 'look'; send the call first.",
+    ),
     "messages": ("messages", [GO_ON, use("c1"), tool_result("c9")], "messages.2.content.0.tool_use_id"),
     "responses": ("responses", [GO_ON, call("c1"), output("c9")], "input.2.call_id"),
+    "responses, shell": ("responses", [GO_ON, builtin_call("shell"), SHELL], "input.2.call_id"),
+    "responses, apply_patch": (
+        "responses",
+        [GO_ON, builtin_call("apply_patch"), output("c9", "apply_patch_call_output")],
+        "input.2.call_id",
+    ),
+    "responses, local_shell": (
+        "responses",
+        [GO_ON, builtin_call("local_shell"), {"type": "local_shell_call_output", "id": "c9", "output": "blue"}],
+        "input.2.id",
+    ),
 }
 
 

@@ -17,9 +17,11 @@ from tests.e2e.replicas import LEASE_S, Client, Told
 from tests.e2e.responses import ANSWER, Json, Line, kinds
 from tests.e2e.test_added_tools import called, is_extended
 from tests.e2e.test_tool_search_interrupted import MANY, until_searching
+from tests.e2e.test_traces import document_of
 from tests.e2e.wires import ENCODING, WIRES, asked
 from tests.fakes import FakeVllm
 from tests.mcp.conftest import Upstream, start_upstream
+from unisono.cli.trace import is_as_recorded, read_document
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,7 +57,7 @@ async def test_a_tool_of_a_deferred_server_is_found_and_run(harness: Line, strea
     before, found, after = harness.prompts
     assert "docs: Manuals." in before
     assert [name for name in ("docs__", "pay", "told") if name in before] == []
-    assert "Found: docs__echo, pay" in found or "Found: pay, docs__echo" in found
+    assert "Found: pay, docs__echo" in found
     assert [found.count(text) for text in (ECHO, "type pay = ", "docs__facts", "Manuals.")] == [1, 1, 0, 1]
     assert after.startswith(found)
     assert result("echo", "hello") in after
@@ -90,14 +92,26 @@ async def test_a_search_that_is_sent_back_leads_to_the_same_prompt(harness: Line
     assert [harness.prompts[-1].count(f"type docs__{name} = ") for name in ("echo", "facts", "slow")] == [1, 1, 0]
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["resent", "stored"])
+async def test_functions_and_server_tools_that_were_found_stay_in_their_order(harness: Line, stored: bool) -> None:
+    fields: Json = {"tools": [*TOOLS, PAY, {**PAY, "name": "ask", "defer_loading": False}], "store": stored}
+    harness.say(called("tool_search", '{"query": "told, echo"}'), called("ask", "{}"), ANSWER)
+    first = await harness.whole(input=[ASKED], **fields)
+    answered = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Yes."}
+    following: Json = {"previous_response_id": first["id"], "input": [answered]}
+    await harness.whole(**following if stored else {"input": [ASKED, *first["output"], answered]}, **fields)
+    assert is_extended(harness)
+    assert [harness.prompts[-1].count(text) for text in (ECHO, "type pay = ")] == [1, 1]
+
+
 @pytest.mark.parametrize("tools", [[DEFERRED], [{**SEARCH, "execution": "client"}, DEFERRED]], ids=["none", "client"])
 async def test_without_the_gateways_search_a_server_is_not_deferred(harness: Line, tools: list[Json]) -> None:
     harness.say(calls("echo", text="hello"), ANSWER)
     response = await harness.whole(input=[ASKED], tools=tools)
     assert ECHO in harness.prompts[0]
     assert made(response)[0]["output"] == "hello"
-    note = f"tools.{len(tools) - 1}.defer_loading: no effect, because the gateway does not search"
-    assert response["unisono"]["notes"] == [note]
+    [note] = response["unisono"]["notes"]
+    assert note.startswith(f"tools.{len(tools) - 1}.defer_loading: no effect, because the request has no search of")
 
 
 # `tool_choice`, whether the tools of the server are declared from the start, and the recipient that the gateway opens.
@@ -118,6 +132,32 @@ async def test_a_required_server_is_declared_from_the_start(
     await harness.whole(input=[ASKED], tools=TOOLS, tool_choice=choice, max_output_tokens=50)
     assert (ECHO in harness.prompts[0]) is is_declared
     assert opened in harness.prompts[1].removeprefix(harness.prompts[0])
+
+
+# Searches before, the call that the model then has to make, and the recipient that the gateway opens.
+RECORDED: dict[str, tuple[list[str], str, str]] = {
+    "nothing was found": ([], '{"query": "told"}<|call|>', "to=functions.tool_search"),
+    "a tool was found before": ([SEARCHES], 'docs__echo<|message|>{"text":"hello"}<|call|>', "to=functions"),
+}
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["resent", "stored"])
+@pytest.mark.parametrize(("searches", "call", "opened"), RECORDED.values(), ids=RECORDED)
+async def test_a_required_call_beside_a_deferred_server_is_recorded_and_replays_identically(
+    upstream: Upstream, searches: list[str], call: str, opened: str, stored: bool
+) -> None:
+    async with desk(upstream, unisono={"traces": {"mode": "all"}}) as line:
+        line.say(*searches, ANSWER)
+        first = await line.whole(input=[ASKED], tools=TOOLS)
+        line.say(ANSWER, call, ANSWER)
+        following: Json = {"previous_response_id": first["id"], "input": [ASKED]}
+        if not stored:
+            following = {"input": [ASKED, *first["output"], ASKED]}
+        answer = await line.post(**following, tools=TOOLS, tool_choice="required")
+        assert kinds(answer.body["output"])[-1] == "message"
+        assert opened in line.prompts[1].removeprefix(line.prompts[0])
+        document = await document_of(line.gateway, answer)
+        assert is_as_recorded(document, read_document(document))
 
 
 async def test_a_found_tool_may_need_an_approval(harness: Line) -> None:

@@ -256,6 +256,25 @@ async def test_an_answer_may_pause_after_the_compaction(bench: Bench, stream: bo
     assert "Is there tea?" not in bench.prompts[-1]
 
 
+@pytest.mark.parametrize("is_whole", [True, False], ids=["all messages", "only the block"])
+@both_forms
+async def test_a_tool_that_was_removed_before_a_compaction_is_refused(
+    bench: Bench, stream: bool, is_whole: bool
+) -> None:
+    removal = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}}
+    history = [*HISTORY[:2], {"role": "system", "content": [removal]}, HISTORY[2]]
+    bench.say(
+        SUMMARIZED, ANSWER, "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}<|call|>", ANSWER
+    )
+    first = await bench.message(messages=history, stream=stream, **compact())
+    assert first["content"][0]["tool_changes"] == [removal]
+    block = {"role": "assistant", "content": first["content"]}
+    second = await bench.message(messages=[*(history if is_whole else []), block, user("Now?")], stream=stream)
+    assert [each["type"] for each in second["content"]] == ["text"]
+    assert "There is no tool 'look'. Call one of these instead" in bench.prompts[-1]
+    assert bench.prompts[-1].count("do not call this tool: look") == 1
+
+
 @both_forms
 async def test_a_client_may_compact_at_any_time(bench: Bench, stream: bool) -> None:
     bench.say(SUMMARIZED, ANSWER)

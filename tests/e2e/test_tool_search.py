@@ -130,6 +130,36 @@ async def test_searches_that_are_sent_back_lead_to_the_same_prompt(harness: Line
     assert [harness.prompts[-1].count(f"type {name} = ") for name in ("sky__look", "pay", "sky__moon")] == [1, 1, 0]
 
 
+INNER: Json = {**STARS, "name": "far", "tools": [{**LOOK, "defer_loading": True}]}
+OUTER: Json = {**STARS, "tools": [STARS["tools"][0], INNER, STARS["tools"][1]]}
+AGAIN: Json = {**STARS, "tools": [{**LOOK, "name": "star", "defer_loading": True}]}
+TELESCOPE: Json = {"type": "additional_tools", "role": "developer", "tools": [SEARCH, {**PAY, "name": "telescope"}]}
+# Items before the question, tools, and the names that the model reads after a search for several words.
+ORDERS: dict[str, tuple[list[Json], list[Json], str]] = {
+    "by their rank": ([], [SEARCH, NOW, {**PAY, "description": "Pay."}, STARS], "pay, sky__look, sky__moon"),
+    "a namespace within another": ([], [SEARCH, NOW, OUTER], "sky__look, sky__far__look, sky__moon"),
+    "one namespace twice": ([], [SEARCH, NOW, STARS, PAY, AGAIN], "sky__look, sky__moon, pay, sky__star"),
+    "tools of an item": ([TELESCOPE], [SEARCH, NOW, STARS], "telescope, sky__look, sky__moon"),
+}
+
+
+@pytest.mark.parametrize("returned", ["resent", "by id", "stored"])
+@pytest.mark.parametrize(("items", "tools", "names"), ORDERS.values(), ids=ORDERS)
+async def test_what_was_found_stays_in_its_order(
+    harness: Line, items: list[Json], tools: list[Json], names: str, returned: str
+) -> None:
+    fields: Json = {"tools": tools, "store": returned != "resent"}
+    harness.say(called("tool_search", '{"query":"moon star bill pay"}'), called("now", '{"at":"x"}'), ANSWER)
+    first = await harness.whole(input=[*items, ASKED], **fields)
+    assert f"Found: {names}" in harness.prompts[1]
+    result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "noon"}
+    following: Json = {"input": [*items, ASKED, *first["output"], result]}
+    if returned == "stored":
+        following = {"previous_response_id": first["id"], "input": [result]}
+    await harness.whole(**following, **fields)
+    assert is_extended(harness)
+
+
 @pytest.mark.parametrize("tools", [[SEARCH, NOW], [SEARCH, {**NOW, "name": "tool_search"}, PAY]], ids=["none", "taken"])
 async def test_without_a_search_all_tools_are_declared(harness: Line, tools: list[Json]) -> None:
     harness.say(ANSWER)

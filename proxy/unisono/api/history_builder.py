@@ -122,9 +122,10 @@ class History:
         self._entries: list[Item | _Pending] = []
         self._exchange: dict[str, deque[_Pending]] = {}
         self._names: dict[str, str] = {}
-        # Errors about results of the current exchange whose call is missing, and errors of the newest items.
+        # Errors about results of the current exchange whose call is missing.
         self._orphans: list[InvalidRequest] = []
-        self._newest: list[InvalidRequest] = []
+        # Errors about items of the current exchange that were left out.
+        self._left_out: list[InvalidRequest] = []
 
     def __iter__(self) -> Iterator[Item]:
         for entry in self._entries:
@@ -139,7 +140,7 @@ class History:
 
     def add(self, *items: Item) -> None:
         """Add messages and reasoning. They end the current exchange."""
-        self._exchange, self._orphans, self._newest = {}, [], []
+        self._exchange, self._orphans, self._left_out = {}, [], []
         self._entries += items
 
     def add_within_exchange(self, *items: Item) -> None:
@@ -164,23 +165,26 @@ class History:
     def has_call(self, call_id: str) -> bool:
         return call_id in self._names
 
-    def name_of(self, call_id: str, param: str, *, sent: str = "", default: str = UNKNOWN_TOOL) -> str:
+    def name_of(
+        self, call_id: str, param: str, *, sent: str = "", default: str = UNKNOWN_TOOL, missing: str = ""
+    ) -> str:
         """Return the name of the tool that was called under an id, or `default` with a note.
 
-        `param` is the field with the id, and `sent` the id in the client's spelling.
+        `param` is the field with the id, and `sent` the id in the client's spelling. `missing` says what is missing if
+        the client sent no id.
         """
         name = self._names.get(call_id)
         if name is not None:
             return name
-        missing = f"no earlier tool call has the id '{shortened(sent or call_id)}'"
+        missing = missing or f"no earlier tool call has the id '{shortened(sent or call_id)}'"
         self._orphans.append(InvalidRequest(f"'{param}': {missing}; send the call first.", param=param))
         self.notes.append(f"{param}: the model reads this result without its call, because {missing}")
         return default
 
-    def leave_out(self, error: InvalidRequest) -> None:
+    def leave_out(self, error: InvalidRequest, reason: str) -> None:
         """Leave out an item with a note; in the last exchange, `check_results` raises the error."""
-        self._newest.append(error)
-        self.notes.append(f"{error.param}: no effect, because what it refers to is missing")
+        self._left_out.append(error)
+        self.notes.append(f"{error.param}: no effect, because {reason}")
 
     # A client that cuts its history may cut between a call and its result. It sends the result again with every later
     # request, so a refusal would end the session for good. The vendors' APIs refuse it everywhere.
@@ -188,15 +192,15 @@ class History:
     # A refusal remains where it can only be a mistake, which the client can correct in its next request: the last
     # exchange has a result with an unknown id, and either a call there has no result, or the history before it is the
     # gateway's own, which no client cuts.
-    def check_results(self, *, is_stored: bool = False) -> None:
-        """Raise InvalidRequest for an item of the last exchange that refers to nothing by mistake.
+    def check_results(self, *, has_stored_history: bool = False) -> None:
+        """Raise InvalidRequest for a reference in the last exchange that must be a mistake.
 
-        `is_stored`: the history before the request's own items is stored in the gateway.
+        `has_stored_history`: the items before the request's own are stored in the gateway.
         """
-        if self._newest:
-            raise self._newest[0]
+        if self._left_out:
+            raise self._left_out[0]
         is_waiting = any(not pending.results for same in self._exchange.values() for pending in same)
-        if self._orphans and (is_stored or is_waiting):
+        if self._orphans and (has_stored_history or is_waiting):
             raise self._orphans[0]
 
     def result(self, result: ToolResult) -> None:

@@ -72,7 +72,8 @@ def search_by_words(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]
 
     scores = [score(text) for text in texts]
     best = sorted((place for place, value in enumerate(scores) if value > 0), key=lambda place: (-scores[place], place))
-    return _found(tools[place] for place in best[:MAX_FOUND])
+    # In the order of their declaration, in which clients send them back.
+    return _found(tools[place] for place in sorted(best[:MAX_FOUND]))
 
 
 def search_by_pattern(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]) -> ToolOutcome:

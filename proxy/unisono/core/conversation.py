@@ -72,7 +72,8 @@ class FunctionTool:
     grammar: TextGrammar | None = None
     # True if the model does not know the tool until a search finds it.
     deferred: bool = False
-    # Label of the server that runs the tool; empty for a tool of the client. The server declares it for every answer.
+    # Label of the server that runs the tool; empty for a tool of the client. Such a tool has only a name here: its
+    # description and schema come from the server's tool list, which is read again for every answer.
     server: str = ""
 
 

@@ -241,8 +241,8 @@ class EngineDeps:
             if hosted.builtins:
                 preamble = replace(conversation.preamble, builtins=hosted.builtins)
                 conversation = replace(conversation, preamble=preamble)
-            if unknown := hosted.unknown(conversation):
-                conversation = replace(conversation, deferred=(*conversation.deferred, *unknown))
+            if not_found_yet := hosted.not_found_yet(conversation):
+                conversation = replace(conversation, deferred=(*conversation.deferred, *not_found_yet))
             return PreparedConversation(conversation, tools, not is_whole, hosted.left_out, hosted, loop)
         if not client:
             return PreparedConversation(conversation, plan_tools(()))

@@ -334,8 +334,8 @@ def transcript_of(
         ([], []) if request.server_tools is None else decided_calls(request.conversation, request.server_tools)
     )
     server_tools = None if hosted is None else hosted.every
-    unknown = () if hosted is None else [tool.name for tool in hosted.unknown(request.conversation)]
-    requirements = requirements_of(request, tools, server_tools, [call.name for call in approved], unknown)
+    not_found_yet = () if hosted is None else [tool.name for tool in hosted.not_found_yet(request.conversation)]
+    requirements = requirements_of(request, tools, server_tools, [call.name for call in approved], not_found_yet)
     controller = InterventionController(encoding, requirements)
     router = HarmonyRouter(
         encoding,

@@ -4,7 +4,8 @@ It uses the reader of live answers, with its interventions and server tool calls
 events as long as the reading code is unchanged.
 
 A recording contains the request as plain JSON, with only the fields that affect how tokens are parsed. Of tool servers
-it contains the labels, but no address, header or secret. Their offers are in the journal.
+it contains the labels, but no address, header or secret. Their offers are in the journal, and the outcomes of searches
+for their tools.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unisono.core.conversation import AnswerForm, Conversation, Json, Preamble
+from unisono.core.conversation import AddedTools, AnswerForm, Conversation, Json, Preamble
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.core.item_records import to_tool, tool_record
 from unisono.core.ports import Violation
-from unisono.core.tools import ToolServer
+from unisono.core.tools import SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch, ToolServer
 from unisono.engine.journal import noted_in
 from unisono.engine.output import OutputReader, replay
 from unisono.engine.request import (
@@ -114,6 +115,10 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
     record["deferred"] = [tool_record(tool) for tool in request.conversation.deferred]
     if request.conversation.removed:
         record["removed"] = [*sorted(request.conversation.removed)]
+    # The model may be required to call only a tool that it knows.
+    added = [tool for item in request.conversation.items if isinstance(item, AddedTools) for tool in item.tools]
+    if found := [tool_record(tool) for tool in added if tool.server]:
+        record["found"] = [*found]
     record["choice"] = None if request.answer.choice is None else _choice(request.answer.choice)
     record["form"] = None if request.answer.form is None else _form(request.answer.form)
     record["hosting"] = None if request.server_tools is None else _hosting(request.server_tools)
@@ -131,10 +136,12 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
         raise InvalidRequest("'raw': a raw completion has no messages to parse; use a recording of another API.")
     try:
         hosting = record["hosting"]
+        found = tuple(map(to_tool, record.get("found", ())))
         return GenerationRequest(
             model=model,
             conversation=Conversation(
                 Preamble(tools=tuple(map(to_tool, record["tools"]))),
+                (AddedTools(found),) if found else (),
                 prefill=record["prefill"],
                 deferred=tuple(map(to_tool, record.get("deferred", ()))),
                 removed=frozenset(record.get("removed", ())),
@@ -172,8 +179,11 @@ def _form(form: AnswerForm) -> dict[str, Json]:
 
 
 def _hosting(server_tools: ServerTools) -> dict[str, Json]:
+    is_searched = server_tools.search is not None
+    deferred: list[Json] = [server.label for server in server_tools.servers if is_searched and server.deferred]
     return {
         "servers": [{"label": server.label, "builtin": server.builtin} for server in server_tools.servers],
+        **({"deferred": deferred} if deferred else {}),
         "announced": [*sorted(server_tools.announced)],
         "decisions": len(server_tools.decisions),
         "max_calls": server_tools.max_calls,
@@ -186,10 +196,16 @@ def _to_hosting(hosting: Mapping[str, Any]) -> ServerTools:
         raise InvalidRequest(
             "This recording cannot be replayed: the answer began with approved tool calls, which are not recorded."
         )
-    servers = tuple(ToolServer(label=one["label"], builtin=one["builtin"]) for one in hosting["servers"])
+    deferred = hosting.get("deferred", ())
+    servers = tuple(
+        ToolServer(label=one["label"], builtin=one["builtin"], deferred=one["label"] in deferred)
+        for one in hosting["servers"]
+    )
+    search = ToolSearch(HostedTool(SEARCH_LABEL, ""), lambda *_: ToolOutcome("")) if deferred else None
     return ServerTools(
         servers,
         frozenset(hosting["announced"]),
         max_calls=hosting["max_calls"],
         pause_after=hosting.get("pause_after"),
+        search=search,
     )

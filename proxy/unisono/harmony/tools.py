@@ -219,7 +219,7 @@ def declarations_by_message(
         return tools.declarations, {}
     in_preamble = {tools.wire(tool.name) for tool in conversation.preamble.tools}
     later = {tools.wire(tool.name) for item in added.values() for tool in item.tools} - in_preamble
-    # Server tools are in the first message, like those of the preamble.
+    # Server tools are in the first message too, except deferred ones: those are declared where a search found them.
     first = tuple(each for each in tools.declarations if each.name not in later and each.name not in deferred)
     undeclared = {each.name: each for each in tools.declarations if each.name in later}
     by_position = {}

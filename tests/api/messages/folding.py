@@ -63,7 +63,8 @@ def _add(block: dict[str, Any], delta: dict[str, Any]) -> str:
             assert block["signature"] == ""
             block["signature"] = delta["signature"]
         case "compaction_delta":
-            assert block == {"type": "compaction", "content": None, "encrypted_content": None}
+            assert (block["type"], block["content"], block["encrypted_content"]) == ("compaction", None, None)
+            assert delta.keys() == {"type", "content", "encrypted_content"}
             block |= {**delta, "type": "compaction"}
         case "input_json_delta":
             return str(delta["partial_json"])

@@ -331,6 +331,42 @@ def test_messages_become_conversation_items(messages: list[Json], items: list[It
     assert items_of(*messages) == tuple(items)
 
 
+def summary(*changes: Json) -> Json:
+    return {"type": "compaction", "content": "We met.", "tool_changes": [*changes]}
+
+
+def system(*blocks: Json) -> Json:
+    return {"role": "system", "content": [*blocks]}
+
+
+DEFINITION: Json = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": LOOK}}
+# Messages with a compaction, and the tools that the model must not call after them.
+REMOVALS: dict[str, tuple[list[Json], set[str]]] = {
+    "removed before it": ([QUESTION, system(removal("look")), assistant(summary(), text("Yes.")), QUESTION], {"look"}),
+    "removed at the start": ([system(removal("look")), QUESTION, assistant(summary()), QUESTION], {"look"}),
+    "removed in its message": ([QUESTION, assistant(removal("look"), summary(), text("Yes.")), QUESTION], {"look"}),
+    "removed by it": ([assistant(summary(removal("look"))), QUESTION], {"look"}),
+    "removed by an earlier one": (
+        [assistant(summary(removal("look"))), QUESTION, assistant(summary()), QUESTION],
+        {"look"},
+    ),
+    "added again before it": (
+        [QUESTION, system(removal("look"), addition("look")), assistant(summary()), QUESTION],
+        set(),
+    ),
+    "defined again before it": ([QUESTION, system(removal("look"), DEFINITION), assistant(summary()), QUESTION], set()),
+    "added again after it": (
+        [QUESTION, system(removal("look")), assistant(summary()), QUESTION, system(addition("look"))],
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("messages", "removed"), REMOVALS.values(), ids=REMOVALS)
+def test_a_removed_tool_stays_removed_after_a_compaction(messages: list[Json], removed: set[str]) -> None:
+    assert generation_of(messages=messages).request.conversation.removed == removed
+
+
 SYSTEM_PROMPTS: dict[str, tuple[Json, str]] = {
     "none": ({}, ""),
     "a string": ({"system": "Be brief."}, "Be brief."),

@@ -8,12 +8,14 @@ from typing import Any
 
 from tests.api.responses.folding import Event, parsed
 from unisono.api.request_options import to_sampling
+from unisono.api.responses.items import NewId, prefix_of, to_wire
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.tools import CLIENT_FORMS, CallForm, Toolbox
 from unisono.core import events as engine_events
-from unisono.core.state_store import StoredResponse
+from unisono.core.conversation import Item
+from unisono.core.state_store import StoredItem, StoredResponse
 from unisono.engine.request import GenerationReport
 
 NOW = 1700000007.5
@@ -27,6 +29,12 @@ def ids() -> Callable[[str], str]:
     """Return a function that appends a running number to a prefix."""
     numbers = count()
     return lambda prefix: f"{prefix}{next(numbers)}"
+
+
+def to_stored(item: Item, new_id: NewId, toolbox: Toolbox) -> StoredItem:
+    """Return a stored item for an item that has only content."""
+    item_id = new_id(prefix_of(str(to_wire(item, "", toolbox)["type"])))
+    return StoredItem(item_id, (item,), to_wire(item, item_id, toolbox))
 
 
 def request_of(**fields: Any) -> ResponsesRequest:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.api.responses.frames import ids
+from tests.api.responses.frames import ids, to_stored
 from tests.api.responses.test_responses_inbound import items_of
 from tests.api.responses.test_responses_schema import generation_of, refusal_of
-from unisono.api.responses.items import call, to_stored
+from unisono.api.responses.items import call
 from unisono.api.tool_search import NOTHING_FOUND
 from unisono.api.tools import CallForm
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, FunctionTool, ToolResult, UserMessage
@@ -154,6 +154,33 @@ def test_a_search_that_found_nothing_says_so() -> None:
 def test_the_tools_of_another_servers_search_are_kept() -> None:
     items = items_of([ASKED, {**SEARCHED, "call_id": None, "execution": "server"}, found(CRM, call_id=None)])
     assert [type(item).__name__ for item in items] == ["UserMessage", "AssistantCall", "ToolResult", "AddedTools"]
+
+
+MCP: Json = {"type": "mcp", "server_label": "docs", "allowed_tools": ["echo"]}
+# Tools in the result of the gateway's search, the server tools among them, and the places of the tools with a note.
+SERVER_TOOLS: dict[str, tuple[list[Json], list[str], list[int]]] = {
+    "a server": ([MCP], ["docs__echo"], []),
+    "a server without a label": ([{**MCP, "server_label": ""}, FIND], [], [0]),
+    "a server without any label": ([{"type": "mcp", "allowed_tools": ["x y"]}, FIND], [], [0]),
+    "a server without tools": ([{**MCP, "allowed_tools": []}, FIND], [], [0]),
+    "a tool without a name": ([{**MCP, "allowed_tools": [""]}, FIND], [], [0]),
+    "another server beside it": ([MCP, FIND, {"type": "mcp", "server_label": "mail"}], ["docs__echo"], [2]),
+    "a function with the field": ([{**FIND, "allowed_tools": 1}], [], []),
+    "another tool with the field": ([{"type": "image_generation", "allowed_tools": [1]}, MCP], ["docs__echo"], [0]),
+}
+
+
+@pytest.mark.parametrize(("tools", "names", "noted"), SERVER_TOOLS.values(), ids=SERVER_TOOLS)
+def test_the_tools_of_servers_in_a_result_have_a_label_and_a_name(
+    tools: list[Json], names: list[str], noted: list[int]
+) -> None:
+    search = {**SEARCHED, "call_id": None, "id": "tsc_1"}
+    generation = generation_of(input=[ASKED, search, found(*tools, call_id=None)])
+    added_tools = [item for item in generation.request.conversation.items if isinstance(item, AddedTools)]
+    assert [tool.name for item in added_tools for tool in item.tools if tool.server] == names
+    own = [tool.name for item in added_tools for tool in item.tools if not tool.server]
+    assert own == [tool["name"] for tool in tools if tool["type"] == "function"]
+    assert [note.partition(": ")[0] for note in generation.notes] == [f"input.2.tools.{place}.type" for place in noted]
 
 
 def test_a_repeated_tool_is_no_error() -> None:

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
-from unisono.api.field_types import MAX_MESSAGES, smallest
+from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
 from unisono.api.history_builder import (
     REASONING_PARTS,
-    UNKNOWN_TOOL,
     ContentPart,
     History,
     join,
@@ -261,12 +260,16 @@ class _History:
                 self._add_assistant(position, message)
             case "tool":
                 assert message.tool_call_id is not None
-                self._add_result(message.tool_call_id, message.content, f"messages.{position}.tool_call_id")
+                name = self.history.name_of(message.tool_call_id, f"messages.{position}.tool_call_id")
+                self.history.result(ToolResult(message.tool_call_id, name, _text(message.content)))
             case "function":
                 assert message.name is not None
                 unanswered = self._legacy.get(message.name)
                 call_id = unanswered.popleft() if unanswered else f"function_{position}"
-                self._add_result(call_id, message.content, f"messages.{position}.name", message.name)
+                missing = f"no earlier assistant message has an unanswered call of '{shortened(message.name)}'"
+                at = f"messages.{position}.name"
+                name = self.history.name_of(call_id, at, default=message.name, missing=missing)
+                self.history.result(ToolResult(call_id, name, _text(message.content)))
 
     def _add_assistant(self, position: int, message: ChatMessage) -> None:
         reasoning = _reasoning(message)
@@ -283,12 +286,6 @@ class _History:
             call_id = f"function_call_{position}"
             self._legacy.setdefault(message.function_call.name, deque()).append(call_id)
             self.history.call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
-
-    def _add_result(
-        self, call_id: str, content: Sequence[ContentPart], param: str, default: str = UNKNOWN_TOOL
-    ) -> None:
-        name = self.history.name_of(call_id, param, default=default)
-        self.history.result(ToolResult(call_id, name, _text(content)))
 
 
 def _has_calls(message: ChatMessage) -> bool:

@@ -139,7 +139,12 @@ class HistoryReader:
             items = [item for item in items if not (isinstance(item, UserMessage) and item.text in later)]
         self.history.add(*items)
         at = f"messages.{position}.content.{place}.tool_changes"
-        self._change_tools([(f"{at}.{index}", change) for index, change in enumerate(block.tool_changes or ())])
+        changes = [(f"{at}.{index}", change) for index, change in enumerate(block.tool_changes or ())]
+        # The items of this gateway's own block tell the model about removed tools.
+        told = [change for _, change in changes if _removal_notice(change) in items]
+        replaced = [block for each in messages[:position] for block in each.content]
+        self._track_removals([*replaced, *message.content[:place], *told])
+        self._change_tools(change for change in changes if change[1] not in told)
         if message.content[place + 1 :]:
             self.add(position, message, place + 1)
 
@@ -184,15 +189,25 @@ class HistoryReader:
             # The results of parallel calls may follow.
             self.history.add_within_exchange(AddedTools(found))
 
+    def _track_removals(self, blocks: Iterable[ContentBlock]) -> None:
+        """Update `removed` after blocks that the model does not read."""
+        for block in blocks:
+            if isinstance(block, CompactionBlock):
+                self._track_removals(block.tool_changes or ())
+            elif isinstance(block, ToolChangeBlock) and block.type == TOOL_REMOVAL:
+                self.removed.add(_name_of(block))
+            elif isinstance(block, ToolChangeBlock):
+                self.removed -= {tool.name for tool in self._tools_of(block.tool)} or {_name_of(block)}
+
     def _change_tools(self, blocks: Iterable[tuple[str, ContentBlock]]) -> None:
         """Declare added tools at this position, and tell the model about removed ones."""
         for at, block in blocks:
             if not isinstance(block, ToolChangeBlock):
                 continue
-            name = ".".join(filter(None, (block.tool.server_name, block.tool.name)))
-            if block.type == TOOL_REMOVAL:
+            name = _name_of(block)
+            if (notice := _removal_notice(block)) is not None:
                 self.removed.add(name)
-                self.history.add_within_exchange(DeveloperMessage(f"From now on, do not call this tool: {name}"))
+                self.history.add_within_exchange(notice)
                 continue
             tools = self._tools_of(block.tool, at)
             names = {tool.name for tool in tools} or {name}
@@ -200,12 +215,12 @@ class HistoryReader:
                 self.history.add_within_exchange(AddedTools(tools))
             elif name not in self.removed:
                 self.notes.append(f"{at}: {NOT_ADDED}")
-            # A declaration is not repeated in the prompt.
+            # The prompt declares a tool only once. A tool that is added again therefore needs this sentence.
             for again in sorted(names & self.removed):
                 self.history.add_within_exchange(DeveloperMessage(f"You can call this tool again: {again}"))
             self.removed -= names
 
-    def _tools_of(self, tool: ChangedTool, at: str) -> tuple[FunctionTool, ...]:
+    def _tools_of(self, tool: ChangedTool, at: str = "") -> tuple[FunctionTool, ...]:
         """Return the tool that a block adds: a deferred tool, or one with a definition."""
         if tool.definition is None:
             found = self._deferred.get(tool.name or "")
@@ -330,6 +345,17 @@ def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
         ),
         None,
     )
+
+
+def _name_of(change: ToolChangeBlock) -> str:
+    return ".".join(filter(None, (change.tool.server_name, change.tool.name)))
+
+
+def _removal_notice(block: ContentBlock) -> DeveloperMessage | None:
+    """Return what the model reads about a removed tool; None for any other block."""
+    if not isinstance(block, ToolChangeBlock) or block.type != TOOL_REMOVAL:
+        return None
+    return DeveloperMessage(f"From now on, do not call this tool: {_name_of(block)}")
 
 
 def _placed(position: int, message: MessageParam, begin: int = 0) -> list[tuple[str, ContentBlock]]:

@@ -19,6 +19,7 @@ import orjson
 
 from unisono.api.gateway_tools import builtin_of
 from unisono.api.messages.answers import gateway_id, to_body
+from unisono.api.messages.content_blocks import TOOL_REMOVAL
 from unisono.api.messages.inbound import Thinking
 from unisono.api.messages.server_tools import name_of, to_call_block, to_result
 from unisono.api.messages.stop_reason import ShownBlocks, stop_fields, to_usage
@@ -70,7 +71,7 @@ class MessageFrame:
     """Fields common to all forms of an answer, and output options.
 
     `server_tool_names` names builtin tools whose calls are emitted, with their server session `session`. `sign` signs
-    text, and `seal` encrypts the items of a session.
+    text, and `seal` encrypts the items of a session. `removed` are the names of tools that were removed so far.
     """
 
     id: str
@@ -87,6 +88,7 @@ class MessageFrame:
     sign: Callable[[str], str] = _nothing
     seal_history: Callable[[Sequence[Said]], str] = _nothing
     seal: Callable[[Sequence[Said], str], str] = _nothing
+    removed: frozenset[str] = frozenset()
 
     def message(self, content: Sequence[Any], usage: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -108,7 +110,18 @@ class MessageFrame:
     def compaction(self, compacted: Compacted) -> dict[str, Any]:
         """Return the block of a compaction, without content if the model wrote no summary."""
         sealed = self.seal_history(compacted.items) if compacted.summary else None
-        return {"type": "compaction", "content": compacted.summary or None, "encrypted_content": sealed}
+        block: dict[str, Any] = {
+            "type": "compaction",
+            "content": compacted.summary or None,
+            "encrypted_content": sealed,
+        }
+        # A client may drop the messages before the block, which removed the tools.
+        if compacted.summary and self.removed:
+            block["tool_changes"] = [
+                {"type": TOOL_REMOVAL, "tool": {"type": "tool_reference", "name": name}}
+                for name in sorted(self.removed)
+            ]
+        return block
 
     def is_emitted(self, item: HostedCall) -> bool:
         return builtin_of(item.server) in self.server_tool_names and bool(name_of(item))
@@ -346,8 +359,9 @@ class MessageEvents:
     def _compacted(self, compacted: Compacted) -> bytes:
         self._blocks.compacted = compacted
         block = self._frame.compaction(compacted)
-        start = self._start({**block, "content": None, "encrypted_content": None}, b"")
-        delta = {"type": "content_block_delta", "index": self._index, "delta": {**block, "type": "compaction_delta"}}
+        late = {"content": block["content"], "encrypted_content": block["encrypted_content"]}
+        start = self._start({**block, **dict.fromkeys(late)}, b"")
+        delta = {"type": "content_block_delta", "index": self._index, "delta": {"type": "compaction_delta", **late}}
         return start + named_event(b"content_block_delta", orjson.dumps(delta)) + self._stop()
 
     def _finish(self, finished: Finished) -> bytes:

@@ -200,6 +200,7 @@ def _frame(
         max_tokens=parsed.max_tokens,
         hold_calls=generation.request.answer.hold_calls,
         applied_edits=None if edits is None else edits.applied,
+        removed=generation.request.conversation.removed,
         **more,
     )
 

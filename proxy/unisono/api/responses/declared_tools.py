@@ -115,11 +115,14 @@ def _server(tool: dict[str, Any]) -> ResponsesTool:
     return ResponsesTool.model_construct(type=MCP, server_label=str(tool.get("server_label") or ""), **named)
 
 
-def tools_on_servers(tools: Iterable[ResponsesTool]) -> Iterator[tuple[str, str]]:
-    """Yield the label and name of each server tool in the result of a search."""
-    for tool in tools:
-        fields = tool.model_extra or {}
-        yield from ((fields["server_label"], name) for name in fields.get("allowed_tools") or () if tool.type == MCP)
+def tools_on_server(tool: ResponsesTool) -> tuple[tuple[str, str], ...]:
+    """Return the label and name of each tool of an MCP server in the result of a search."""
+    # Only the fields of MCP servers are validated.
+    if tool.type != MCP:
+        return ()
+    fields = tool.model_extra or {}
+    label = fields.get("server_label")
+    return tuple((label, name) for name in fields.get("allowed_tools") or () if label and name)
 
 
 def tool_echo(tool: ResponsesTool) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def to_generation_request(
     searcher = request_searcher(request)
     toolbox = to_tools(request, servers, searcher)
     reading = _conversion(known, toolbox, searcher)
-    entries = to_entries(request.input, reading, new_id, is_stored=bool(known.earlier))
+    entries = to_entries(request.input, reading, new_id, has_stored_history=bool(known.earlier))
     hosting, history = _with_approvals(request, reading, entries, servers)
     deferred = deferred_tools(request, toolbox, history, searcher, servers)
     to_prompt = partial(_conversation_of, request, toolbox.tools, deferred, today, reading.configuration)
@@ -281,7 +281,8 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
     leading = 0
     texts = [preamble.instructions]
     tools = {tool.name: tool for tool in preamble.tools}
-    # A server declares its tools itself, so that these stay an item.
+    # Tools of servers cannot join the preamble, because their schemas are not known yet. They stay in an item, which
+    # marks where they are declared.
     on_servers: list[FunctionTool] = []
     for item in items:
         if isinstance(item, DeveloperMessage):
@@ -303,12 +304,17 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
 
 
 def to_entries(
-    items: Sequence[InputItem], reading: InputConversion, new_id: NewId, param: str = "input", *, is_stored: bool
+    items: Sequence[InputItem],
+    reading: InputConversion,
+    new_id: NewId,
+    param: str = "input",
+    *,
+    has_stored_history: bool,
 ) -> tuple[StoredItem, ...]:
     """Return the items as stored and listed, each with a new id.
 
-    Their content is added to `reading`. `is_stored`: the history before them is stored. Raises InvalidRequest for an
-    output that answers no call by mistake.
+    Their content is added to `reading`. `has_stored_history`: the items before them are stored. Raises
+    InvalidRequest for an output in the last exchange whose call id is wrong.
     """
     entries = []
     for position, item in enumerate(items):
@@ -318,7 +324,7 @@ def to_entries(
         if isinstance(item, InputApprovalRequest) and item.id:
             wire[CLIENTS_ID] = item.id
         entries.append(StoredItem(item_id, meaning, {**wire, "id": item_id}))
-    reading.history.check_results(is_stored=is_stored)
+    reading.history.check_results(has_stored_history=has_stored_history)
     return tuple(entries)
 
 

@@ -5,7 +5,7 @@ Unreadable reasoning is left out and never refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import orjson
@@ -19,7 +19,7 @@ from unisono.api.responses.declared_tools import (
     declared,
     notes_on_searches,
     searcher_of,
-    tools_on_servers,
+    tools_on_server,
 )
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
@@ -47,7 +47,6 @@ from unisono.api.responses.input_items import (
     InputTrigger,
 )
 from unisono.api.responses.items import SPOKEN, served_call
-from unisono.api.responses.server_tools.mcp_spec import MCP
 from unisono.api.summary import replaces_history
 from unisono.api.tool_search import found_text
 from unisono.api.tools import MAX_NAME, TOOL_SEARCH, checked_name, in_namespace, to_toolbox
@@ -175,8 +174,11 @@ def _approval_response(conversion: InputConversion, item: InputItem, param: str)
     call = conversion.requests.get(item.approval_request_id)
     at = f"{param}.approval_request_id"
     if call is None:
-        missing = f"'{at}': approval request '{shortened(item.approval_request_id)}' not found."
-        conversion.history.leave_out(NotFound(missing, param=at))
+        missing = (
+            f"'{at}': approval request '{shortened(item.approval_request_id)}' not found; "
+            "send its 'mcp_approval_request' item before the response."
+        )
+        conversion.history.leave_out(NotFound(missing, param=at), "the input has no approval request with this id")
         return ()
     if call.call_id in conversion.answered:
         raise InvalidRequest(
@@ -248,20 +250,26 @@ def _client_tool_call(conversion: InputConversion, item: InputItem, param: str) 
 def _client_tool_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputClientToolOutput)
     text = join(output_texts(item.output), "\n", param=f"{param}.output") or item.status or ""
-    call_id = conversion.call_of(item)
-    if call_id is not None:
-        return (ToolResult(call_id, conversion.history.name_of(call_id, param), text),)
-    conversion.notes.append(f"{param}: the model reads this result without its call, because no call has this id")
-    return (
-        ToolResult(item.call_id or item.id or conversion.unnamed(param), item.type.removesuffix("_call_output"), text),
-    )
+    kind = item.type.removesuffix("_call_output")
+    call_id = conversion.call_of(item) or item.call_id or item.id
+    if call_id is None:
+        conversion.notes.append(f"{param}: the model reads this result without its call, because it has no 'call_id'")
+        return (ToolResult(conversion.unnamed(param), kind, text),)
+    at = f"{param}.call_id" if item.call_id else f"{param}.id"
+    return (ToolResult(call_id, conversion.history.name_of(call_id, at, default=kind), text),)
 
 
-def _added_tools(conversion: InputConversion, item: InputItem, param: str) -> tuple[AddedTools, ...]:
+def _added_tools(
+    conversion: InputConversion, item: InputItem, param: str, servers: Collection[int] = ()
+) -> tuple[AddedTools, ...]:
+    """Convert declared tools, except the tools of `servers`, which are positions in the item."""
     assert isinstance(item, InputAddedTools)
     # What a search found is not deferred any more.
     searcher = None if isinstance(item, InputSearchOutput) else searcher_of(item.tools) or conversion.searcher
-    toolbox = to_toolbox(declared(item.tools, f"{param}.tools", defers=searcher is Searcher.CLIENT), others=True)
+    at = f"{param}.tools"
+    without = {f"{at}.{place}" for place in servers}
+    tools_of_item = declared(item.tools, at, defers=searcher is Searcher.CLIENT)
+    toolbox = to_toolbox((tool for tool in tools_of_item if tool.path not in without), others=True)
     conversion.notes.extend(toolbox.notes)
     tools = toolbox.tools
     if searcher is not Searcher.GATEWAY:
@@ -289,11 +297,13 @@ def _search_call(conversion: InputConversion, item: InputItem, param: str) -> Se
 def _search_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputSearchOutput)
     # Only a search of the gateway finds tools of servers.
-    found = () if item.call_id else tuple(tools_on_servers(item.tools))
-    if found:
-        item = item.model_copy(update={"tools": [tool for tool in item.tools if tool.type != MCP]})
-    added = _added_tools(conversion, item, param)
-    on_servers = tuple(FunctionTool(conversion.hosted_name(label, name), server=label) for label, name in found)
+    found = {} if item.call_id else {place: tools_on_server(tool) for place, tool in enumerate(item.tools)}
+    added = _added_tools(conversion, item, param, [place for place, tools in found.items() if tools])
+    on_servers = tuple(
+        FunctionTool(conversion.hosted_name(label, name), server=label)
+        for tools in found.values()
+        for label, name in tools
+    )
     if on_servers:
         added = (AddedTools(tuple(tool for each in added for tool in each.tools) + on_servers),)
     # A search of a server has no `call_id`; its result follows it.
@@ -301,12 +311,18 @@ def _search_output(conversion: InputConversion, item: InputItem, param: str) -> 
     if not call_id or not conversion.history.has_call(call_id):
         return added
     stored = conversion.known.stored_item(item.id) if item.id else None
-    # The model may have read an error instead, which is not part of the item.
-    is_error = stored is not None and not added and stored.wire.get("tools") == []
-    if stored is not None and is_error and conversion.has_calls_of(stored.meaning):
-        return stored.meaning
     names = [tool.name for each in added for tool in each.tools]
+    # The model may have read an error, or the names in another order, which are not part of the item.
+    if stored is not None and _is_same_result(stored.meaning, call_id, names):
+        return stored.meaning
     return (ToolResult(call_id, TOOL_SEARCH, found_text(names)), *added)
+
+
+def _is_same_result(meaning: Sequence[Item], call_id: str, names: Sequence[str]) -> bool:
+    """Return whether a stored result belongs to the call, and found the same tools."""
+    answered = [item.call_id for item in meaning if isinstance(item, ToolResult)]
+    found = [tool.name for item in meaning if isinstance(item, AddedTools) for tool in item.tools]
+    return answered == [call_id] and sorted(found) == sorted(names)
 
 
 def _configuration(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:

@@ -13,7 +13,6 @@ from typing import Any, assert_never
 import orjson
 
 from unisono.api.responses.client_calls import FORMS, TOOLS, call_fields, shell_output
-from unisono.api.responses.server_tools.mcp_spec import MCP
 from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.core.conversation import (
     AddedTools,
@@ -29,7 +28,6 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.state_store import StoredItem
-from unisono.core.tools import SEPARATOR
 
 # Make an unguessable id that begins with the given prefix.
 NewId = Callable[[str], str]
@@ -227,15 +225,14 @@ def to_wire(item: Item, item_id: str, toolbox: Toolbox) -> Wire:
 
 
 def wire_tools(tools: Sequence[FunctionTool]) -> list[Wire]:
-    """Return tools as clients declare them, those of one namespace together."""
-    namespaces: dict[str, Wire] = {}
+    """Return tools as clients declare them, in order; neighbours in one namespace are together."""
     wires: list[Wire] = []
     for wire in map(_tool, tools):
-        known = namespaces.setdefault(wire["name"], wire) if wire["type"] == "namespace" else wire
-        if known is wire:
-            wires.append(wire)
+        last = wires[-1] if wires else {}
+        if wire["type"] == last.get("type") == "namespace" and wire["name"] == last["name"]:
+            last["tools"] += wire["tools"]
         else:
-            known["tools"] += wire["tools"]
+            wires.append(wire)
     return wires
 
 
@@ -243,9 +240,6 @@ def _tool(tool: FunctionTool) -> Wire:
     """Return a tool as clients declare it."""
     if tool.kind == TOOL_SEARCH:
         return {"type": TOOL_SEARCH, **BY_CLIENT, "description": tool.description, "parameters": tool.parameters}
-    if tool.server:
-        own_name = tool.name.removeprefix(f"{tool.server}{SEPARATOR}")
-        return {"type": MCP, "server_label": tool.server, "allowed_tools": [own_name]}
     if tool.kind:
         return {"type": tool.kind}
     name = tool.name.removeprefix(in_namespace(tool.namespace, "")) if tool.namespace else tool.name
@@ -255,17 +249,6 @@ def _tool(tool: FunctionTool) -> Wire:
     if not tool.namespace:
         return wire
     return {"type": "namespace", "name": tool.namespace, "description": tool.namespace_description, "tools": [wire]}
-
-
-def kind_of(item: Item, toolbox: Toolbox) -> str:
-    """Return the wire type of an item of a conversation."""
-    return str(to_wire(item, "", toolbox)["type"])
-
-
-def to_stored(item: Item, new_id: NewId, toolbox: Toolbox) -> StoredItem:
-    """Return a stored item for an item that has only content."""
-    item_id = new_id(prefix_of(kind_of(item, toolbox)))
-    return StoredItem(item_id, (item,), to_wire(item, item_id, toolbox))
 
 
 def meaning_of(items: Sequence[StoredItem]) -> tuple[Item, ...]:

@@ -54,7 +54,8 @@ class ToolRequirements:
     own: frozenset[str] = frozenset()  # the client's own tools
     calls_allowed: bool = True
     refuses_undeclared: bool = True  # a call of a function that is not offered is never emitted as a call
-    removed: frozenset[str] = frozenset()  # functions that are refused like undeclared ones, beside server tools too
+    # removed functions: their calls are refused like undeclared ones, also in requests with server tools
+    removed: frozenset[str] = frozenset()
 
     @property
     def constraint_kinds(self) -> set[str]:
@@ -227,12 +228,12 @@ def requirements_of(
     tools: ToolSet,
     server_tools: Mapping[str, HostedTool] | None,
     approved: Collection[str] = (),
-    unknown: Collection[str] = (),
+    not_found_yet: Collection[str] = (),
 ) -> OutputRequirements:
     """Return the requirements of `request`; `tools` are all declared tools.
 
     `server_tools` are the offered server tools, by the names that the model knows; None if the request has no server
-    tools. `approved` names the approved calls, which run first, and `unknown` the tools that a search has to find.
+    tools. `approved` names the approved calls, which run first, and `not_found_yet` those that only a search declares.
     """
     # A message that the client began itself is not changed.
     free = request.conversation.prefill is None
@@ -244,7 +245,7 @@ def requirements_of(
     }
     # Code is not JSON, and free text need not be.
     schemas |= {name: tool.schema or NO_ARGUMENTS for name, tool in every.items() if name != "python"}
-    on_offer = [*_functions_on_offer(request, tools, unknown), *(name for name in every if is_builtin(name))]
+    on_offer = [*_functions_on_offer(request, tools, not_found_yet), *(name for name in every if is_builtin(name))]
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
     # A client that approves a call also repeats the choice that led to it. Without this check, it would have to approve
     # calls forever.
@@ -274,16 +275,16 @@ def requirements_of(
     )
 
 
-def _functions_on_offer(request: GenerationRequest, tools: ToolSet, unknown: Collection[str]) -> Iterator[str]:
+def _functions_on_offer(request: GenerationRequest, tools: ToolSet, not_found_yet: Collection[str]) -> Iterator[str]:
     """Yield the recipients of the functions that the model knows from the start and may call."""
-    deferred = (*(tool.name for tool in request.conversation.deferred), *unknown)
+    deferred = (*(tool.name for tool in request.conversation.deferred), *not_found_yet)
     hidden = _removed(request, tools).union(f"{FUNCTIONS}{tools.wire(name)}" for name in deferred)
     recipients = (f"{FUNCTIONS}{each.name}" for each in tools.declarations)
     yield from (recipient for recipient in recipients if recipient not in hidden)
 
 
 def _removed(request: GenerationRequest, tools: ToolSet) -> frozenset[str]:
-    """Return the recipients of removed functions; none if the client gets undeclared calls."""
+    """Return the recipients of removed functions; none if the rule `undeclared-tool` is off."""
     if UNDECLARED_TOOL in request.answer.disabled_rules:
         return frozenset()
     return frozenset(f"{FUNCTIONS}{tools.wire(name)}" for name in request.conversation.removed)

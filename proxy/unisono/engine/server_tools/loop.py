@@ -122,7 +122,7 @@ class ToolLoop:
     async def _outcome(self, tools: OfferedServerTools, tool: HostedTool, arguments: ToolArguments) -> ToolOutcome:
         if (search := self._server_tools.search) is not None and tool.server == SEARCH_LABEL:
             # Words of hundreds of tools are compared; the thread lets other streams continue.
-            return tools.with_places(await asyncio.to_thread(search.run, arguments.members, tools.deferred))
+            return tools.with_servers_of_found(await asyncio.to_thread(search.run, arguments.members, tools.deferred))
         assert self._host is not None
         return await self._host.call(tools.server(tool), tool.name, arguments, deadline=self._deadline)
 

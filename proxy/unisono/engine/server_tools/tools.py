@@ -111,19 +111,19 @@ class OfferedServerTools:
 
     @property
     def deferred(self) -> tuple[FunctionTool, ...]:
-        """Return the tools that a search of this request has to find; complete after `plan`."""
+        """Return the tools that only a search makes known to the model; valid after `plan`."""
         if self.server_tools.search is None:
             return ()
         found = ((name, tool) for name, tool in self._tools.items() if self._is_deferred(tool))
         return tuple(replace(_declared(name, tool), server=tool.server) for name, tool in found)
 
-    def unknown(self, conversation: Conversation) -> tuple[FunctionTool, ...]:
+    def not_found_yet(self, conversation: Conversation) -> tuple[FunctionTool, ...]:
         """Return the deferred tools that no search in the conversation found."""
         added = (item.tools for item in conversation.items if isinstance(item, AddedTools))
         known = {tool.name for tools in added for tool in tools}
         return tuple(tool for tool in self.deferred if tool.name not in known)
 
-    def with_places(self, outcome: ToolOutcome) -> ToolOutcome:
+    def with_servers_of_found(self, outcome: ToolOutcome) -> ToolOutcome:
         """Return the outcome of a search with the servers of the found tools."""
         structured = outcome.structured
         names = structured.get(FOUND) if isinstance(structured, dict) else None

@@ -81,12 +81,12 @@ def depends_on_earlier(items: Sequence[InputItem]) -> bool:
 def to_added(items: Sequence[InputItem], known: KnownState, new_id: NewId) -> tuple[tuple[StoredItem, ...], list[str]]:
     """Convert new items for storage. Returns them and the notes on them.
 
-    Raises InvalidRequest for an output that answers no call by mistake, and NotFound for a reference to a missing
-    item, naming the field.
+    Raises InvalidRequest for an output in the last exchange whose call id is wrong, and NotFound for a reference to a
+    missing item, naming the field.
     """
     reading = InputConversion(known)
     reading.add(known.earlier)
-    return to_entries(items, reading, new_id, "items", is_stored=True), reading.notes
+    return to_entries(items, reading, new_id, "items", has_stored_history=True), reading.notes
 
 
 # Schemas of the request bodies of the Conversations API.

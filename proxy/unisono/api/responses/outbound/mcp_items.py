@@ -90,8 +90,9 @@ def search_call(item: HostedCall, item_id: str, status: str) -> Wire:
 def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]) -> StoredItem:
     """Return the stored result of a search for tools; `declared` are the tools of the request."""
     item_id = served_id(ran.item.call_id, "tool_search_output")
-    names = found_names(ran.outcome)
-    found = tuple(replace(tool, deferred=False) for tool in toolbox.tools if tool.name in names)
+    # In the order of the names that the model reads, so that the prompt stays the same when the item is sent back.
+    known = {tool.name: replace(tool, deferred=False) for tool in toolbox.tools}
+    found = tuple(known[name] for name in found_names(ran.outcome) if name in known)
     tools = wire_tools(found)
     on_servers = found_on_servers(ran.outcome)
     found += tuple(FunctionTool(name, server=label) for name, (label, _) in on_servers.items())

@@ -119,7 +119,10 @@ def notes_on_deferred_servers(request: ResponsesRequest) -> Iterator[str]:
     """Yield notes on MCP servers whose `defer_loading` has no effect."""
     for path, tool in _tools(request):
         if isinstance(tool.spec, McpSpec) and tool.spec.defer_loading:
-            yield f"{path}.defer_loading: no effect, because the gateway does not search"
+            yield (
+                f"{path}.defer_loading: no effect, because the request has no search of the gateway; "
+                "add a 'tool_search' tool without 'execution: client', and give no other tool that name"
+            )
 
 
 def _tools(request: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
