@@ -180,7 +180,7 @@ INPUT_FORMS: dict[str, tuple[Any, list[Item]]] = {
         ],
         [
             AssistantCall("ci_1", "code_interpreter", '{"code":"1+1"}'),
-            ToolResult("ci_1", "code_interpreter", "2"),
+            ToolResult("ci_1", "code_interpreter", "2\n[Image removed here: this model reads text only.]"),
         ],
     ),
 }
@@ -436,7 +436,6 @@ TOO_LONG: dict[str, tuple[dict[str, Any], str]] = {
     # Each part is short enough for the tokenizer, all parts together are not.
     "message": ({"role": "user", "content": [LONG, LONG]}, "input.0.content"),
     "reasoning": ({"type": "reasoning", "content": [{"text": LONG}, {"text": LONG}]}, "input.0.content"),
-    "code": ({"type": "code_interpreter_call", "outputs": [{"logs": LONG}, {"logs": LONG}]}, "input.0.outputs"),
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
 
 from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
 from unisono.api.history_builder import TEXT_PARTS, ContentPart
@@ -121,15 +121,8 @@ class InputCallOutput(InputItem):
 
     name: Word = None
     namespace: Word = None
-    call_id: Id | None = Field(None, validate_default=True)
+    call_id: Id | None = None
     output: Output
-
-    @field_validator("call_id")
-    @classmethod
-    def _check_named(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is None and not info.data.get("name"):
-            raise invalid_field("is required without 'name'")
-        return value
 
     @field_validator("output")
     @classmethod
