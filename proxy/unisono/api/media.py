@@ -9,9 +9,9 @@ no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Protocol, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Protocol, Self, TypeGuard
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
 
@@ -37,15 +37,21 @@ def _never() -> bool:
     return False
 
 
+async def all_read(_: Sequence[Any]) -> int:
+    """Return 0: the model reads all items."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class MediaRules:
     """Treatment of the media in one request.
 
     `strips_newest` tells whether the newest user message loses its media too. `descriptions` are those of images, by
-    the positions of their parts.
+    the positions of their parts. A compaction replaces the items before `begin`, so that nothing is noted about them.
     """
 
     strips_newest: Callable[[], bool] = _never
+    begin: int = 0
     descriptions: Mapping[str, ImageDescription] = field(default_factory=dict)
 
 
@@ -102,7 +108,7 @@ class MediaSource:
     """Body of a request whose media are to be replaced, with its sender.
 
     `kind` is the form of the body; `size` is in bytes. Without `can_ask`, no vision model is asked, as for a count of
-    tokens.
+    tokens. `begin` returns the position of the first item of the history that the model reads.
     """
 
     body: Mapping[str, Any]
@@ -111,6 +117,7 @@ class MediaSource:
     request_id: str = ""
     size: int = 0
     can_ask: bool = True
+    begin: Callable[[Sequence[Any]], Awaitable[int]] = all_read
 
 
 async def media_context(
@@ -133,16 +140,18 @@ async def media_context(
         return (found := rules()) is not None and found.strips_media
 
     model = found.vision_model if describer is not None and (found := rules()) is not None else None
-    images = _images_in(source) if model is not None else {}
-    if describer is None or model is None or not images:
+    if describer is None or model is None or not _images_in(source):
         return {"media": MediaRules(strips_newest)}
+    items = source.body.get(source.kind.HISTORY)
+    begin = await source.begin(items) if isinstance(items, list) else 0
+    images = _images_in(source, begin)
     vision = VisionRequest(model, source.caller, source.request_id, source.size, can_ask=source.can_ask)
-    return {"media": MediaRules(strips_newest, await describer.describe(images, vision))}
+    return {"media": MediaRules(strips_newest, begin, await describer.describe(images, vision))}
 
 
-def _images_in(source: MediaSource) -> dict[str, Mapping[str, Any]]:
+def _images_in(source: MediaSource, begin: int = 0) -> dict[str, Mapping[str, Any]]:
     """Return the image parts of a body by position, oldest first."""
-    removal = MediaRemoval(source.kind.HISTORY, ALL_REPLACED, source.kind.INSTRUCTIONS)
+    removal = MediaRemoval(source.kind.HISTORY, replace(ALL_REPLACED, begin=begin), source.kind.INSTRUCTIONS)
     removal.body_without_media(source.body)
     return removal.images
 
@@ -163,6 +172,7 @@ class MediaRemoval:
     def __init__(self, path: str, rules: MediaRules, instructions: str = "") -> None:
         self._path = path
         self._instructions = instructions
+        self._is_read = True  # by the model
         self._rules = rules
         self.notes: list[str] = []
         self.images: dict[str, Mapping[str, Any]] = {}
@@ -184,6 +194,8 @@ class MediaRemoval:
         remaining = []
         for index, item in enumerate(items):
             if isinstance(item, dict):
+                # The instructions remain after a compaction.
+                self._is_read = index >= self._rules.begin or item.get("role") in ("system", "developer")
                 for field in PART_FIELDS:
                     if isinstance(parts := item.get(field), list):
                         without = self._parts(parts, f"{self._path}.{index}.{field}", keeps=index == newest)
@@ -208,11 +220,12 @@ class MediaRemoval:
             return self._within(part, "content", path, keeps=keeps and not name.endswith("tool_result"))
         if keeps and not self._rules.strips_newest():
             return part
-        if kind == "image":
+        if kind == "image" and self._is_read:
             self.images[path] = part
         # The outputs of code have no parts with text.
         text = "logs" if path.rpartition(".")[0].endswith(".outputs") else "text"
-        return {"type": text, text: self._line(kind, path)}
+        about = [part.get(key) for key in ("title", "context")] if name == "document" else []
+        return {"type": text, text: "\n".join([*filter(_is_text, about), self._line(kind, path)])}
 
     def _within(self, part: dict[str, Any], field: str, path: str, *, keeps: bool) -> dict[str, Any]:
         """Return a part without the media in one of its fields."""
@@ -221,6 +234,8 @@ class MediaRemoval:
         return part if without is inner else {**part, field: without}
 
     def _line(self, kind: str, path: str) -> str:
+        if not self._is_read:
+            return LINE.format(kind=kind.capitalize())
         description = self._rules.descriptions.get(path)
         if description is not None and description.text:
             self.notes.append(f"{path}: replaced by a description, because the model does not support {kind} input")
@@ -231,6 +246,10 @@ class MediaRemoval:
             f"{path}: replaced by a line of text, because the model does not support {kind} input{problem}"
         )
         return LINE.format(kind=kind.capitalize())
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value)
 
 
 def _same_if_unchanged(new: list[Any], old: list[Any]) -> list[Any]:

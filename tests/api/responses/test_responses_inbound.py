@@ -168,6 +168,10 @@ INPUT_FORMS: dict[str, tuple[Any, list[Item]]] = {
         ],
         [AssistantCall("call_1", "d__find", "{}"), ToolResult("call_1", "d__find", "gone")],
     ),
+    "a call of a server with an output and an error": (
+        [{"type": "mcp_call", "id": "mcp_1", "name": "find", "output": "half", "error": {"message": "stopped"}}],
+        [AssistantCall("call_1", "find", ""), ToolResult("call_1", "find", "half\nstopped")],
+    ),
     "executed code": (
         [
             {

@@ -21,6 +21,7 @@ from unisono.api.responses.known_state import CONFIGURATION_UPDATE, Configuratio
 # Prefix of item and event types that Open Responses does not define.
 PREFIX = "unisono:"
 COMPACTION_TRIGGER = "compaction_trigger"
+COMPACTIONS = ("compaction", "compaction_summary")
 
 
 def _to_parts(value: Any) -> Any:
@@ -255,8 +256,7 @@ KINDS: Mapping[str, type[InputItem]] = {
     "mcp_approval_response": InputApprovalResponse,
     "code_interpreter_call": InputCodeCall,
     "web_search_call": InputSearch,
-    "compaction": InputSealed,
-    "compaction_summary": InputSealed,
+    **dict.fromkeys(COMPACTIONS, InputSealed),
     COMPACTION_TRIGGER: InputTrigger,
     CONFIGURATION_UPDATE: InputConfiguration,
     "additional_tools": InputAddedTools,
