@@ -80,7 +80,7 @@ def threshold_of(wanted: int | None, window: Window) -> int:
 
 
 def first_request(request: GenerationRequest, plan: CompactionPlan | None) -> GenerationRequest:
-    """Return the request whose prompt is counted: that for the summary if the answer is a compaction."""
+    """Return the request to count: that for the summary if the answer is a compaction."""
     return request if plan is None or not plan.ends_answer else summary_request(request, plan.instructions)
 
 

@@ -159,7 +159,7 @@ BY_PATTERN: Final = SearchMethod(PATTERN, search_by_pattern)
 def tool_search(
     name: str, method: SearchMethod, deferred: Sequence[FunctionTool], namespaces: Mapping[str, str] | None = None
 ) -> ToolSearch:
-    """Return the search for deferred tools; the model reads about their `namespaces` and servers."""
+    """Return the search for deferred tools; it describes their `namespaces` and servers."""
     namespaces = namespaces or {}
     about = [f"{space}: {' '.join(text.split())}" if text else space for space, text in namespaces.items()]
     description = "Search for more tools. Tools that are found can be called afterwards."

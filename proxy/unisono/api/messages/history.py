@@ -359,7 +359,7 @@ def _removal_notice(block: ContentBlock) -> DeveloperMessage | None:
 
 
 async def first_read(messages: Sequence[Any]) -> int:
-    """Return the position of the message with the newest compaction block, before validation."""
+    """Return the position of the message with the newest compaction block; 0 without one."""
     for position in reversed(range(len(messages))):
         content = messages[position].get("content") if isinstance(messages[position], dict) else None
         blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []

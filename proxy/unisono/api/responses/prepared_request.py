@@ -111,7 +111,7 @@ async def validate_body(
 
 
 async def _first_read(deps: ResponsesDeps, tenant: str, size: int, items: Sequence[Any]) -> int:
-    """Return the position of the newest item that replaces the items before it, before validation."""
+    """Return the position of the newest item that replaces those before it; 0 without one."""
     objects = [(position, item) for position, item in enumerate(items) if isinstance(item, dict)]
     # Without output of the model before it, an item does not replace the messages that the client sends again.
     first = next((position for position, item in objects if _is_output(item)), len(items))
