@@ -6,7 +6,15 @@ from time import process_time
 
 import pytest
 
-from unisono.api.tool_search import MAX_FOUND, MAX_QUERY_WORDS, found_names, search_by_pattern, search_by_words
+from unisono.api.tool_search import (
+    BY_WORDS,
+    MAX_FOUND,
+    MAX_QUERY_WORDS,
+    found_names,
+    search_by_pattern,
+    search_by_words,
+    tool_search,
+)
 from unisono.core.conversation import FunctionTool, Json
 
 
@@ -40,6 +48,14 @@ def test_the_best_tools_are_found(query: str, names: list[str]) -> None:
     outcome = search_by_words(TOOLS, {"query": query})
     assert (found_names(outcome), outcome.is_error) == (names, False)
     assert outcome.text.startswith("Found: " if names else "No tool was found.")
+
+
+def test_the_words_about_a_namespace_or_a_server_find_its_tools() -> None:
+    billing = FunctionTool("billing__op1", namespace="billing", namespace_description="Invoices and refunds.")
+    served = FunctionTool("docs__op2", server="docs")
+    search = tool_search("find", BY_WORDS, [billing, tool("other")], {"docs": "Manuals."})
+    assert found_names(search.run({"query": "refund an invoice"}, (served,))) == ["billing__op1"]
+    assert found_names(search.run({"query": "manual"}, (served,))) == ["docs__op2"]
 
 
 def test_of_many_tools_the_best_are_found() -> None:

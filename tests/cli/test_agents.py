@@ -173,6 +173,12 @@ async def test_a_configuration_can_be_printed_without_a_gateway() -> None:
     assert errors.startswith("Warning: no gateway answers at http://127.0.0.1:9")
 
 
+async def test_a_password_in_the_address_is_not_printed() -> None:
+    code, _, errors = await run("config", "codex", "--url", "http://ann:secret/@127.0.0.1:9")
+    assert (code, "secret" in errors) == (1, False)
+    assert "no gateway answers at http://127.0.0.1:9;" in errors
+
+
 async def test_a_name_that_the_gateway_does_not_list_is_kept_with_a_warning(site: Site) -> None:
     code, output, errors = await run("config", "codex", "--url", site.url, "--model", "hidden")
     assert code == 0

@@ -57,6 +57,15 @@ async def test_the_answer_is_one_compaction_item(harness: Line, stream: bool) ->
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_the_count_is_that_of_the_request_for_the_summary(harness: Line) -> None:
+    harness.say(SUMMARIZED)
+    fields: Json = {"input": [*HISTORY, TRIGGER], "tools": [TOOL]}
+    counted = await harness.post("/input_tokens", **fields)
+    compacted = await harness.whole(**fields, store=False)
+    assert counted.body["input_tokens"] == compacted["usage"]["input_tokens"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_the_stream_names_the_compaction(harness: Line) -> None:
     harness.say(SUMMARIZED)
     streamed = await harness.streamed(input=[*HISTORY, TRIGGER])

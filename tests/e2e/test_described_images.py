@@ -182,6 +182,25 @@ async def test_counts_ask_no_vision_model(site: Site) -> None:
     assert after.body["input_tokens"] == len(site.line.tokens[-1])
 
 
+async def test_images_before_a_compaction_are_not_described(site: Site) -> None:
+    site.line.say("<|channel|>final<|message|>Sum.<|return|>")
+    trigger = {"type": "compaction_trigger"}
+    [item] = (await site.line.whole(input=[user(TEXT), ANSWERED, trigger], store=False))["output"]
+    old, new = (renamed(NEWEST["responses"][1], f"{name}{next(numbers)}") for name in "JK")
+    about = unisono_object(await send(site.line, "responses", [*old, ANSWERED, item, *new]))
+    assert [note.partition(":")[0] for note in about["notes"]] == ["input.3.content.0"]
+    # Codex sends its messages without the answers, and the model reads them.
+    await send(site.line, "responses", [*old, item, user(TEXT)])
+    assert len(site.asked) == 2
+    summary = {"role": "assistant", "content": [{"type": "compaction", "content": "Sum."}]}
+    old, new = (renamed(NEWEST["messages"][1], f"{name}{next(numbers)}") for name in "LM")
+    about = unisono_object(await send(site.line, "messages", [*old, summary, *new]))
+    assert [note.partition(":")[0] for note in about["notes"]] == ["messages.2.content.0"]
+    assert about["recoveries"] == []
+    assert len(site.asked) == 3
+    assert REMOVED not in site.line.prompts[-1]
+
+
 async def test_stored_background_and_websocket_responses_have_the_description(site: Site) -> None:
     history = renamed(NEWEST["responses"][1], f"F{next(numbers)}")
     first = await send(site.line, "responses", history)

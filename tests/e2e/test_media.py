@@ -24,6 +24,7 @@ def user(*content: Any) -> Json:
     return {"role": "user", "content": list(content)}
 
 
+URL = f"data:image/png;base64,{DATA}"
 CHAT_IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{DATA}"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
 INPUT_IMAGE = {"type": "input_image", "image_url": f"data:image/png;base64,{DATA}", "detail": "auto"}
@@ -39,6 +40,16 @@ USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name":
 
 def result(*content: Any) -> Json:
     return {"type": "tool_result", "tool_use_id": "c1", "content": list(content)}
+
+
+def served(kind: str, content: Any) -> Json:
+    """Return the message with a call of another server's tool, and its result."""
+    use = {"type": "server_tool_use", "id": "s1", "name": "view", "input": {}}
+    return {"role": "assistant", "content": [use, {"type": kind, "tool_use_id": "s1", "content": content}, TEXT]}
+
+
+def fetched(document: Json) -> Json:
+    return served("web_fetch_tool_result", {"type": "web_fetch_result", "url": "http://a.example", "content": document})
 
 
 # Surface, history, and the position of the removed part.
@@ -74,6 +85,30 @@ HISTORIES: dict[str, tuple[str, list[Any], str]] = {
         "messages",
         [user({"type": "document", "source": {"type": "content", "content": [IMAGE]}}), ANSWERED, user(TEXT)],
         "messages.0.content.0.source.content.0",
+    ),
+    "messages: the result of a server": (
+        "messages",
+        [user(TEXT), served("mcp_tool_result", [TEXT, IMAGE]), user(TEXT)],
+        "messages.1.content.1.content.1",
+    ),
+    "messages: a fetched document": (
+        "messages",
+        [user(TEXT), fetched({"type": "document", "source": {"type": "content", "content": [IMAGE]}}), user(TEXT)],
+        "messages.1.content.1.content.content.source.content.0",
+    ),
+    "messages: a search result": (
+        "messages",
+        [user({"type": "search_result", "source": "s", "title": "t", "content": [TEXT, IMAGE]}), ANSWERED, user(TEXT)],
+        "messages.0.content.0.content.1",
+    ),
+    "responses: an output of code": (
+        "responses",
+        [
+            "See.",
+            {"type": "code_interpreter_call", "id": "ci_1", "code": "c", "outputs": [{"type": "image", "url": URL}]},
+            "Go on.",
+        ],
+        "input.1.outputs.0",
     ),
     "responses: an earlier message": (
         "responses",
@@ -153,6 +188,33 @@ async def test_a_file_in_a_tool_result_becomes_a_line_of_text(harness: Line, blo
     answer = await send(harness, "messages", [user(TEXT), USE, user(result(block))])
     assert unisono_object(answer)["recoveries"] == [RULE]
     assert "[File removed here" in harness.prompts[-1]
+
+
+@pytest.mark.parametrize("block", FILES.values(), ids=FILES)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_fetched_file_becomes_a_line_of_text(harness: Line, block: Json) -> None:
+    about = unisono_object(await send(harness, "messages", [user(TEXT), fetched(block), user(TEXT)]))
+    assert about["recoveries"] == [RULE]
+    assert [note for note in about["notes"] if note.startswith("messages.1.content.1.content.content: replaced")]
+    assert "[File removed here" in harness.prompts[-1]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_image_in_the_instructions_becomes_a_line_of_text(harness: Line) -> None:
+    harness.say(ANSWER)
+    answer = await harness.gateway.messages(system=[TEXT, IMAGE], messages=[user(TEXT)])
+    about = unisono_object(answer)
+    assert about["recoveries"] == [RULE]
+    assert [note for note in about["notes"] if note.startswith("system.1: replaced by a line of text")]
+    assert harness.prompts[-1].count(LINE) == 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_image_in_a_new_search_result_is_refused(harness: Line) -> None:
+    block = {"type": "search_result", "source": "s", "title": "t", "content": [IMAGE]}
+    answer = await send(harness, "messages", [user(block)])
+    assert answer.status == 400
+    assert "messages.0.content.0.content.0.type" in answer.raw.decode()
 
 
 @pytest.mark.parametrize(("surface", "history", "param"), NEWEST.values(), ids=NEWEST)
@@ -275,6 +337,10 @@ async def test_a_result_of_such_a_tool_is_shown_without_its_call(
     harness: Line, items: list[Json], arguments: str, output: str
 ) -> None:
     answer = await send(harness, "responses", ["See.", items[1]])
-    assert [note for note in unisono_object(answer)["notes"] if note.startswith("input.1: the model reads this")]
+    assert [
+        note
+        for note in unisono_object(answer)["notes"]
+        if note.startswith("input.1.") and "the model reads this" in note
+    ]
     assert arguments not in harness.prompts[-1]
     assert f"<|message|>{output}<|end|>" in harness.prompts[-1]

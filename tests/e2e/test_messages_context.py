@@ -278,7 +278,10 @@ async def test_a_tool_that_was_removed_before_a_compaction_is_refused(
 @both_forms
 async def test_a_client_may_compact_at_any_time(bench: Bench, stream: bool) -> None:
     bench.say(SUMMARIZED, ANSWER)
-    summarized = await bench.message(messages=HISTORY[:2], stream=stream, compaction={"type": "summarize"})
+    fields: Json = {"messages": HISTORY[:2], "compaction": {"type": "summarize"}}
+    counted = await bench.count(**fields)
+    summarized = await bench.message(**fields, stream=stream)
+    assert counted["input_tokens"] == summarized["usage"]["iterations"][0]["input_tokens"]
     [block] = summarized["content"]
     assert (block["content"], summarized["stop_reason"]) == (SUMMARY, "compaction")
     await bench.message(messages=[{"role": "assistant", "content": [block]}, HISTORY[2]], system="Be brief.")

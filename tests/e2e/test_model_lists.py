@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.gateway import Answer, Gateway, config_of
 from tests.e2e.keyed import bearing, keyed
+from tests.e2e.responses import line
+from tests.e2e.wires import WIRES
 from tests.fakes import FakeVllm
 from unisono.harmony.encoding import load_encoding
 
@@ -64,3 +66,24 @@ async def test_reviews_of_codex_go_to_the_only_gpt_oss_model(models: set[str] | 
         assert (answer.status, answer.body["model"]) == (200, REVIEWS)
         _, other = await keys.issue(models=frozenset({"another"}))
         assert (await asked(gateway, other, REVIEWS)).status == 403
+
+
+# Path, and status and type of the error in Anthropic's format.
+WRONG = {
+    "/v1/models/nope": (404, "not_found_error"),
+    "/v1/models?limit=0": (400, "invalid_request_error"),
+    "/v1/models?after_id=nope": (400, "invalid_request_error"),
+}
+
+
+@pytest.mark.parametrize("version", [True, False], ids=["anthropic", "openai"])
+async def test_errors_have_the_format_of_the_client(version: bool) -> None:
+    headers = ANTHROPIC if version else {}
+    async with line(WIRES["vllm"]) as harness:
+        for path, (status, kind) in WRONG.items():
+            answer = await harness.gateway.get(path, **headers)
+            if version:
+                assert (answer.status, answer.body["type"], answer.body["error"]["type"]) == (status, "error", kind)
+                assert answer.headers["request-id"] == answer.body["request_id"]
+            elif "?" not in path:
+                assert (answer.status, answer.body["error"]["code"]) == (status, "model_not_found")

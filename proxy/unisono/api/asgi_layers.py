@@ -73,7 +73,7 @@ class RequestIds:
         request_id = f"req_{self._new_id()}"
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        failure_format = state[FORMAT] = format_at(scope["path"], self._formats)
+        failure_format = state[FORMAT] = format_at(scope["path"], self._formats, {name for name, _ in scope["headers"]})
         started_at, status = monotonic(), CLIENT_CLOSED_REQUEST
 
         async def named(message: Message) -> None:

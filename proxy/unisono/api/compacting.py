@@ -79,6 +79,11 @@ def threshold_of(wanted: int | None, window: Window) -> int:
     return min(wanted or DEFAULT_THRESHOLD_TOKENS, largest)
 
 
+def first_request(request: GenerationRequest, plan: CompactionPlan | None) -> GenerationRequest:
+    """Return the request to count: that for the summary if the answer is a compaction."""
+    return request if plan is None or not plan.ends_answer else summary_request(request, plan.instructions)
+
+
 def start_answer(
     service: GenerationService, request: GenerationRequest, plan: CompactionPlan | None
 ) -> GenerationStream:

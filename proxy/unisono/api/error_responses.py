@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -93,12 +93,14 @@ class FailureFormat:
     """Error format of an API.
 
     `body` makes the error body from the error and the request id. `event` is the template of the event that ends a
-    stream. `id_header` is another header for the request id besides `x-request-id`.
+    stream. `id_header` is another header for the request id besides `x-request-id`. With `sign`, the format is only for
+    requests with that header, in lower case.
     """
 
     body: Callable[[UnisonoError, str], Mapping[str, Any]]
     event: bytes = b"data: %b\n\n"
     id_header: str = ""
+    sign: bytes = b""
 
 
 OPENAI: Final = FailureFormat(lambda error, _: to_body(error))
@@ -110,10 +112,10 @@ Formats = Mapping[str, FailureFormat]
 FORMAT: Final = "failure_format"
 
 
-def format_at(path: str, formats: Formats) -> FailureFormat:
-    return next(
-        (failure_format for at, failure_format in formats.items() if path == at or path.startswith(f"{at}/")), OPENAI
-    )
+def format_at(path: str, formats: Formats, headers: Collection[bytes] = ()) -> FailureFormat:
+    """Return the error format of a request with headers of these names."""
+    found = (each for at, each in formats.items() if path == at or path.startswith(f"{at}/"))
+    return next((each for each in found if not each.sign or each.sign in headers), OPENAI)
 
 
 def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:

@@ -162,7 +162,7 @@ class ImageDescriber:
 def _url_of(part: Mapping[str, Any]) -> str:
     """Return the address of an image part of any API, or "" for an unusable one."""
     image, source = part.get("image_url"), part.get("source")
-    url = image.get("url") if isinstance(image, dict) else image
+    url = image.get("url") if isinstance(image, dict) else image or part.get("url")
     if isinstance(source, dict):
         url = source.get("url")
         if source.get("type") == "base64":

@@ -9,9 +9,9 @@ no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Protocol, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Protocol, Self, TypeGuard
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
 
@@ -26,7 +26,7 @@ from unisono.errors import UnisonoError
 # Sources of a document that the model can read.
 TEXT_SOURCES: Final = frozenset({"text", "content"})
 # Fields of a message, a call's output or a tool result that hold parts.
-PART_FIELDS: Final = ("content", "output")
+PART_FIELDS: Final = ("content", "output", "outputs")
 
 # Text in place of a removed part, for the model.
 LINE: Final = "[{kind} removed here: this model reads text only.]"
@@ -37,15 +37,21 @@ def _never() -> bool:
     return False
 
 
+async def all_read(_: Sequence[Any]) -> int:
+    """Return 0: the model reads all items."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class MediaRules:
     """Treatment of the media in one request.
 
     `strips_newest` tells whether the newest user message loses its media too. `descriptions` are those of images, by
-    the positions of their parts.
+    the positions of their parts. A compaction replaces the items before `begin`, so that nothing is noted about them.
     """
 
     strips_newest: Callable[[], bool] = _never
+    begin: int = 0
     descriptions: Mapping[str, ImageDescription] = field(default_factory=dict)
 
 
@@ -56,11 +62,12 @@ ALL_REPLACED: Final = MediaRules(lambda: True)
 class MediaHistory(OpenModel):
     """Request whose history may contain media.
 
-    `HISTORY` is the field with the history. Validation removes media from it, except from the newest user message if
-    it `KEEPS_NEWEST`.
+    `HISTORY` is the field with the history, and `INSTRUCTIONS` one with parts before it, or "". Validation removes
+    media from both, except from the newest user message if it `KEEPS_NEWEST`.
     """
 
     HISTORY: ClassVar[str] = "messages"
+    INSTRUCTIONS: ClassVar[str] = ""
     KEEPS_NEWEST: ClassVar[bool] = True
 
     _replaced: tuple[str, ...] = PrivateAttr(())
@@ -69,13 +76,11 @@ class MediaHistory(OpenModel):
     @model_validator(mode="wrap")
     @classmethod
     def _without_media(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        items = value.get(cls.HISTORY) if isinstance(value, dict) else None
-        if not isinstance(items, list):
+        if not isinstance(value, dict):
             return handler(value)
         default = NO_MEDIA_RULES if cls.KEEPS_NEWEST else ALL_REPLACED
-        removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("media", default))
-        remaining = removal.without_media(items)
-        request = handler({**value, cls.HISTORY: remaining} if removal.notes else value)
+        removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("media", default), cls.INSTRUCTIONS)
+        request = handler(removal.body_without_media(value))
         request._replaced = tuple(removal.notes)
         request._has_lost_media = removal.has_lost_media
         return request
@@ -102,16 +107,17 @@ class ModelWithRules(Protocol):
 class MediaSource:
     """Body of a request whose media are to be replaced, with its sender.
 
-    `history` names its field with the history; `size` is in bytes. Without `can_ask`, no vision model is asked, as for
-    a count of tokens.
+    `kind` is the form of the body; `size` is in bytes. Without `can_ask`, no vision model is asked, as for a count of
+    tokens. `begin` returns the position of the first item of the history that the model reads.
     """
 
     body: Mapping[str, Any]
     caller: Caller
-    history: str
+    kind: type[MediaHistory]
     request_id: str = ""
     size: int = 0
     can_ask: bool = True
+    begin: Callable[[Sequence[Any]], Awaitable[int]] = all_read
 
 
 async def media_context(
@@ -134,24 +140,24 @@ async def media_context(
         return (found := rules()) is not None and found.strips_media
 
     model = found.vision_model if describer is not None and (found := rules()) is not None else None
-    images = _images_in(source) if model is not None else {}
-    if describer is None or model is None or not images:
+    if describer is None or model is None or not _images_in(source):
         return {"media": MediaRules(strips_newest)}
+    items = source.body.get(source.kind.HISTORY)
+    begin = await source.begin(items) if isinstance(items, list) else 0
+    images = _images_in(source, begin)
     vision = VisionRequest(model, source.caller, source.request_id, source.size, can_ask=source.can_ask)
-    return {"media": MediaRules(strips_newest, await describer.describe(images, vision))}
+    return {"media": MediaRules(strips_newest, begin, await describer.describe(images, vision))}
 
 
-def _images_in(source: MediaSource) -> dict[str, Mapping[str, Any]]:
+def _images_in(source: MediaSource, begin: int = 0) -> dict[str, Mapping[str, Any]]:
     """Return the image parts of a body by position, oldest first."""
-    items = source.body.get(source.history)
-    removal = MediaRemoval(source.history, ALL_REPLACED)
-    if isinstance(items, list):
-        removal.without_media(items)
+    removal = MediaRemoval(source.kind.HISTORY, replace(ALL_REPLACED, begin=begin), source.kind.INSTRUCTIONS)
+    removal.body_without_media(source.body)
     return removal.images
 
 
 class MediaRemoval:
-    """Replacement of media in the items of one history.
+    """Replacement of media in the items of one history, and in the `instructions` before it.
 
     `notes` name what was replaced, and `images` are the replaced images by position. `has_lost_media` is True if the
     model gets no description of a part.
@@ -163,53 +169,73 @@ class MediaRemoval:
     #   send them there, because a tool's own message holds only text.
     # - Lists and objects are copied only where something is removed.
 
-    def __init__(self, path: str, rules: MediaRules) -> None:
+    def __init__(self, path: str, rules: MediaRules, instructions: str = "") -> None:
         self._path = path
+        self._instructions = instructions
+        self._is_read = True  # by the model
         self._rules = rules
         self.notes: list[str] = []
         self.images: dict[str, Mapping[str, Any]] = {}
         self.has_lost_media = False
 
-    def without_media(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items without their media."""
+    def body_without_media(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the body of a request without the media in it."""
+        changed: dict[str, Any] = {}
+        if isinstance(parts := body.get(self._instructions), list):
+            changed[self._instructions] = self._parts(parts, self._instructions, keeps=False)
+        if isinstance(items := body.get(self._path), list):
+            changed[self._path] = self._items(items)
+        return {**body, **changed} if any(value is not body[name] for name, value in changed.items()) else body
+
+    def _items(self, items: list[Any]) -> list[Any]:
         newest = next((index for index in range(len(items) - 1, -1, -1) if _is_user_message(items[index])), -1)
         if newest > 0 and _is_tool_message(items[newest - 1]):
             newest = -1
         remaining = []
         for index, item in enumerate(items):
             if isinstance(item, dict):
+                # The instructions remain after a compaction.
+                self._is_read = index >= self._rules.begin or item.get("role") in ("system", "developer")
                 for field in PART_FIELDS:
                     if isinstance(parts := item.get(field), list):
                         without = self._parts(parts, f"{self._path}.{index}.{field}", keeps=index == newest)
                         item = item if without is parts else {**item, field: without}
             remaining.append(item)
-        return remaining
+        return _same_if_unchanged(remaining, items)
 
     def _parts(self, parts: list[Any], path: str, *, keeps: bool) -> list[Any]:
         remaining = [self._part(part, f"{path}.{index}", keeps=keeps) for index, part in enumerate(parts)]
-        return remaining if any(new is not old for new, old in zip(remaining, parts, strict=True)) else parts
+        return _same_if_unchanged(remaining, parts)
 
     def _part(self, part: Any, path: str, *, keeps: bool) -> Any:
         if not isinstance(part, dict):
             return part
-        if part.get("type") == "tool_result" and isinstance(inner := part.get("content"), list):
-            without = self._parts(inner, f"{path}.content", keeps=False)
-            return part if without is inner else {**part, "content": without}
+        name = str(part.get("type"))
         source = part.get("source")
-        if part.get("type") == "document" and isinstance(source, dict) and source.get("type") in TEXT_SOURCES:
-            inner = source.get("content")
-            if not isinstance(inner, list):
-                return part
-            without = self._parts(inner, f"{path}.source.content", keeps=keeps)
-            return part if without is inner else {**part, "source": {**source, "content": without}}
-        kind = MEDIA_PARTS.get(str(part.get("type")))
-        if kind is None or (keeps and not self._rules.strips_newest()):
+        if name == "document" and isinstance(source, dict) and source.get("type") in TEXT_SOURCES:
+            return self._within(part, "source", path, keeps=keeps)
+        kind = MEDIA_PARTS.get(name)
+        if kind is None:
+            # Results of tools contain parts, or one object with parts.
+            return self._within(part, "content", path, keeps=keeps and not name.endswith("tool_result"))
+        if keeps and not self._rules.strips_newest():
             return part
-        if kind == "image":
+        if kind == "image" and self._is_read:
             self.images[path] = part
-        return {"type": "text", "text": self._line(kind, path)}
+        # The outputs of code have no parts with text.
+        text = "logs" if path.rpartition(".")[0].endswith(".outputs") else "text"
+        about = [part.get(key) for key in ("title", "context")] if name == "document" else []
+        return {"type": text, text: "\n".join([*filter(_is_text, about), self._line(kind, path)])}
+
+    def _within(self, part: dict[str, Any], field: str, path: str, *, keeps: bool) -> dict[str, Any]:
+        """Return a part without the media in one of its fields."""
+        inner, at = part.get(field), f"{path}.{field}"
+        without = self._parts(inner, at, keeps=keeps) if isinstance(inner, list) else self._part(inner, at, keeps=keeps)
+        return part if without is inner else {**part, field: without}
 
     def _line(self, kind: str, path: str) -> str:
+        if not self._is_read:
+            return LINE.format(kind=kind.capitalize())
         description = self._rules.descriptions.get(path)
         if description is not None and description.text:
             self.notes.append(f"{path}: replaced by a description, because the model does not support {kind} input")
@@ -220,6 +246,14 @@ class MediaRemoval:
             f"{path}: replaced by a line of text, because the model does not support {kind} input{problem}"
         )
         return LINE.format(kind=kind.capitalize())
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value)
+
+
+def _same_if_unchanged(new: list[Any], old: list[Any]) -> list[Any]:
+    return new if any(one is not other for one, other in zip(new, old, strict=True)) else old
 
 
 def _is_user_message(item: Any) -> bool:

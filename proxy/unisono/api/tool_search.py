@@ -1,7 +1,7 @@
 """Search for deferred tools, run by the gateway: by words (BM25) or by a regular expression.
 
-Deterministic: equal searches find equal tools. The words of a tool are those of its name, its namespace, its
-description and its arguments.
+Deterministic: equal searches find equal tools. The words of a tool are those of its name, its description, its
+arguments, and of its namespace or server.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _text(tool: FunctionTool) -> str:
         f"{name} {field.get('description') or ''}" if isinstance(field, dict) else str(name)
         for name, field in (fields.items() if isinstance(fields, dict) else ())
     ]
-    return "\n".join([tool.name, tool.description, *named])[:MAX_TOOL_CHARACTERS]
+    return "\n".join([tool.name, tool.description, *named, tool.namespace_description])[:MAX_TOOL_CHARACTERS]
 
 
 def _found(tools: Iterable[FunctionTool]) -> ToolOutcome:
@@ -159,14 +159,21 @@ BY_PATTERN: Final = SearchMethod(PATTERN, search_by_pattern)
 def tool_search(
     name: str, method: SearchMethod, deferred: Sequence[FunctionTool], namespaces: Mapping[str, str] | None = None
 ) -> ToolSearch:
-    """Return the search for deferred tools; the model reads about their `namespaces`."""
-    about = [f"{space}: {' '.join(text.split())}" if text else space for space, text in (namespaces or {}).items()]
+    """Return the search for deferred tools; it describes their `namespaces` and servers."""
+    namespaces = namespaces or {}
+    about = [f"{space}: {' '.join(text.split())}" if text else space for space, text in namespaces.items()]
     description = "Search for more tools. Tools that are found can be called afterwards."
     if about:
         description += " There are tools of:\n" + "\n".join(about[:MAX_NAMESPACES])
     tools = tuple(deferred)
     tool = HostedTool(SEARCH_LABEL, name, description, method.parameters)
-    return ToolSearch(tool, lambda arguments, served: method.run((*tools, *served), arguments))
+
+    def run(arguments: Mapping[str, Json], served: Sequence[FunctionTool]) -> ToolOutcome:
+        # The model searches for what it has read about a server, as it does for a namespace.
+        known = (replace(each, namespace_description=namespaces.get(each.server, "")) for each in served)
+        return method.run((*tools, *known), arguments)
+
+    return ToolSearch(tool, run)
 
 
 def with_search(server_tools: ServerTools, search: ToolSearch) -> ServerTools:

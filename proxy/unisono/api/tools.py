@@ -165,9 +165,13 @@ class Toolbox:
 
 
 class _Collected:
-    """Accumulator of tools that checks unique names and bounded sizes."""
+    """Accumulator of tools that checks unique names and bounded sizes.
 
-    def __init__(self) -> None:
+    `are_sent_again`: the tools are in items that clients send with every later request.
+    """
+
+    def __init__(self, *, are_sent_again: bool = False) -> None:
+        self.are_sent_again = are_sent_again
         self.tools: list[FunctionTool] = []
         self.forms: dict[str, CallForm] = {}
         self.origins: dict[str, tuple[str, str]] = {}
@@ -198,13 +202,14 @@ class _Collected:
             self.forms[tool.name] = form
 
 
-def to_toolbox(tools: Iterable[DeclaredTool], *, others: bool = False) -> Toolbox:
+def to_toolbox(tools: Iterable[DeclaredTool], *, others: bool = False, are_sent_again: bool = False) -> Toolbox:
     """Convert all declared tools, in the client's order.
 
+    If they `are_sent_again` with every later request, a schema that cannot be strict is not enforced, with a note.
     Raises InvalidRequest for duplicate names. Raises UnsupportedValue if all tools are of unavailable kinds and
     there are no `others`.
     """
-    found = _Collected()
+    found = _Collected(are_sent_again=are_sent_again)
     for declared in tools:
         _add(found, declared, None)
     # An agent that declares one unavailable tool among others can still work. With only unavailable tools, the
@@ -221,7 +226,7 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None, about
     spec = declared.spec
     if spec is not None:
         name = in_namespace(namespace, spec.name)
-        tool = _to_tool(name, spec, f"{declared.at}.{declared.schema_field}")
+        tool = _to_kept_tool(found, name, spec, declared)
         tool = replace(
             tool,
             namespace=namespace or "",
@@ -243,6 +248,23 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None, about
             _add(found, inner, in_namespace(namespace, declared.name), declared.description)
         if not declared.inner:
             found.skipped.append((f"{declared.path}.tools", "the namespace contains no tools"))
+
+
+def _to_kept_tool(
+    found: _Collected, name: str, spec: FunctionSpec | CustomSpec, declared: DeclaredTool
+) -> FunctionTool:
+    """Convert one tool.
+
+    Raises InvalidRequest for an unsupported strict schema, unless the tools are sent again.
+    """
+    at = f"{declared.at}.{declared.schema_field}"
+    try:
+        return _to_tool(name, spec, at)
+    except InvalidRequest as error:
+        if not found.are_sent_again:
+            raise
+        found.notes.append(f"{declared.at}.strict: no effect, because {error.message.removesuffix('.')}")
+        return _to_tool(name, spec.model_copy(update={"strict": None}), at)
 
 
 def _unsupported(kind: str, setting: str = "") -> str:

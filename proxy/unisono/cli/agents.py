@@ -71,7 +71,7 @@ def find_target(url: str, model: str | None, key_env: str) -> tuple[GatewayTarge
         if isinstance(entry, dict) and isinstance(entry.get("id"), str)
     }
     if not contexts:
-        raise click.ClickException(f"the gateway at {url} has no model for this key; use another key")
+        raise click.ClickException(f"the gateway at {_shown(url)} has no model for this key; use another key")
     name = next(iter(contexts)) if model is None else model
     # The list omits some names: hidden aliases, and those that match a pattern.
     if name not in contexts:
@@ -92,20 +92,27 @@ def _list_models(origin: str, key_env: str) -> list[Any]:
     except HTTPError as error:
         if error.code in KEY_REJECTED:
             raise click.ClickException(
-                f"the gateway at {origin} rejects the key; set {key_env} to a valid one (`unisono keys create`)"
+                f"the gateway at {_shown(origin)} rejects the key; set {key_env} to a valid one (`unisono keys create`)"
             ) from error
-        raise GatewayUnreachable(f"{origin}/v1/models answers with status {error.code}; check --url") from error
+        raise GatewayUnreachable(f"{_shown(origin)}/v1/models answers with status {error.code}; check --url") from error
     except (URLError, OSError, HTTPException) as error:
         raise GatewayUnreachable(
-            f"no gateway answers at {origin}; start it with `unisono serve`, or give --url"
+            f"no gateway answers at {_shown(origin)}; start it with `unisono serve`, or give --url"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise GatewayUnreachable(f"{origin} is not a gateway: its model list is invalid; check --url") from error
+        raise GatewayUnreachable(
+            f"{_shown(origin)} is not a gateway: its model list is invalid; check --url"
+        ) from error
     return listed if isinstance(listed, list) else []
 
 
 def _origin(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _shown(url: str) -> str:
+    """Return an address without a user name and password, for a message."""
+    return re.sub(r"//\S*@", "//", url)
 
 
 def _check_names(url: str, key_env: str) -> None:

@@ -628,7 +628,6 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a forced call without tools": ({"tool_choice": {"type": "any"}}, "tool_choice"),
     "only unavailable tools": ({"tools": [SEARCH]}, "tools.0.type"),
     "a forced tool without a name": ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-    "an image as a system block": ({"system": [IMAGE]}, "system.0"),
     "a thread": ({"thread": {"type": "create"}}, "thread"),
 }
 

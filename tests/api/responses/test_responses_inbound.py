@@ -168,6 +168,10 @@ INPUT_FORMS: dict[str, tuple[Any, list[Item]]] = {
         ],
         [AssistantCall("call_1", "d__find", "{}"), ToolResult("call_1", "d__find", "gone")],
     ),
+    "a call of a server with an output and an error": (
+        [{"type": "mcp_call", "id": "mcp_1", "name": "find", "output": "half", "error": {"message": "stopped"}}],
+        [AssistantCall("call_1", "find", ""), ToolResult("call_1", "find", "half\nstopped")],
+    ),
     "executed code": (
         [
             {
@@ -180,7 +184,7 @@ INPUT_FORMS: dict[str, tuple[Any, list[Item]]] = {
         ],
         [
             AssistantCall("ci_1", "code_interpreter", '{"code":"1+1"}'),
-            ToolResult("ci_1", "code_interpreter", "2"),
+            ToolResult("ci_1", "code_interpreter", "2\n[Image removed here: this model reads text only.]"),
         ],
     ),
 }
@@ -436,7 +440,6 @@ TOO_LONG: dict[str, tuple[dict[str, Any], str]] = {
     # Each part is short enough for the tokenizer, all parts together are not.
     "message": ({"role": "user", "content": [LONG, LONG]}, "input.0.content"),
     "reasoning": ({"type": "reasoning", "content": [{"text": LONG}, {"text": LONG}]}, "input.0.content"),
-    "code": ({"type": "code_interpreter_call", "outputs": [{"logs": LONG}, {"logs": LONG}]}, "input.0.outputs"),
 }
 
 

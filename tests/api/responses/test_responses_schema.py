@@ -98,7 +98,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         "input.1.call_id",
         "invalid_value",
     ),
-    "output without an id": (item_input(type="function_call_output", output="x"), "input.0.call_id", "invalid_value"),
     "output missing": (item_input(type="function_call_output", call_id="c"), "input.0.output", "invalid_value"),
     "output a refusal": (
         item_input(type="function_call_output", call_id="c", output=[{"type": "refusal", "refusal": "no"}]),

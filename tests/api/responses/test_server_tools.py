@@ -198,6 +198,13 @@ def test_an_approval_is_matched_by_the_clients_request_id() -> None:
     assert server_tool_history([request, decision]).decisions == (ApprovalDecision("call_a", "theirs", approved=True),)
 
 
+def test_a_decision_that_is_sent_again_decides_nothing() -> None:
+    assert server_tool_history([REQUEST_A, APPROVED, APPROVED]) == server_tool_history([REQUEST_A, APPROVED])
+    answered = [REQUEST_A, APPROVED, stored_item("message", "m", ANSWER)]
+    _, now = parted([*answered, APPROVED], server_tool_history([]))
+    assert now.decisions == ()
+
+
 def test_failed_tool_lists_are_not_marked_as_announced() -> None:
     listed = stored_item("mcp_list_tools", "mcpl_1", server_label="docs", tools=[], error=None)
     failed = stored_item("mcp_list_tools", "mcpl_2", server_label="files", tools=[], error="gone")

@@ -86,7 +86,7 @@ class ChatRoute:
         if way is AnswerMode.PASSING:
             return await pass_through()
         size = len(await request.body())
-        source = MediaSource(body, caller, ChatRequest.HISTORY, request.state.request_id, size)
+        source = MediaSource(body, caller, ChatRequest, request.state.request_id, size)
         context = await media_context(self.resolve, source, self.describer)
         parse = partial(self._parse, body, caller, request.state.request_id, way, context)
         try:

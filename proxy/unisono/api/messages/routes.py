@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
-from unisono.api.compacting import start_answer
+from unisono.api.compacting import first_request, start_answer
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaSource, media_context
 from unisono.api.messages.answers import ANTHROPIC, Message, MessageEvent, MessageTokens
 from unisono.api.messages.context_editing import EditedRequest, edited
-from unisono.api.messages.history import SealedBlocks
+from unisono.api.messages.history import SealedBlocks, first_read
 from unisono.api.messages.inbound import (
     MessagesGeneration,
     MessagesModel,
@@ -39,8 +39,11 @@ from unisono.engine.request import GenerationReport, GenerationService, Generati
 
 # Length of an answer in characters that takes up to a millisecond to build. The arguments of calls are parsed for it.
 LONG_ANSWER: Final = 16_384
-# Error formats by path.
-FORMATS: Final = dict.fromkeys(("/v1/messages", "/messages"), ANTHROPIC)
+# Error formats by path. Anthropic's clients send the version of the API, also for the list of models.
+FORMATS: Final = {
+    **dict.fromkeys(("/v1/messages", "/messages"), ANTHROPIC),
+    **dict.fromkeys(("/v1/models", "/models"), replace(ANTHROPIC, sign=b"anthropic-version")),
+}
 
 MESSAGES = RouteTable("messages", failure="MessagesFailure")
 
@@ -133,7 +136,8 @@ async def count_message_tokens(request: Request) -> Response:
 async def _counted(service: GenerationService, prepared: PreparedMessage) -> dict[str, Any]:
     edits = prepared.edits
     known = None if edits is None else edits.tokens
-    tokens = await service.count(prepared.generation.request) if known is None else known
+    counted = first_request(prepared.generation.request, prepared.generation.compaction)
+    tokens = await service.count(counted) if known is None else known
     if edits is None:
         return {"input_tokens": tokens}
     original = tokens if edits.original_tokens is None else edits.original_tokens
@@ -147,7 +151,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     caller: Caller = request.state.caller
     # A count must cost nothing.
     can_ask = kind is MessagesRequest
-    source = MediaSource(body, caller, kind.HISTORY, request.state.request_id, size, can_ask)
+    source = MediaSource(body, caller, kind, request.state.request_id, size, can_ask, first_read)
     context = await media_context(deps.resolve, source, deps.describer)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)

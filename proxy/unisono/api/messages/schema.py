@@ -109,6 +109,8 @@ def _to_system(value: Any) -> Any:
 class MessagesInput(SamplingFields, MediaHistory):
     """Model, messages, tools and output options of a request."""
 
+    INSTRUCTIONS = "system"
+
     model: ModelName
     max_tokens: Count | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]

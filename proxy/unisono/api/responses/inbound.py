@@ -324,6 +324,7 @@ def to_entries(
         if isinstance(item, InputApprovalRequest) and item.id:
             wire[CLIENTS_ID] = item.id
         entries.append(StoredItem(item_id, meaning, {**wire, "id": item_id}))
+    reading.check()
     reading.history.check_results(has_stored_history=has_stored_history)
     return tuple(entries)
 

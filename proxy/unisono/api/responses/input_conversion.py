@@ -14,6 +14,7 @@ from unisono.api.history_builder import History
 from unisono.api.responses.declared_tools import Searcher
 from unisono.api.responses.input_items import InputClientToolOutput
 from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
+from unisono.api.responses.server_tools.approval_history import MADE
 from unisono.api.summary import without_tokens
 from unisono.api.tools import MAX_NAME
 from unisono.core.conversation import (
@@ -23,6 +24,7 @@ from unisono.core.conversation import (
     ToolResult,
 )
 from unisono.core.tools import ToolNames
+from unisono.errors import InvalidRequest
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -39,9 +41,10 @@ class InputConversion:
     history: History = field(default_factory=History)
     # The model's names for server tools.
     names: ToolNames = field(default_factory=ToolNames)
-    # Calls with an approval request, by the id of that request, and the ids of answered requests.
+    # Calls with an approval request, by the id of that request, and the decisions by the id of the call.
     requests: dict[str, AssistantCall] = field(default_factory=dict)
-    answered: set[str] = field(default_factory=set)
+    answered: dict[str, bool] = field(default_factory=dict)
+    refusals: list[InvalidRequest] = field(default_factory=list)  # of items that no output of the model follows
     call_ids: dict[str, str] = field(default_factory=dict)  # of built-in tools of the client, by the id of the item
     search: str = ""  # id of the last search for tools
     configuration: Configuration = UNCHANGED
@@ -50,7 +53,7 @@ class InputConversion:
     def __post_init__(self) -> None:
         self.configuration = self.known.configuration
         self.requests |= self.known.hosted.requests
-        self.answered |= {decision.call_id for decision in self.known.hosted.decisions}
+        self.answered |= {decision.call_id: decision.approved for decision in self.known.hosted.decisions}
 
     @property
     def notes(self) -> list[str]:
@@ -58,6 +61,8 @@ class InputConversion:
 
     def add(self, items: Sequence[Item]) -> None:
         """Add items of a conversation. Results are matched with their calls."""
+        if any(isinstance(item, MADE) for item in items):
+            self.refusals.clear()
         for item in items:
             match item:
                 case AssistantCall():
@@ -69,6 +74,19 @@ class InputConversion:
                     self.history.add_within_exchange(item)
                 case _:
                     self.history.add(item)
+
+    def leave_out(self, field: str, error: InvalidRequest, reason: str) -> None:
+        """Note that a field has no effect.
+
+        `check` raises the error unless output of the model follows.
+        """
+        self.refusals.append(error)
+        self.notes.append(f"{field}: no effect, because {reason}")
+
+    def check(self) -> None:
+        """Raise the first InvalidRequest about items that the model has not answered yet."""
+        if self.refusals:
+            raise self.refusals[0]
 
     def unnamed(self, param: str) -> str:
         """Return a unique id for a call that the client sent without an id."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
 
 from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
 from unisono.api.history_builder import TEXT_PARTS, ContentPart
@@ -21,6 +21,7 @@ from unisono.api.responses.known_state import CONFIGURATION_UPDATE, Configuratio
 # Prefix of item and event types that Open Responses does not define.
 PREFIX = "unisono:"
 COMPACTION_TRIGGER = "compaction_trigger"
+COMPACTIONS = ("compaction", "compaction_summary")
 
 
 def _to_parts(value: Any) -> Any:
@@ -121,15 +122,8 @@ class InputCallOutput(InputItem):
 
     name: Word = None
     namespace: Word = None
-    call_id: Id | None = Field(None, validate_default=True)
+    call_id: Id | None = None
     output: Output
-
-    @field_validator("call_id")
-    @classmethod
-    def _check_named(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is None and not info.data.get("name"):
-            raise invalid_field("is required without 'name'")
-        return value
 
     @field_validator("output")
     @classmethod
@@ -271,8 +265,7 @@ KINDS: Mapping[str, type[InputItem]] = {
     "mcp_approval_response": InputApprovalResponse,
     "code_interpreter_call": InputCodeCall,
     "web_search_call": InputSearch,
-    "compaction": InputSealed,
-    "compaction_summary": InputSealed,
+    **dict.fromkeys(COMPACTIONS, InputSealed),
     COMPACTION_TRIGGER: InputTrigger,
     CONFIGURATION_UPDATE: InputConfiguration,
     "additional_tools": InputAddedTools,

@@ -47,6 +47,7 @@ from unisono.api.responses.input_items import (
     InputTrigger,
 )
 from unisono.api.responses.items import SPOKEN, served_call
+from unisono.api.responses.known_state import refusal_of
 from unisono.api.summary import replaces_history
 from unisono.api.tool_search import found_text
 from unisono.api.tools import MAX_NAME, TOOL_SEARCH, checked_name, in_namespace, to_toolbox
@@ -116,6 +117,10 @@ def _output(conversion: InputConversion, item: InputItem, param: str) -> Sequenc
     output = text_of(item.output, param=f"{param}.output")
     name = in_namespace(item.namespace, item.name or UNKNOWN_TOOL)[:MAX_NAME]
     if item.call_id is None:
+        if not item.name:
+            conversion.notes.append(
+                f"{param}: the model reads this result without its call, because it has no 'call_id'"
+            )
         return (ToolResult(conversion.unnamed(param), name, output),)
     name = conversion.history.name_of(item.call_id, f"{param}.call_id", default=name)
     return (ToolResult(item.call_id, name, output),)
@@ -135,8 +140,8 @@ def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Seque
     For an approved call, only the result is returned: the approval request already added the call.
     """
     assert isinstance(item, InputMcpCall)
-    # A failed call has no output; the model then reads the error.
-    output = text_of(item.output, param=f"{param}.output") or error_text(item.error)
+    texts = dict.fromkeys((text_of(item.output, param=f"{param}.output"), error_text(item.error)))
+    output = join(texts, "\n", param=f"{param}.output")
     stored = conversion.known.stored_item(item.id) if item.id else None
     if (
         stored is not None
@@ -180,11 +185,14 @@ def _approval_response(conversion: InputConversion, item: InputItem, param: str)
         )
         conversion.history.leave_out(NotFound(missing, param=at), "the input has no approval request with this id")
         return ()
-    if call.call_id in conversion.answered:
-        raise InvalidRequest(
-            f"'{at}': approval request '{shortened(item.approval_request_id)}' was already answered.", param=at
-        )
-    conversion.answered.add(call.call_id)
+    decision = conversion.answered.get(call.call_id)
+    if decision is None:
+        conversion.answered[call.call_id] = item.approve
+    elif decision is item.approve:
+        conversion.notes.append(f"{param}: no effect, because it repeats an earlier item")
+    else:
+        twice = f"'{at}': approval request '{shortened(item.approval_request_id)}' was already answered."
+        conversion.leave_out(param, InvalidRequest(twice, param=at), "the approval request was already answered")
     return ()
 
 
@@ -199,9 +207,8 @@ def _code_call(conversion: InputConversion, item: InputItem, param: str) -> Sequ
     ):
         return stored.meaning
     outputs = item.outputs if isinstance(item.outputs, list) else []
-    # Images and files among the outputs have no text for the model.
     logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
-    output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
+    output = join((log for log in logs if isinstance(log, str)), "\n", param=f"{param}.outputs")
     call_id = item.id or conversion.unnamed(param)
     arguments = orjson.dumps({"code": item.code or ""}).decode()
     return (
@@ -269,7 +276,7 @@ def _added_tools(
     at = f"{param}.tools"
     without = {f"{at}.{place}" for place in servers}
     tools_of_item = declared(item.tools, at, defers=searcher is Searcher.CLIENT)
-    toolbox = to_toolbox((tool for tool in tools_of_item if tool.path not in without), others=True)
+    toolbox = to_toolbox((tool for tool in tools_of_item if tool.path not in without), others=True, are_sent_again=True)
     conversion.notes.extend(toolbox.notes)
     tools = toolbox.tools
     if searcher is not Searcher.GATEWAY:
@@ -327,6 +334,9 @@ def _is_same_result(meaning: Sequence[Item], call_id: str, names: Sequence[str])
 
 def _configuration(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputConfiguration)
+    refusal = refusal_of(item.text.format, f"{param}.text.format") if item.text is not None else None
+    if refusal is not None:
+        conversion.leave_out(f"{param}.text.format.strict", refusal, refusal.message.removesuffix("."))
     conversion.configuration = conversion.configuration.updated(item.reasoning, item.text)
     return ()
 

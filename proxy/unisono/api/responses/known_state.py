@@ -17,6 +17,7 @@ from unisono.api.response_format import TextFormat
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory
 from unisono.core.conversation import Effort, Item
 from unisono.core.state_store import StoredItem
+from unisono.errors import InvalidRequest
 
 CONFIGURATION_UPDATE = "configuration_update"
 
@@ -29,6 +30,22 @@ class ConfiguredText(OpenModel):
     format: TextFormat
 
 
+def refusal_of(format: TextFormat, at: str) -> InvalidRequest | None:
+    """Return why a strict format cannot be enforced; None if it can be, or is not strict."""
+    try:
+        if format.strict:
+            format.to_answer_form(at)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def _enforceable(format: TextFormat) -> TextFormat:
+    """Return the format, without `strict` if it cannot be enforced."""
+    # Items return with every later request, and stored ones stay. A refusal would end the conversation for good.
+    return format if refusal_of(format, "format") is None else format.model_copy(update={"strict": None})
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """Settings that items changed; they replace those of the request. None: not changed."""
@@ -39,7 +56,8 @@ class Configuration:
     def updated(self, reasoning: ConfiguredReasoning | None, text: ConfiguredText | None) -> Configuration:
         """Return the settings after an update; settings that it does not contain stay the same."""
         effort = reasoning.effort if reasoning is not None else None
-        return replace(self, effort=effort or self.effort, form=text.format if text is not None else self.form)
+        form = _enforceable(text.format) if text is not None else self.form
+        return replace(self, effort=effort or self.effort, form=form)
 
 
 UNCHANGED = Configuration()

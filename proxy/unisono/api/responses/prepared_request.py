@@ -19,6 +19,7 @@ from unisono.api.gateway_tools import browser_results, builtin_for, to_builtin_s
 from unisono.api.media import MediaSource, media_context
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
+from unisono.api.responses.input_items import COMPACTIONS
 from unisono.api.responses.known_state import KnownState, nothing_stored
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
@@ -28,7 +29,7 @@ from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_con
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approvals import Approvals, approvals_in
 from unisono.api.responses.server_tools.servers import ServerRules, to_servers
-from unisono.api.summary import ItemSealing, sealed_items
+from unisono.api.summary import ItemSealing, replaces_history, sealed_items
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.ids import DerivedIds
@@ -97,7 +98,8 @@ async def validate_body(
     Without `answered`, the request only prepares a later one, and may lack what an answer needs. With `counted`, only
     its tokens are counted, and no image is described.
     """
-    source = MediaSource(body, caller, ResponsesRequest.HISTORY, request_id, size, can_ask=not counted)
+    begin = partial(_first_read, deps, caller.tenant, size)
+    source = MediaSource(body, caller, ResponsesRequest, request_id, size, not counted, begin)
     context = await media_context(deps.resolve, source, deps.describer)
 
     def judge() -> ResponsesRequest:
@@ -106,6 +108,28 @@ async def validate_body(
         return request
 
     return await off_loop(judge, size)
+
+
+async def _first_read(deps: ResponsesDeps, tenant: str, size: int, items: Sequence[Any]) -> int:
+    """Return the position of the newest item that replaces those before it; 0 without one."""
+    objects = [(position, item) for position, item in enumerate(items) if isinstance(item, dict)]
+    # Without output of the model before it, an item does not replace the messages that the client sends again.
+    first = next((position for position, item in objects if _is_output(item)), len(items))
+    compactions = [(at, item.get("encrypted_content")) for at, item in objects if item.get("type") in COMPACTIONS]
+    sealed = [(at, text) for at, text in compactions if at > first and isinstance(text, str)]
+    if not sealed:
+        return 0
+    seals = await deps.seals()
+
+    def found() -> int:
+        opened = ((at, seals.open(tenant, text)) for at, text in reversed(sealed))
+        return next((at for at, meaning in opened if meaning is not None and replaces_history(meaning)), 0)
+
+    return await off_loop(found, size)
+
+
+def _is_output(item: Mapping[str, Any]) -> bool:
+    return item.get("type") == "function_call" or (item.get("role") == "assistant" and bool(item.get("content")))
 
 
 @asynccontextmanager

@@ -55,7 +55,9 @@ def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory 
             case "mcp_approval_response":
                 request = str(item.wire.get("approval_request_id"))
                 call = requests.get(request) or earlier.requests.get(request)
-                if call is not None:
+                # A client may send a decision again. Only the first one counts, so that no call is made twice.
+                known = (decision.call_id for decision in (*earlier.decisions, *decisions))
+                if call is not None and call.call_id not in known:
                     reason = item.wire.get("reason")
                     approved = item.wire.get("approve") is True
                     decisions.append(
