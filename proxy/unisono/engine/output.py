@@ -193,7 +193,10 @@ class OutputReader:
         handed = paused or (self.is_handed_back and self._state.needs_client)
         self.transcript.controller.finish(handed=handed)
         finished = self.transcript.router.finished(reason, self.stop_sequence)
-        cut_call = finished.cut_call or (self._state.has_cut_tools and self.stop_sequence is None)
+        # A required call that the gateway opened was not cut off if the model wrote its answer instead.
+        is_answered = self._state.has_final and self.transcript.controller.obligations.is_call_missing
+        has_cut_tools = self._state.has_cut_tools and self.stop_sequence is None
+        cut_call = (finished.cut_call and not is_answered) or has_cut_tools
         return replace(finished, cut_call=cut_call, paused=paused)
 
     # -- server tools

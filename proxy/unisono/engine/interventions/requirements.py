@@ -79,7 +79,8 @@ class ToolRequirements:
         is_undeclared = recipient.startswith(FUNCTIONS) and recipient not in self.offered
         if (is_undeclared and self.refuses_undeclared) or recipient in self.removed:
             return MessageKind.UNDECLARED
-        if self.allowed is not None and recipient not in self.allowed:
+        # Another call does not replace the required one.
+        if is_call_owed or (self.allowed is not None and recipient not in self.allowed):
             return MessageKind.BARRED
         return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
 
@@ -171,6 +172,7 @@ class Obligations:
     def __init__(self, requirements: OutputRequirements) -> None:
         self._requirements = requirements
         self.is_call_owed = bool(requirements.tools.forced)
+        self.is_call_missing = False  # a call is not required any more, because the model did not make it
         self.is_form_owed = requirements.form is not None
         self.is_late = False  # the reasoning budget is used up
         self.is_unfit = False  # the answer does not have the required form
@@ -185,7 +187,8 @@ class Obligations:
 
     def message_kind(self, header: Header) -> MessageKind:
         """Return the role of a message in the answer."""
-        return self._requirements.message_kind(header, is_call_owed=self.is_call_owed, is_late=self.is_late)
+        is_call_owed = self.is_call_owed or self.is_call_missing
+        return self._requirements.message_kind(header, is_call_owed=is_call_owed, is_late=self.is_late)
 
     def has_form(self, message: MessageKind) -> bool:
         """Return whether a message has to have the required form."""
@@ -196,7 +199,8 @@ class Obligations:
         if message in CALLS:
             if is_faulty and message is not MessageKind.CALL:
                 self.unmet = UNMET_ARGUMENTS
-            self.is_call_owed = self.is_call_owed and message is not MessageKind.WANTED
+            if message is MessageKind.WANTED:
+                self._discharge_call()
         elif self.has_form(message):
             self.is_form_owed = False
             self.is_unfit = is_faulty
@@ -204,7 +208,13 @@ class Obligations:
 
     def drop_call(self) -> None:
         """Stop requiring a call, because the model named no tool in all of its attempts."""
-        self.is_call_owed, self.unmet = False, UNMET_CALL
+        self.is_call_owed, self.is_call_missing, self.unmet = False, True, UNMET_CALL
+
+    def _discharge_call(self) -> None:
+        """Record a required call; it may also come after the requirement was dropped."""
+        if self.is_call_missing and self.unmet == UNMET_CALL:
+            self.unmet = ""
+        self.is_call_owed = self.is_call_missing = False
 
     def end_step(self) -> None:
         """Require no more calls: the model has called a tool, or cannot call one any more."""
@@ -217,7 +227,7 @@ class Obligations:
         cases the required format may follow in the next request.
         """
         if self.is_call_owed:
-            self.unmet = self.unmet or UNMET_CALL
+            self.is_call_missing, self.unmet = True, self.unmet or UNMET_CALL
         elif self.is_form_owed and not has_call and not handed:
             self.unmet = self.unmet or UNMET_FORM
 
