@@ -79,3 +79,85 @@ async def test_an_answer_instead_of_a_forced_call_is_complete(harness: Line, nam
     text, calls, reason, about = await forced(harness, name, stream=stream)
     assert (text, calls, about["unmet"]) == ("ok", [], UNMET)
     assert reason in ("stop", "end_turn")
+
+
+BM25: Json = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+LATER: Json = {**LOOK, "defer_loading": True}
+
+
+def uses(message: Json) -> list[str]:
+    return [block["name"] for block in message["content"] if block["type"] == "tool_use"]
+
+
+@both_forms
+async def test_a_search_does_not_find_a_removed_tool(harness: Line, stream: bool) -> None:
+    tools = [BM25, HEAR, LATER, {**LATER, "name": "look_twice"}]
+    harness.say(called("tool_search_tool_bm25", '{"query":"look"}'), ANSWER)
+    answer = await harness.gateway.messages(model="gpt-oss", tools=tools, messages=REMOVED, stream=stream)
+    blocks = message_in(answer)["content"]
+    [found] = [block["content"] for block in blocks if block["type"] == "tool_search_tool_result"]
+    assert [reference["tool_name"] for reference in found["tool_references"]] == ["look_twice"]
+    assert "type look =" not in harness.prompts[-1]
+
+
+FUNCTION: Json = {"type": "function", "name": "hear", "parameters": SCHEMA}
+DEFERRED: Json = {"type": "function", "name": "look", "description": "To look.", "parameters": SCHEMA} | {
+    "defer_loading": True
+}
+SEARCH: Json = {"type": "tool_search"}
+NOWHERE = called("print_tree", "{}")
+INFORMED = "There is no tool 'print_tree'. Call one of these instead, or answer without: "
+
+
+@both_forms
+async def test_an_undeclared_tool_beside_a_search_is_no_call_of_a_server(harness: Line, stream: bool) -> None:
+    harness.say(NOWHERE, ANSWER)
+    response = await harness.responds(stream=stream, tools=[SEARCH, FUNCTION, DEFERRED])
+    assert [item["type"] for item in response["output"]] == ["reasoning", "reasoning", "message"]
+    assert "undeclared-tool" in response["unisono"]["recoveries"]
+    # The deferred tool was not found yet.
+    assert f"{INFORMED}hear, tool_search.<|end|>" in harness.prompts[-1]
+
+
+@both_forms
+async def test_the_model_reads_about_a_tool_that_it_found(harness: Line, stream: bool) -> None:
+    harness.say(called("tool_search", '{"query":"look"}'), NOWHERE, LOOKS)
+    response = await harness.responds(stream=stream, tools=[SEARCH, FUNCTION, DEFERRED])
+    assert f"{INFORMED}hear, tool_search, look.<|end|>" in harness.prompts[-1]
+    assert [item["name"] for item in response["output"] if item["type"] == "function_call"] == ["look"]
+
+
+SEARCHES: dict[str, Json] = {"gateway": SEARCH, "client": {**SEARCH, "execution": "client"}}
+
+
+@both_forms
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+async def test_a_call_of_a_deferred_tool_that_was_not_found_is_returned(
+    harness: Line, search: Json, stream: bool
+) -> None:
+    harness.say(LOOKS)
+    response = await harness.responds(stream=stream, tools=[search, FUNCTION, DEFERRED])
+    assert "type look =" not in harness.prompts[0]
+    assert [item["name"] for item in response["output"] if item["type"] == "function_call"] == ["look"]
+    assert "undeclared-tool" not in response["unisono"]["recoveries"]
+
+
+# A history that was cut after the result of the client's search.
+CUT: list[Json] = [
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t2", "name": "look", "input": {"at": "sea"}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t2", "content": "blue"}]},
+]
+QUESTIONS: dict[str, list[Json]] = {"cut": CUT, "new": [ASKED]}
+
+
+@both_forms
+@pytest.mark.parametrize("search", [BM25, HEAR], ids=["gateway", "client"])
+@pytest.mark.parametrize("messages", QUESTIONS.values(), ids=QUESTIONS)
+async def test_a_call_of_a_deferred_tool_is_returned_in_messages(
+    harness: Line, messages: list[Json], search: Json, stream: bool
+) -> None:
+    harness.say(LOOKS)
+    tools = [search, {**HEAR, "name": "taste"}, LATER]
+    answer = await harness.gateway.messages(model="gpt-oss", tools=tools, messages=messages, stream=stream)
+    assert "type look =" not in harness.prompts[0]
+    assert uses(message_in(answer)) == ["look"]

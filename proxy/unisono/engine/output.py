@@ -39,6 +39,7 @@ from unisono.engine.steps import (
 from unisono.engine.transcript import Transcript
 from unisono.errors import StoreUnreadable
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet
 
@@ -76,6 +77,7 @@ class OutputReader:
         self.items = AnswerItems(self._filter, rejects_preambles=rejects_preambles)
         self._stops = StopStrings(request.answer.stop) if request.answer.stop else None
         self._recoveries = recoveries
+        self._wire_name = tools.wire
         self._final_header = final_header
         self._state = AnswerState()  # at the end of the last step
         self.tokens_before_step = 0  # tokens generated in earlier steps
@@ -217,6 +219,7 @@ class OutputReader:
         assert self.round is not None
         note, events, added = self.round.record(outcome, self.token_count)
         self.items.add_results(added)
+        self.transcript.controller.found = [f"{FUNCTIONS}{self._wire_name(name)}" for name in self.round.found]
         return self._record_note(note, events) + self._end_round()
 
     def _announce(self, note: Note, events: list[Event]) -> list[Event]:

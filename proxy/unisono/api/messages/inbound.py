@@ -128,9 +128,11 @@ def to_generation_request(
     hosted = frozenset(server.builtin for server in served) | ({SEARCH} if is_searched(request) else frozenset())
     toolbox = to_toolbox(declared(request, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
-    hosting = with_server_tools(server_tools_of(servers), request, toolbox, served, model.pause_after)
     preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
+    hosting = with_server_tools(
+        server_tools_of(servers), request, toolbox, served, model.pause_after, conversation.removed
+    )
     toolbox = toolbox.with_added(conversation.items)
     form, form_at = _form(request)
     generation_request = GenerationRequest(

@@ -15,7 +15,7 @@ from unisono.core.conversation import AnswerForm, TextGrammar
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Schema
 from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
-from unisono.core.tools import HostedTool
+from unisono.core.tools import SEARCH_LABEL, SEPARATOR, HostedTool
 from unisono.engine.interventions.policy import CALLS, MessageKind, Obligation
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
@@ -53,7 +53,9 @@ class ToolRequirements:
     has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
     own: frozenset[str] = frozenset()  # the client's own tools
     calls_allowed: bool = True
-    refuses_undeclared: bool = True  # a call of a function that is not offered is never emitted as a call
+    refuses_undeclared: bool = True  # a call of a function that does not exist is never emitted as a call
+    declared: frozenset[str] = frozenset()  # functions that exist, with those that a search has to find
+    servers: frozenset[str] = frozenset()  # labels of tool servers
     removed: frozenset[str] = frozenset()  # functions that are refused like undeclared ones, beside server tools too
 
     @property
@@ -76,18 +78,28 @@ class ToolRequirements:
         """Return the role of a call."""
         if is_call_owed and recipient in (self.forced or ()):
             return MessageKind.WANTED
-        is_undeclared = recipient.startswith(FUNCTIONS) and recipient not in self.offered
-        if (is_undeclared and self.refuses_undeclared) or recipient in self.removed:
+        if recipient in self.removed or (self.refuses_undeclared and self._is_undeclared(recipient)):
             return MessageKind.UNDECLARED
         # Another call does not replace the required one.
         if is_call_owed or (self.allowed is not None and recipient not in self.allowed):
             return MessageKind.BARRED
         return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
 
-    def no_such_tool(self, header: Header) -> str:
-        """Return the result of a call of an undeclared tool: the declared ones, the closest first."""
+    def _is_undeclared(self, recipient: str) -> bool:
+        """Return whether a call addresses a function that does not exist, and no server."""
+        if not recipient.startswith(FUNCTIONS) or recipient in self.declared:
+            return False
+        # The model reads error results about unknown tools of servers, as about all other faults of their calls.
+        label, separator, _ = recipient.removeprefix(FUNCTIONS).partition(SEPARATOR)
+        return not (separator and label in self.servers)
+
+    def no_such_tool(self, header: Header, found: Iterable[str]) -> str:
+        """Return the result of a call of an undeclared tool: the tools that may be called, the closest first.
+
+        `found` are those that a search found during the answer.
+        """
         name = header.recipient.full_name.removeprefix(FUNCTIONS)
-        names = [tool.removeprefix(FUNCTIONS) for tool in self.offered]
+        names = [tool.removeprefix(FUNCTIONS) for tool in dict.fromkeys((*self.offered, *found))]
         close = get_close_matches(name, names, cutoff=0.5)
         listed = [*close, *(other for other in names if other not in close)][:MAX_LISTED_TOOLS]
         if not listed:
@@ -272,8 +284,9 @@ def requirements_of(
             has_server_tools=server_tools is not None,
             own=frozenset(client),
             calls_allowed=request.answer.calls_allowed,
-            # The model reads error results about unknown server tools, as about all other faults of their calls.
-            refuses_undeclared=server_tools is None and UNDECLARED_TOOL not in request.answer.disabled_rules,
+            refuses_undeclared=UNDECLARED_TOOL not in request.answer.disabled_rules,
+            declared=frozenset(f"{FUNCTIONS}{each.name}" for each in tools.declarations),
+            servers=frozenset(_server_labels(request)),
             removed=_removed(request, tools),
         ),
         form=request.answer.form if free else None,
@@ -290,6 +303,11 @@ def _functions_on_offer(request: GenerationRequest, tools: ToolSet, unknown: Col
     hidden = _removed(request, tools).union(f"{FUNCTIONS}{tools.wire(name)}" for name in deferred)
     recipients = (f"{FUNCTIONS}{each.name}" for each in tools.declarations)
     yield from (recipient for recipient in recipients if recipient not in hidden)
+
+
+def _server_labels(request: GenerationRequest) -> Iterator[str]:
+    servers = () if request.server_tools is None else request.server_tools.servers
+    yield from (server.label for server in servers if server.label != SEARCH_LABEL)
 
 
 def _removed(request: GenerationRequest, tools: ToolSet) -> frozenset[str]:
