@@ -58,7 +58,7 @@ def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> Map
 
 
 def server_search(request: MessagesInput, toolbox: Toolbox, removed: Collection[str]) -> ToolSearch | None:
-    """Return the search that the gateway runs among the deferred tools, without those that were `removed`."""
+    """Return the search that the gateway runs among the deferred tools except `removed` ones."""
     is_forbidden = request.tool_choice is not None and request.tool_choice.type == "none"
     search = _search(request.tools or []) if is_searched(request) and not is_forbidden else None
     if search is None:

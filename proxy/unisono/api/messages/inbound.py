@@ -120,8 +120,7 @@ def to_generation_request(
 ) -> MessagesGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     _check(request)
-    tools = request.tools or []
-    requested = requested_choice(request.tool_choice, tools)
+    requested = requested_choice(request.tool_choice, request.tools or [])
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     session = _last_session(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
     served = to_servers(request, model.trained, owner=caller.tenant, session=session)

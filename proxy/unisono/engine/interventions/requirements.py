@@ -49,13 +49,13 @@ class ToolRequirements:
     # Tools that take a text instead of JSON, with the grammar of the text, if any.
     texts: Mapping[str, TextGrammar | None] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()
+    declared: frozenset[str] = frozenset()  # functions that exist, with those that a search has to find
+    servers: frozenset[str] = frozenset()  # labels of tool servers
     buffered: frozenset[str] = frozenset()  # client tools whose calls are emitted only when complete
     has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
     own: frozenset[str] = frozenset()  # the client's own tools
     calls_allowed: bool = True
-    refuses_undeclared: bool = True  # a call of a function that does not exist is never emitted as a call
-    declared: frozenset[str] = frozenset()  # functions that exist, with those that a search has to find
-    servers: frozenset[str] = frozenset()  # labels of tool servers
+    refuses_undeclared: bool = True  # a call of a function that is not offered is never emitted as a call
     removed: frozenset[str] = frozenset()  # functions that are refused like undeclared ones, beside server tools too
 
     @property
@@ -94,9 +94,9 @@ class ToolRequirements:
         return not (separator and label in self.servers)
 
     def no_such_tool(self, header: Header, found: Iterable[str]) -> str:
-        """Return the result of a call of an undeclared tool: the tools that may be called, the closest first.
+        """Return the result of a call of an undeclared tool.
 
-        `found` are those that a search found during the answer.
+        It lists the tools that may be called, the closest first. `found` were found during the answer.
         """
         name = header.recipient.full_name.removeprefix(FUNCTIONS)
         names = [tool.removeprefix(FUNCTIONS) for tool in dict.fromkeys((*self.offered, *found))]
@@ -270,8 +270,7 @@ def requirements_of(
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
     # A client that approves a call also repeats the choice that led to it. Without this check, it would have to approve
     # calls forever.
-    is_approved = any(_recipient(name, tools) in meant for name in approved)
-    owed = isinstance(choice, ForcedCalls) and not is_approved
+    owed = isinstance(choice, ForcedCalls) and not any(_recipient(name, tools) in meant for name in approved)
     return OutputRequirements(
         tools=ToolRequirements(
             offered=tuple(on_offer) if request.answer.calls_allowed else (),
@@ -286,7 +285,7 @@ def requirements_of(
             calls_allowed=request.answer.calls_allowed,
             refuses_undeclared=UNDECLARED_TOOL not in request.answer.disabled_rules,
             declared=frozenset(f"{FUNCTIONS}{each.name}" for each in tools.declarations),
-            servers=frozenset(_server_labels(request)),
+            servers=_server_labels(request),
             removed=_removed(request, tools),
         ),
         form=request.answer.form if free else None,
@@ -303,11 +302,6 @@ def _functions_on_offer(request: GenerationRequest, tools: ToolSet, unknown: Col
     hidden = _removed(request, tools).union(f"{FUNCTIONS}{tools.wire(name)}" for name in deferred)
     recipients = (f"{FUNCTIONS}{each.name}" for each in tools.declarations)
     yield from (recipient for recipient in recipients if recipient not in hidden)
-
-
-def _server_labels(request: GenerationRequest) -> Iterator[str]:
-    servers = () if request.server_tools is None else request.server_tools.servers
-    yield from (server.label for server in servers if server.label != SEARCH_LABEL)
 
 
 def _removed(request: GenerationRequest, tools: ToolSet) -> frozenset[str]:
@@ -334,6 +328,11 @@ def _meant(
 
 def _recipient(name: str, tools: ToolSet) -> str:
     return name if tools.trained(name) else f"{FUNCTIONS}{tools.wire(name)}"
+
+
+def _server_labels(request: GenerationRequest) -> frozenset[str]:
+    servers = () if request.server_tools is None else request.server_tools.servers
+    return frozenset(server.label for server in servers if server.label != SEARCH_LABEL)
 
 
 def text_constraint(grammar: TextGrammar) -> Constraint:
