@@ -81,6 +81,17 @@ async def test_a_tool_of_a_deferred_server_is_found_and_run(harness: Line, strea
 
 
 @both_forms
+async def test_the_model_reads_about_no_tool_that_was_not_found(harness: Line, stream: bool) -> None:
+    harness.say(calls("nothing"), SEARCHES, calls("nothing"), called("nowhere", "{}"), ANSWER)
+    response = await harness.responds(input=[ASKED], tools=[*TOOLS, {**PAY, "defer_loading": False}], stream=stream)
+    assert "There is no tool 'docs__nothing'. There is: pay, tool_search.<|end|>" in harness.prompts[1]
+    assert "There is no tool 'docs__nothing'. There is: docs__echo.<|end|>" in harness.prompts[3]
+    informed = "There is no tool 'nowhere'. Call one of these instead, or answer without: "
+    assert f"{informed}pay, tool_search, docs__echo.<|end|>" in harness.prompts[4]
+    assert [call["server_label"] for call in made(response)] == ["docs", "docs"]
+
+
+@both_forms
 async def test_a_search_that_is_sent_back_leads_to_the_same_prompt(harness: Line, stream: bool) -> None:
     fields: Json = {"tools": [*TOOLS, {**PAY, "name": "ask", "defer_loading": False}], "store": False, "stream": stream}
     nothing = called("tool_search", '{"query": "zebra"}')

@@ -504,7 +504,6 @@ FAULTS: dict[str, tuple[str, Servers, str, str]] = {
         "bad-tool-arguments",
     ),
     "unknown tool of a server": (call("docs__write"), Servers(), "docs__search, docs__fetch", "unknown-tool"),
-    "unknown name": (call("made_up"), Servers(), "There is: docs__search", "unknown-tool"),
     "failing tool": (SEARCH, Servers(answer=failing), "The disk is full.", ""),
     "tool without an answer": (SEARCH, Servers(answer=lost), "No answer.", "call-not-repeated"),
 }
@@ -545,7 +544,7 @@ def other(n: int) -> str:
 
 LIMITS: dict[str, tuple[list[str], dict[str, Any], int, list[str]]] = {
     "three faults in a row": (
-        [call("made_up"), call("docs__search", "?"), call("made_up")], {}, 0,
+        [call("docs__made_up"), call("docs__search", "?"), call("docs__made_up")], {}, 0,
         ["unknown-tool", "bad-tool-arguments", "tools-ended"],
     ),
     "repeated call": ([SEARCH] * 4, {}, 2, ["repeated-call", "tools-ended"]),
@@ -601,7 +600,9 @@ async def test_repeated_calls_are_found_across_spellings_until_another_call() ->
 
 
 async def test_faults_before_a_successful_call_do_not_add_up() -> None:
-    talk = Talk([step for n in range(3) for step in (call("made_up"), call("made_up"), other(n))] + [ANSWER])
+    talk = Talk(
+        [step for n in range(3) for step in (call("docs__made_up"), call("docs__made_up"), other(n))] + [ANSWER]
+    )
     events, report = await talk.events()
     assert len(talk.host.made) == 3
     assert report.recoveries == ["unknown-tool"]

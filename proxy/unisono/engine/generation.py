@@ -26,7 +26,9 @@ from unisono.engine.request import BatchStream, GenerationReport, GenerationRequ
 from unisono.engine.step_runner import StepRunner, replay_journal, settled
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 
-CALL_AS_TEXT: Final = "the model called a tool that the request does not declare; the answer contains the call as text"
+CALL_AS_TEXT: Final = (
+    "the model called a tool that the request does not declare or allow; the answer contains the call as text"
+)
 
 
 class HarmonyGeneration(BatchStream):

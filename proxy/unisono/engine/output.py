@@ -39,6 +39,7 @@ from unisono.engine.steps import (
 from unisono.engine.transcript import Transcript
 from unisono.errors import StoreUnreadable
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet
 
@@ -76,6 +77,7 @@ class OutputReader:
         self.items = AnswerItems(self._filter, rejects_preambles=rejects_preambles)
         self._stops = StopStrings(request.answer.stop) if request.answer.stop else None
         self._recoveries = recoveries
+        self._wire_name = tools.wire
         self._final_header = final_header
         self._state = AnswerState()  # at the end of the last step
         self.tokens_before_step = 0  # tokens generated in earlier steps
@@ -193,7 +195,10 @@ class OutputReader:
         handed = paused or (self.is_handed_back and self._state.needs_client)
         self.transcript.controller.finish(handed=handed)
         finished = self.transcript.router.finished(reason, self.stop_sequence)
-        cut_call = finished.cut_call or (self._state.has_cut_tools and self.stop_sequence is None)
+        # A required call that the gateway opened was not cut off if the model wrote its answer instead.
+        is_answered = self._state.has_final and self.transcript.controller.obligations.is_call_missing
+        has_cut_tools = self._state.has_cut_tools and self.stop_sequence is None
+        cut_call = (finished.cut_call and not is_answered) or has_cut_tools
         return replace(finished, cut_call=cut_call, paused=paused)
 
     # -- server tools
@@ -214,6 +219,7 @@ class OutputReader:
         assert self.round is not None
         note, events, added = self.round.record(outcome, self.token_count)
         self.items.add_results(added)
+        self.transcript.controller.found = [f"{FUNCTIONS}{self._wire_name(name)}" for name in self.round.found]
         return self._record_note(note, events) + self._end_round()
 
     def _announce(self, note: Note, events: list[Event]) -> list[Event]:

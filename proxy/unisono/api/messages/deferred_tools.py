@@ -7,7 +7,7 @@ that the client found.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -57,11 +57,14 @@ def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> Map
     return found if has_search or len(found) < len(tools) else {}
 
 
-def server_search(request: MessagesInput, toolbox: Toolbox) -> ToolSearch | None:
-    """Return the search that the gateway runs among the deferred tools."""
+def server_search(request: MessagesInput, toolbox: Toolbox, removed: Collection[str]) -> ToolSearch | None:
+    """Return the search that the gateway runs among the deferred tools except `removed` ones."""
     is_forbidden = request.tool_choice is not None and request.tool_choice.type == "none"
     search = _search(request.tools or []) if is_searched(request) and not is_forbidden else None
-    return None if search is None else tool_search(*search, tuple(deferred_tools(request, toolbox.tools).values()))
+    if search is None:
+        return None
+    deferred = deferred_tools(request, toolbox.tools)
+    return tool_search(*search, tuple(tool for name, tool in deferred.items() if name not in removed))
 
 
 def with_declared(
@@ -76,6 +79,5 @@ def with_declared(
     required = request.tool_choice.name if request.tool_choice is not None else None
     hidden = {name for name in deferred if name in found or name != required}
     preamble = replace(conversation.preamble, tools=tuple(tool for tool in tools if tool.name not in hidden))
-    searched = deferred.items() if is_searched(request) else ()
-    waiting = tuple(tool for name, tool in searched if name in hidden - found)
+    waiting = tuple(tool for name, tool in deferred.items() if name in hidden - found)
     return replace(conversation, preamble=preamble, deferred=waiting)

@@ -120,17 +120,18 @@ def to_generation_request(
 ) -> MessagesGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     _check(request)
-    tools = request.tools or []
-    requested = requested_choice(request.tool_choice, tools)
+    requested = requested_choice(request.tool_choice, request.tools or [])
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     session = _last_session(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
     served = to_servers(request, model.trained, owner=caller.tenant, session=session)
     hosted = frozenset(server.builtin for server in served) | ({SEARCH} if is_searched(request) else frozenset())
     toolbox = to_toolbox(declared(request, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
-    hosting = with_server_tools(server_tools_of(servers), request, toolbox, served, model.pause_after)
     preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
+    hosting = with_server_tools(
+        server_tools_of(servers), request, toolbox, served, model.pause_after, conversation.removed
+    )
     toolbox = toolbox.with_added(conversation.items)
     form, form_at = _form(request)
     generation_request = GenerationRequest(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -118,12 +118,13 @@ def with_server_tools(
     toolbox: Toolbox,
     served: Sequence[ToolServer],
     pause_after: int | None,
+    removed: Collection[str],
 ) -> ServerTools | None:
-    """Set the emitted servers and the limits.
+    """Set the emitted servers, the limits, and the search, which does not find `removed` tools.
 
     The answer may pause only if the client sees all calls, because only then can it be continued.
     """
-    search = server_search(request, toolbox)
+    search = server_search(request, toolbox, removed)
     if server_tools is not None:
         server_tools = bounded(server_tools, request.tools or ())
         labels = frozenset(server.label for server in served)

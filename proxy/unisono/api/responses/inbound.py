@@ -115,7 +115,7 @@ def to_generation_request(
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
     searcher = request_searcher(request)
-    toolbox = to_tools(request, servers, searcher)
+    toolbox = to_tools(request, servers)
     reading = _conversion(known, toolbox, searcher)
     entries = to_entries(request.input, reading, new_id, has_stored_history=bool(known.earlier))
     hosting, history = _with_approvals(request, reading, entries, servers)
@@ -232,11 +232,10 @@ def with_output_requirements(
     )
 
 
-def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...], searcher: Searcher | None) -> Toolbox:
+def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Toolbox:
     """Return the client's tools, with the notes on all tools."""
     builtins = frozenset(server.builtin for server in servers if server.builtin)
-    defers = searcher is Searcher.CLIENT
-    toolbox = to_toolbox(declared(request.tools or (), "tools", builtins, defers=defers), others=bool(servers))
+    toolbox = to_toolbox(declared(request.tools or (), "tools", builtins), others=bool(servers))
     on_servers = (*notes_on(mcp_specs(request)), *notes_on_builtins(request, builtins))
     return replace(toolbox, notes=(*on_servers, *toolbox.notes))
 

@@ -54,7 +54,8 @@ class InterventionController:
         self._spelling = HeaderSpelling(encoding)
         self.requirements = requirements
         self.obligations = Obligations(requirements)
-        self._refusals: frozenset[str] = frozenset()  # rules of the refusals that the model has read
+        self._refusals: frozenset[str] = frozenset()  # rules of the refusals that the model has read in this step
+        self.found: Sequence[str] = ()  # functions that searches found during the answer
         self.has_call_as_text = False  # a call of an undeclared tool was emitted as text
         self.step = StepInterventions()
         self.tool_naming = ToolNaming(encoding, requirements.tools.forced or ())
@@ -80,6 +81,8 @@ class InterventionController:
     def start_step(self) -> None:
         """Reset the state for another step of the answer."""
         self.step = StepInterventions(edits_before=self.step.edits)
+        # The prompt of the next step does not contain the refusals.
+        self._refusals = frozenset()
         self.obligations.end_step()
 
     def start_final(self) -> None:
@@ -184,8 +187,6 @@ class InterventionController:
         act = OPENING[self.obligations.next, message]
         if act is HeaderAction.FORCE:
             self._force(at.start, rule=REASONING_BUDGET if message is MessageKind.LATE_THOUGHT else "")
-        elif message is MessageKind.BARRED:
-            self._open_answer(at.start, rule=TOOL_NOT_ALLOWED)
         elif act is HeaderAction.GUIDE and message is MessageKind.ANSWER:
             self._open_answer(at.start)
         elif act is HeaderAction.GUIDE:
@@ -280,15 +281,23 @@ class InterventionController:
     def _refuse(self, at: Stopped, rule: str) -> None:
         """Insert the call with an error result that the model can read.
 
-        The second time, open the answer instead. A call of an undeclared tool then becomes the answer's text.
+        The second time, open the answer instead. A call of an undeclared tool then becomes the answer's text, and so
+        does the call that follows the last edit of the step.
         """
-        if rule not in self._refusals:
+        if self.is_spent:
+            self._emit_as_text(at, rule)
+        elif rule not in self._refusals:
             self._refusals |= {rule}
-            result = NOT_AVAILABLE if rule == TOOL_NOT_ALLOWED else self.requirements.tools.no_such_tool(at.header)
+            tools = self.requirements.tools
+            result = NOT_AVAILABLE if rule == TOOL_NOT_ALLOWED else tools.no_such_tool(at.header, self.found)
             self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at, result), rule=rule)
         elif rule == TOOL_NOT_ALLOWED or self.obligations.is_form_owed:
             self._open_answer(at.start, rule=rule)
         else:
-            self.has_call_as_text = self.step.is_answering = True
-            body = self._spelling.call_as_text(at)
-            self.step.pending = PromptEdit(at.start, self._spelling.answer, body=body, rule=rule)
+            self._emit_as_text(at, rule)
+
+    def _emit_as_text(self, at: Stopped, rule: str) -> None:
+        """Make the call the text of the answer, which ends there."""
+        self.has_call_as_text = self.step.is_answering = True
+        body = self._spelling.call_as_text(at)
+        self.step.pending = PromptEdit(at.start, self._spelling.answer, body=body, rule=rule)

@@ -20,6 +20,7 @@ from unisono.engine.interventions.policy import (
     CLOSING,
     MAX_REGENERATIONS,
     OPENING,
+    REFUSED,
     BodyAction,
     BodyFault,
     HeaderAction,
@@ -148,7 +149,7 @@ class MessageGate:
 
     # Rules. The tables `OPENING` and `CLOSING` give the action for each message.
     # - The message whose header an intervention inserted is accepted.
-    # - After MAX_EDITS edits of a step everything is accepted.
+    # - After MAX_EDITS edits of a step everything is accepted, except calls that are never emitted.
     # - A message of which something was emitted cannot be stopped at its end.
 
     def __init__(self, controller: InterventionController, violation: Violation | None) -> None:
@@ -170,15 +171,13 @@ class MessageGate:
         is_inserted = message.end == step.header_end
         if is_inserted or self._controller.is_spent or (act is HeaderAction.SKIP and step.is_answering):
             return True
-        if kind is MessageKind.BARRED and not self._requirements.hold_calls:
-            return False
         return act is HeaderAction.PASS or (
             act is HeaderAction.GUIDE and not self._controller.can_guide(message.header)
         )
 
     def is_buffered(self, header: Header) -> bool:
         message = self._obligations.message_kind(header)
-        if message is MessageKind.UNDECLARED or header.recipient.full_name in self._requirements.tools.buffered:
+        if message in REFUSED or header.recipient.full_name in self._requirements.tools.buffered:
             return True
         # A backend that enforces a form may still break it off: a marker inside a string ends the message.
         is_free = self._controller.constraint is None or self._requirements.whole
@@ -194,7 +193,7 @@ class MessageGate:
         has_form = self._obligations.has_form(message)
         fault, content = self._checks.check(message, header, text, has_form=has_form)
         action = CLOSING[message, fault]
-        if held and not self._controller.is_spent and self._is_rejected(action, message, header, text):
+        if held and self._is_rejected(action, message, header, text):
             return None
         self._record_message(message, fault)
         return content
@@ -205,6 +204,8 @@ class MessageGate:
                 return False
             case BodyAction.REFUSE:
                 return True
+            case BodyAction.REGENERATE if self._controller.is_spent:
+                return False
             case BodyAction.REGENERATE:
                 rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
                 step = self._controller.step

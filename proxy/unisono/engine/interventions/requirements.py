@@ -15,7 +15,7 @@ from unisono.core.conversation import AnswerForm, TextGrammar
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Schema
 from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
-from unisono.core.tools import HostedTool
+from unisono.core.tools import SEARCH_LABEL, SEPARATOR, HostedTool
 from unisono.engine.interventions.policy import CALLS, MessageKind, Obligation
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
@@ -49,6 +49,8 @@ class ToolRequirements:
     # Tools that take a text instead of JSON, with the grammar of the text, if any.
     texts: Mapping[str, TextGrammar | None] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()
+    declared: frozenset[str] = frozenset()  # functions that exist, with those that a search has to find
+    servers: frozenset[str] = frozenset()  # labels of tool servers
     buffered: frozenset[str] = frozenset()  # client tools whose calls are emitted only when complete
     has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
     own: frozenset[str] = frozenset()  # the client's own tools
@@ -77,17 +79,28 @@ class ToolRequirements:
         """Return the role of a call."""
         if is_call_owed and recipient in (self.forced or ()):
             return MessageKind.WANTED
-        is_undeclared = recipient.startswith(FUNCTIONS) and recipient not in self.offered
-        if (is_undeclared and self.refuses_undeclared) or recipient in self.removed:
+        if recipient in self.removed or (self.refuses_undeclared and self._is_undeclared(recipient)):
             return MessageKind.UNDECLARED
-        if self.allowed is not None and recipient not in self.allowed:
+        # Another call does not replace the required one.
+        if is_call_owed or (self.allowed is not None and recipient not in self.allowed):
             return MessageKind.BARRED
         return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
 
-    def no_such_tool(self, header: Header) -> str:
-        """Return the result of a call of an undeclared tool: the declared ones, the closest first."""
+    def _is_undeclared(self, recipient: str) -> bool:
+        """Return whether a call addresses a function that does not exist, and no server."""
+        if not recipient.startswith(FUNCTIONS) or recipient in self.declared:
+            return False
+        # The model reads error results about unknown tools of servers, as about all other faults of their calls.
+        label, separator, _ = recipient.removeprefix(FUNCTIONS).partition(SEPARATOR)
+        return not (separator and label in self.servers)
+
+    def no_such_tool(self, header: Header, found: Iterable[str]) -> str:
+        """Return the result of a call of an undeclared tool.
+
+        It lists the tools that may be called, the closest first. `found` were found during the answer.
+        """
         name = header.recipient.full_name.removeprefix(FUNCTIONS)
-        names = [tool.removeprefix(FUNCTIONS) for tool in self.offered]
+        names = [tool.removeprefix(FUNCTIONS) for tool in dict.fromkeys((*self.offered, *found))]
         close = get_close_matches(name, names, cutoff=0.5)
         listed = [*close, *(other for other in names if other not in close)][:MAX_LISTED_TOOLS]
         if not listed:
@@ -172,6 +185,7 @@ class Obligations:
     def __init__(self, requirements: OutputRequirements) -> None:
         self._requirements = requirements
         self.is_call_owed = bool(requirements.tools.forced)
+        self.is_call_missing = False  # a call is not required any more, because the model did not make it
         self.is_form_owed = requirements.form is not None
         self.is_late = False  # the reasoning budget is used up
         self.is_unfit = False  # the answer does not have the required form
@@ -186,7 +200,8 @@ class Obligations:
 
     def message_kind(self, header: Header) -> MessageKind:
         """Return the role of a message in the answer."""
-        return self._requirements.message_kind(header, is_call_owed=self.is_call_owed, is_late=self.is_late)
+        is_call_owed = self.is_call_owed or self.is_call_missing
+        return self._requirements.message_kind(header, is_call_owed=is_call_owed, is_late=self.is_late)
 
     def has_form(self, message: MessageKind) -> bool:
         """Return whether a message has to have the required form."""
@@ -197,7 +212,8 @@ class Obligations:
         if message in CALLS:
             if is_faulty and message is not MessageKind.CALL:
                 self.unmet = UNMET_ARGUMENTS
-            self.is_call_owed = self.is_call_owed and message is not MessageKind.WANTED
+            if message is MessageKind.WANTED:
+                self._discharge_call()
         elif self.has_form(message):
             self.is_form_owed = False
             self.is_unfit = is_faulty
@@ -205,7 +221,13 @@ class Obligations:
 
     def drop_call(self) -> None:
         """Stop requiring a call, because the model named no tool in all of its attempts."""
-        self.is_call_owed, self.unmet = False, UNMET_CALL
+        self.is_call_owed, self.is_call_missing, self.unmet = False, True, UNMET_CALL
+
+    def _discharge_call(self) -> None:
+        """Record a required call; it may also come after the requirement was dropped."""
+        if self.is_call_missing and self.unmet == UNMET_CALL:
+            self.unmet = ""
+        self.is_call_owed = self.is_call_missing = False
 
     def end_step(self) -> None:
         """Require no more calls: the model has called a tool, or cannot call one any more."""
@@ -218,7 +240,7 @@ class Obligations:
         cases the required format may follow in the next request.
         """
         if self.is_call_owed:
-            self.unmet = self.unmet or UNMET_CALL
+            self.is_call_missing, self.unmet = True, self.unmet or UNMET_CALL
         elif self.is_form_owed and not has_call and not handed:
             self.unmet = self.unmet or UNMET_FORM
 
@@ -249,8 +271,7 @@ def requirements_of(
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
     # A client that approves a call also repeats the choice that led to it. Without this check, it would have to approve
     # calls forever.
-    is_approved = any(_recipient(name, tools) in meant for name in approved)
-    owed = isinstance(choice, ForcedCalls) and not is_approved
+    owed = isinstance(choice, ForcedCalls) and not any(_recipient(name, tools) in meant for name in approved)
     return OutputRequirements(
         tools=ToolRequirements(
             offered=tuple(on_offer) if request.answer.calls_allowed else (),
@@ -263,8 +284,9 @@ def requirements_of(
             has_server_tools=server_tools is not None,
             own=frozenset(client),
             calls_allowed=request.answer.calls_allowed,
-            # The model reads error results about unknown server tools, as about all other faults of their calls.
-            refuses_undeclared=server_tools is None and UNDECLARED_TOOL not in request.answer.disabled_rules,
+            refuses_undeclared=UNDECLARED_TOOL not in request.answer.disabled_rules,
+            declared=frozenset(f"{FUNCTIONS}{each.name}" for each in tools.declarations),
+            servers=_server_labels(request),
             removed=_removed(request, tools),
         ),
         form=request.answer.form if free else None,
@@ -307,6 +329,11 @@ def _meant(
 
 def _recipient(name: str, tools: ToolSet) -> str:
     return name if tools.trained(name) else f"{FUNCTIONS}{tools.wire(name)}"
+
+
+def _server_labels(request: GenerationRequest) -> frozenset[str]:
+    servers = () if request.server_tools is None else request.server_tools.servers
+    return frozenset(server.label for server in servers if server.label != SEARCH_LABEL)
 
 
 def text_constraint(grammar: TextGrammar) -> Constraint:

@@ -26,7 +26,7 @@ from unisono.engine.server_tools.policy import (
     CallBudget,
     RefusedCall,
 )
-from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls, found_tools, with_results
+from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls, found_tools, names_found, with_results
 
 # A note for the journal: a fact about a call as a JSON object.
 Note: TypeAlias = Mapping[str, Json]
@@ -83,6 +83,7 @@ class ToolRound:
         self._arguments: ToolArguments | None = None
         self.needs_approval = False  # an approval was requested for a call of this round
         self._conversation = conversation
+        self.found: list[str] = []  # names of the tools that searches found during the answer
         self._decided: list[ToolResult] = denied  # results of calls that are in the conversation already
 
     @property
@@ -164,10 +165,16 @@ class ToolRound:
         refused = RefusedCall(
             pending.call.name,
             pending.arguments.problem,
-            self.tools.names_near(pending.call),
+            self._names_near(pending.call),
             can_repeat=self.budget.pause_after is not None,
         )
         return CallOutcome.refused(text_of(refused), pending.verdict)
+
+    def _names_near(self, call: ServerToolCall) -> list[str]:
+        conversation = self._conversation
+        hidden = {tool.name for tool in conversation.deferred}.difference(self.found)
+        client = [tool.name for tool in conversation.tools if tool.name not in conversation.removed]
+        return self.tools.names_near(call, hidden, client)
 
     def record(self, result: CallOutcome, position: int) -> tuple[Note, list[Event], tuple[Item, ...]]:
         """Record the outcome of the current call.
@@ -195,6 +202,7 @@ class ToolRound:
         # An approved call is part of the conversation, so its result belongs there and not to the new items.
         if not call.approval:
             found = found_tools(self._conversation, pending.item.server, outcome)
+            self.found += names_found(pending.item.server, outcome)
             return note, events, (item,) if found is None else (item, found)
         self._decided.append(item)
         return note, events, ()

@@ -175,12 +175,15 @@ class OfferedServerTools:
         label, separator, name = call.name.partition(SEPARATOR)
         return (label, name) if separator and (label in self._servers or call.approval) else ("", call.name)
 
-    def names_near(self, call: ServerToolCall) -> list[str]:
-        """Return alternative names: the tools of the addressed server, or else all tools."""
+    def names_near(self, call: ServerToolCall, hidden: Collection[str], client: Sequence[str]) -> list[str]:
+        """Return alternative names: the tools of the addressed server, or else all tools.
+
+        Tools in `hidden` are not found yet. `client` are the tools of the client.
+        """
         label, _ = self.place(call)
-        tools = self._trained | self._tools
+        tools = {name: tool for name, tool in (self._trained | self._tools).items() if name not in hidden}
         near = [name for name, tool in tools.items() if tool.server == label]
-        return (near or list(tools))[:MAX_NAMES_NEAR]
+        return (near or [*client, *tools])[:MAX_NAMES_NEAR]
 
     def plan(self, client: Sequence[FunctionTool], at: str, schema_field: str = "parameters") -> tuple[ToolSet, bool]:
         """Declare all tools, the client's first, and return whether all server tools are included.
@@ -338,9 +341,13 @@ def with_results(conversation: Conversation, results: Sequence[ToolResult]) -> C
 
 def found_tools(conversation: Conversation, server: str, outcome: ToolOutcome) -> AddedTools | None:
     """Return the tools that a search found; None for any other call."""
-    structured = outcome.structured
-    names = structured.get(FOUND) if server == SEARCH_LABEL and isinstance(structured, dict) else None
-    if not isinstance(names, list):
-        return None
+    names = names_found(server, outcome)
     found = tuple(tool for tool in conversation.deferred if tool.name in names)
     return AddedTools(found) if found else None
+
+
+def names_found(server: str, outcome: ToolOutcome) -> list[str]:
+    """Return the names of the tools that a search found; none for any other call."""
+    structured = outcome.structured
+    names = structured.get(FOUND) if server == SEARCH_LABEL and isinstance(structured, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

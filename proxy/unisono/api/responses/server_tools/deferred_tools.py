@@ -88,7 +88,8 @@ def deferred_tools(
     # An earlier response may have been given the search and its tools in an item.
     earlier = {tool.name: tool for tool in added if tool.deferred}
     is_searched = searcher is Searcher.GATEWAY or (searcher is None and bool(earlier))
-    deferred = earlier | {tool.name: tool for tool in toolbox.tools if tool.deferred and is_searched}
+    has_search = is_searched or searcher is Searcher.CLIENT
+    deferred = earlier | {tool.name: tool for tool in toolbox.tools if tool.deferred and has_search}
     waiting = {server.label: server.description for server in servers if server.deferred}
     notes = () if is_searched else tuple(notes_on_deferred_servers(request))
     if not deferred and not (waiting and is_searched):
