@@ -109,8 +109,7 @@ class OutputReader:
     @property
     def is_step_complete(self) -> bool:
         """Return whether no backend can add anything to the current step."""
-        transcript = self.transcript
-        return transcript.journal.is_ended or transcript.is_broken_off or self.stop_sequence is not None
+        return self.transcript.journal.is_ended or self.transcript.is_broken_off or self.stop_sequence is not None
 
     @property
     def is_complete(self) -> bool:
@@ -192,8 +191,7 @@ class OutputReader:
         if self.stop_sequence is not None:
             reason = FinishReason.STOP
         paused = isinstance(self.next_step, AnswerDone) and self.next_step.paused
-        handed = paused or (self.is_handed_back and self._state.needs_client)
-        self.transcript.controller.finish(handed=handed)
+        self.transcript.controller.finish(handed=paused or (self.is_handed_back and self._state.needs_client))
         finished = self.transcript.router.finished(reason, self.stop_sequence)
         # A required call that the gateway opened was not cut off if the model wrote its answer instead.
         is_answered = self._state.has_final and self.transcript.controller.obligations.is_call_missing
@@ -272,8 +270,6 @@ class OutputReader:
             return self.record_outcome(self.round.recorded_outcome(entry.value))
         except ValueError as failure:
             raise StoreUnreadable(UNFIT_JOURNAL) from failure
-
-    # -- internals
 
     def _start_step(self, step: ContinueTurn | OpenFinal) -> list[Event]:
         self.items.start_step(step)

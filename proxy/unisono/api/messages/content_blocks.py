@@ -7,17 +7,20 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
+import orjson
 from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
 from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, invalid_field, refused
-from unisono.api.history_builder import MEDIA_PARTS
+from unisono.api.history_builder import MEDIA_PARTS, join
 
 # Sources of documents that are not text.
 FILES: Final = frozenset({"base64", "url", "file"})
 TOOL_REMOVAL: Final = "tool_removal"
+# Separator between blocks that form one text.
+BETWEEN: Final = "\n\n"
 
 
 AnyContent: Final = FieldInput(str | list[dict[str, Any] | str] | None)
@@ -208,3 +211,34 @@ BlockSource.model_rebuild()
 DocumentBlock.model_rebuild()
 ToolResultBlock.model_rebuild()
 CompactionBlock.model_rebuild()
+
+
+def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str:
+    """Return the text of blocks that are not calls, with notes on blocks without text."""
+    texts: list[str] = []
+    for at, block in blocks:
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case SearchResultBlock():
+                text = join((part.text for part in block.content), BETWEEN, param=at)
+                texts.append(f"{block.title}\n{block.source}\n{text}")
+            case DocumentBlock():
+                texts.append(_document(at, block, notes))
+            case CompactionBlock() if block.content:
+                texts.append(block.content)
+            case BrowserStateBlock():
+                texts.append(orjson.dumps(block.model_dump(include={"tabs", "state_changes"})).decode())
+            case ToolReferenceBlock():
+                texts.append(f"Found: {block.tool_name}")
+            case SilentBlock():
+                notes.append(f"{at}: no effect")
+            case _:
+                notes.append(f"{at}: no effect, because a block of type '{block.type}' has no text here")
+    return join(texts, BETWEEN, param="messages")
+
+
+def _document(at: str, block: DocumentBlock, notes: list[str]) -> str:
+    inner = [(f"{at}.source.content.{place}", part) for place, part in enumerate(block.source.content)]
+    text = block.source.data or text_of(inner, notes)
+    return join([block.title or "", block.context or "", text], "\n", param=at)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final, Protocol
 
-import orjson
 from pydantic import ValidationError
 
 from unisono.api.field_types import MAX_MESSAGES
@@ -21,22 +20,19 @@ from unisono.api.history_builder import History, join, split_markers
 from unisono.api.messages.answers import known_id
 from unisono.api.messages.content_blocks import (
     TOOL_REMOVAL,
-    BrowserStateBlock,
     ChangedTool,
     CompactionBlock,
     ContentBlock,
-    DocumentBlock,
     RedactedBlock,
-    SearchResultBlock,
     ServerResultBlock,
     ServerUseBlock,
-    SilentBlock,
     TextBlock,
     ThinkingBlock,
     ToolChangeBlock,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
+    text_of,
 )
 from unisono.api.messages.schema import MessageParam, MessagesTool
 from unisono.api.messages.server_tools import is_encrypted, references_in, result_text, sealed_in, to_declared
@@ -57,8 +53,6 @@ from unisono.core.conversation import (
 )
 from unisono.errors import InvalidRequest
 
-# Separator between blocks that form one text.
-BETWEEN: Final = "\n\n"
 # Prefix of a failed result, because Harmony has no field for a failure.
 FAILED: Final = "Error"
 NOT_OURS: Final = "no effect, because it was changed, or is not from this gateway"
@@ -380,34 +374,3 @@ def _user_text(message: MessageParam) -> str:
 
 def _has_citations(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
     return any((block.model_extra or {}).get("citations") for _, block in blocks)
-
-
-def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str:
-    """Return the text of blocks that are not calls, with notes on blocks without text."""
-    texts: list[str] = []
-    for at, block in blocks:
-        match block:
-            case TextBlock():
-                texts.append(block.text)
-            case SearchResultBlock():
-                text = join((part.text for part in block.content), BETWEEN, param=at)
-                texts.append(f"{block.title}\n{block.source}\n{text}")
-            case DocumentBlock():
-                texts.append(_document(at, block, notes))
-            case CompactionBlock() if block.content:
-                texts.append(block.content)
-            case BrowserStateBlock():
-                texts.append(orjson.dumps(block.model_dump(include={"tabs", "state_changes"})).decode())
-            case ToolReferenceBlock():
-                texts.append(f"Found: {block.tool_name}")
-            case SilentBlock():
-                notes.append(f"{at}: no effect")
-            case _:
-                notes.append(f"{at}: no effect, because a block of type '{block.type}' has no text here")
-    return join(texts, BETWEEN, param="messages")
-
-
-def _document(at: str, block: DocumentBlock, notes: list[str]) -> str:
-    inner = [(f"{at}.source.content.{place}", part) for place, part in enumerate(block.source.content)]
-    text = block.source.data or text_of(inner, notes)
-    return join([block.title or "", block.context or "", text], "\n", param=at)

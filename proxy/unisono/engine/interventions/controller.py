@@ -175,10 +175,7 @@ class InterventionController:
         self.step.header_end = end if edit.header else -1
 
     def finish(self, *, handed: bool) -> None:
-        """Record unmet requirements at the end of the answer.
-
-        `handed`: the client has calls or approvals to process, and the answer follows in another request.
-        """
+        """Record unmet requirements. `handed`: the answer follows in another request."""
         self.obligations.finish(has_call=self.step.has_call, handed=handed)
 
     # -- prompt edits
@@ -284,20 +281,14 @@ class InterventionController:
         The second time, open the answer instead. A call of an undeclared tool then becomes the answer's text, and so
         does the call that follows the last edit of the step.
         """
-        if self.is_spent:
-            self._emit_as_text(at, rule)
-        elif rule not in self._refusals:
+        if rule not in self._refusals and not self.is_spent:
             self._refusals |= {rule}
             tools = self.requirements.tools
             result = NOT_AVAILABLE if rule == TOOL_NOT_ALLOWED else tools.no_such_tool(at.header, self.found)
             self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at, result), rule=rule)
-        elif rule == TOOL_NOT_ALLOWED or self.obligations.is_form_owed:
+        elif not self.is_spent and (rule == TOOL_NOT_ALLOWED or self.obligations.is_form_owed):
             self._open_answer(at.start, rule=rule)
         else:
-            self._emit_as_text(at, rule)
-
-    def _emit_as_text(self, at: Stopped, rule: str) -> None:
-        """Make the call the text of the answer, which ends there."""
-        self.has_call_as_text = self.step.is_answering = True
-        body = self._spelling.call_as_text(at)
-        self.step.pending = PromptEdit(at.start, self._spelling.answer, body=body, rule=rule)
+            self.has_call_as_text = self.step.is_answering = True
+            body = self._spelling.call_as_text(at)
+            self.step.pending = PromptEdit(at.start, self._spelling.answer, body=body, rule=rule)

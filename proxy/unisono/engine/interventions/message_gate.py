@@ -271,7 +271,7 @@ class BodyChecks:
             return False
         # For other calls the content type decides. The model reads error results about invalid calls of server tools.
         is_certain = message is not MessageKind.CALL
-        is_own = not tools.has_server_tools or recipient in tools.own
+        is_own = tools.servers is None or recipient in tools.own
         return is_certain or (header.content_type in (None, "json") and is_own)
 
     def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> BodyFault:

@@ -49,13 +49,15 @@ class ToolRequirements:
     # Tools that take a text instead of JSON, with the grammar of the text, if any.
     texts: Mapping[str, TextGrammar | None] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()
-    declared: frozenset[str] = frozenset()  # functions that exist, with those that a search has to find
-    servers: frozenset[str] = frozenset()  # labels of tool servers
+    # Functions that exist, with those that a search has to find; a call of another one is never emitted as a call. None
+    # if it is.
+    declared: frozenset[str] | None = None
+    # Labels of the tool servers; None without server tools. With server tools, the model reads error results about
+    # invalid calls of tools outside `own`.
+    servers: frozenset[str] | None = None
     buffered: frozenset[str] = frozenset()  # client tools whose calls are emitted only when complete
-    has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
     own: frozenset[str] = frozenset()  # the client's own tools
     calls_allowed: bool = True
-    refuses_undeclared: bool = True  # a call of a function that is not offered is never emitted as a call
     # removed functions: their calls are refused like undeclared ones, also in requests with server tools
     removed: frozenset[str] = frozenset()
 
@@ -79,7 +81,7 @@ class ToolRequirements:
         """Return the role of a call."""
         if is_call_owed and recipient in (self.forced or ()):
             return MessageKind.WANTED
-        if recipient in self.removed or (self.refuses_undeclared and self._is_undeclared(recipient)):
+        if recipient in self.removed or self._is_undeclared(recipient):
             return MessageKind.UNDECLARED
         # Another call does not replace the required one.
         if is_call_owed or (self.allowed is not None and recipient not in self.allowed):
@@ -88,11 +90,11 @@ class ToolRequirements:
 
     def _is_undeclared(self, recipient: str) -> bool:
         """Return whether a call addresses a function that does not exist, and no server."""
-        if not recipient.startswith(FUNCTIONS) or recipient in self.declared:
+        if self.declared is None or not recipient.startswith(FUNCTIONS) or recipient in self.declared:
             return False
         # The model reads error results about unknown tools of servers, as about all other faults of their calls.
         label, separator, _ = recipient.removeprefix(FUNCTIONS).partition(SEPARATOR)
-        return not (separator and label in self.servers)
+        return not (separator and label in (self.servers or ()))
 
     def no_such_tool(self, header: Header, found: Iterable[str]) -> str:
         """Return the result of a call of an undeclared tool.
@@ -272,6 +274,7 @@ def requirements_of(
     # A client that approves a call also repeats the choice that led to it. Without this check, it would have to approve
     # calls forever.
     owed = isinstance(choice, ForcedCalls) and not any(_recipient(name, tools) in meant for name in approved)
+    is_passed_on = UNDECLARED_TOOL in request.answer.disabled_rules
     return OutputRequirements(
         tools=ToolRequirements(
             offered=tuple(on_offer) if request.answer.calls_allowed else (),
@@ -281,12 +284,10 @@ def requirements_of(
             texts={name: tool.grammar for name, tool in client.items() if tool.free_text},
             strict=frozenset(name for name, tool in client.items() if tool.strict and request.answer.calls_allowed),
             buffered=frozenset(name for name, tool in client.items() if tool.kind or tool.free_text),
-            has_server_tools=server_tools is not None,
             own=frozenset(client),
             calls_allowed=request.answer.calls_allowed,
-            refuses_undeclared=UNDECLARED_TOOL not in request.answer.disabled_rules,
-            declared=frozenset(f"{FUNCTIONS}{each.name}" for each in tools.declarations),
-            servers=_server_labels(request),
+            declared=None if is_passed_on else frozenset(f"{FUNCTIONS}{each.name}" for each in tools.declarations),
+            servers=None if server_tools is None else _server_labels(request),
             removed=_removed(request, tools),
         ),
         form=request.answer.form if free else None,
