@@ -154,7 +154,6 @@ RESPONSES: dict[str, tuple[Json, str]] = {
     "a part: an image": (with_item(role="user", content=[{"type": "input_image"}]), "input.1.content.0.type"),
     "a call: without an id": (with_item(type="function_call", name="f", arguments="{}"), "input.1.call_id"),
     "a call: without a name": (with_item(type="function_call", call_id="c", arguments="{}"), "input.1.name"),
-    "a result: without an id": (with_item(type="function_call_output", output="x"), "input.1.call_id"),
     "a result: of an unknown call": (
         {
             "input": [
