@@ -43,7 +43,7 @@ OLD: dict[str, tuple[list[Json], str, str]] = {
     "a result without id and name": (
         [{"type": "function_call_output", "output": "blue"}],
         "<|start|>functions.unknown_tool to=assistant<|channel|>commentary<|message|>blue<|end|>",
-        "input.1: the model reads this result without its call",
+        "input.1.call_id: the model reads this result without its call, because it has no 'call_id'",
     ),
     "a repeated decision": ([REQUEST, decided(True), decided(True)], "", "input.3: no effect, because it repeats"),
     "another decision": ([REQUEST, decided(True), decided(False)], "", "input.3: no effect, because the approval"),
@@ -57,6 +57,13 @@ OLD: dict[str, tuple[list[Json], str, str]] = {
 }
 # Items that no output of the model follows, and the field that the error names.
 NEWEST: dict[str, tuple[list[Json], str]] = {
+    "a result without id beside a waiting call": (
+        [
+            {"type": "function_call", "call_id": "c1", "name": "look"},
+            {"type": "function_call_output", "output": "blue"},
+        ],
+        "input.2.call_id",
+    ),
     "another decision": ([REQUEST, decided(True), decided(False)], "input.3.approval_request_id"),
     "a format": ([UPDATE, LATER[1]], "input.1.text.format.schema.additionalProperties"),
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from pydantic import ValidationError
 
@@ -328,19 +328,6 @@ class HistoryReader:
         return items
 
 
-def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
-    """Return the position of the newest compaction block, and its place in that message."""
-    return next(
-        (
-            (position, place)
-            for position in reversed(range(len(messages)))
-            for place in reversed(range(len(messages[position].content)))
-            if isinstance(block := messages[position].content[place], CompactionBlock) and block.content
-        ),
-        None,
-    )
-
-
 def _name_of(change: ToolChangeBlock) -> str:
     return ".".join(filter(None, (change.tool.server_name, change.tool.name)))
 
@@ -350,16 +337,6 @@ def _removal_notice(block: ContentBlock) -> DeveloperMessage | None:
     if not isinstance(block, ToolChangeBlock) or block.type != TOOL_REMOVAL:
         return None
     return DeveloperMessage(f"From now on, do not call this tool: {_name_of(block)}")
-
-
-async def first_read(messages: Sequence[Any]) -> int:
-    """Return the position of the message with the newest compaction block; 0 without one."""
-    for position in reversed(range(len(messages))):
-        content = messages[position].get("content") if isinstance(messages[position], dict) else None
-        blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
-        if any(block.get("type") == "compaction" and block.get("content") for block in blocks):
-            return position
-    return 0
 
 
 def _placed(position: int, message: MessageParam, begin: int = 0) -> list[tuple[str, ContentBlock]]:

@@ -10,6 +10,7 @@ from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown
 from unisono.api.field_types import smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, SEARCH, RunnableTools, server_tools_of
 from unisono.api.history_builder import join
+from unisono.api.messages.compaction_blocks import last_compaction
 from unisono.api.messages.content_blocks import (
     BETWEEN,
     CompactionBlock,
@@ -19,7 +20,7 @@ from unisono.api.messages.content_blocks import (
     ToolChangeBlock,
 )
 from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, with_declared
-from unisono.api.messages.history import HistoryReader, SealedBlocks, last_compaction
+from unisono.api.messages.history import HistoryReader, SealedBlocks
 from unisono.api.messages.schema import MessageParam, MessagesInput
 from unisono.api.messages.server_tools import (
     builtin_for,

@@ -15,8 +15,9 @@ from unisono.api.compacting import first_request, start_answer
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaSource, media_context
 from unisono.api.messages.answers import ANTHROPIC, Message, MessageEvent, MessageTokens
+from unisono.api.messages.compaction_blocks import first_read
 from unisono.api.messages.context_editing import EditedRequest, edited
-from unisono.api.messages.history import SealedBlocks, first_read
+from unisono.api.messages.history import SealedBlocks
 from unisono.api.messages.inbound import (
     MessagesGeneration,
     MessagesModel,

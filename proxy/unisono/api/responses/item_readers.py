@@ -117,11 +117,10 @@ def _output(conversion: InputConversion, item: InputItem, param: str) -> Sequenc
     output = text_of(item.output, param=f"{param}.output")
     name = in_namespace(item.namespace, item.name or UNKNOWN_TOOL)[:MAX_NAME]
     if item.call_id is None:
+        call_id = conversion.unnamed(param)
         if not item.name:
-            conversion.notes.append(
-                f"{param}: the model reads this result without its call, because it has no 'call_id'"
-            )
-        return (ToolResult(conversion.unnamed(param), name, output),)
+            conversion.history.name_of(call_id, f"{param}.call_id", missing="it has no 'call_id' and no 'name'")
+        return (ToolResult(call_id, name, output),)
     name = conversion.history.name_of(item.call_id, f"{param}.call_id", default=name)
     return (ToolResult(item.call_id, name, output),)
 

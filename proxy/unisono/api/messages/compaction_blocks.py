@@ -1,0 +1,32 @@
+"""Position of the newest compaction block, which replaces everything before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unisono.api.messages.content_blocks import CompactionBlock
+from unisono.api.messages.schema import MessageParam
+
+
+def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
+    """Return the position of the newest compaction block, and its place in that message."""
+    return next(
+        (
+            (position, place)
+            for position in reversed(range(len(messages)))
+            for place in reversed(range(len(messages[position].content)))
+            if isinstance(block := messages[position].content[place], CompactionBlock) and block.content
+        ),
+        None,
+    )
+
+
+async def first_read(messages: Sequence[Any]) -> int:
+    """Return the position of the message with the newest compaction block; 0 without one."""
+    for position in reversed(range(len(messages))):
+        content = messages[position].get("content") if isinstance(messages[position], dict) else None
+        blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+        if any(block.get("type") == "compaction" and block.get("content") for block in blocks):
+            return position
+    return 0
