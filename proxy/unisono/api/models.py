@@ -23,7 +23,7 @@ from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable,
 from unisono.core.access import Caller
 from unisono.errors import InvalidRequest, UnknownModel
 
-MODELS = RouteTable("models")
+MODELS = RouteTable("models", failure="ModelsFailure")
 MAX_PAGE_SIZE = 1000
 
 

@@ -76,6 +76,10 @@ FAILURES = {
             request_id=TEXT,
         ),
     ),
+    "ModelsFailure": (
+        "ModelsError",
+        {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("Error", "MessagesError")]},
+    ),
 }
 # Reference to an error response, and pydantic's names of models whose name occurs in several packages.
 _FAILURE = re.compile(r'"#/components/responses/([A-Za-z]+)(\d+)"')

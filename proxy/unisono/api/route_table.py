@@ -101,8 +101,8 @@ class GatewayRoute(APIRoute):
 class RouteTable:
     """Routes of one API under `prefixes`; the document contains the first prefix only.
 
-    `failure` is the error format: `Failure`, or `MessagesFailure` for Anthropic's API. `suffix` is appended to the
-    names of the operations.
+    `failure` is the error format: `Failure`, `MessagesFailure` for Anthropic's API, or `ModelsFailure` for both, as the
+    header `anthropic-version` selects. `suffix` is appended to the names of the operations.
     """
 
     def __init__(
