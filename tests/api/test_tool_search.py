@@ -10,12 +10,12 @@ from unisono.api.tool_search import (
     BY_WORDS,
     MAX_FOUND,
     MAX_QUERY_WORDS,
-    found_names,
     search_by_pattern,
     search_by_words,
     tool_search,
 )
 from unisono.core.conversation import FunctionTool, Json
+from unisono.core.tools import found_names
 
 
 def tool(name: str, description: str = "", **arguments: str) -> FunctionTool:

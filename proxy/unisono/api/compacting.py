@@ -79,8 +79,8 @@ def threshold_of(wanted: int | None, window: Window) -> int:
     return min(wanted or DEFAULT_THRESHOLD_TOKENS, largest)
 
 
-def first_request(request: GenerationRequest, plan: CompactionPlan | None) -> GenerationRequest:
-    """Return the request to count: that for the summary if the answer is a compaction."""
+def request_to_count(request: GenerationRequest, plan: CompactionPlan | None) -> GenerationRequest:
+    """Return the request whose prompt is counted: for a compaction, the one for the summary."""
     return request if plan is None or not plan.ends_answer else summary_request(request, plan.instructions)
 
 

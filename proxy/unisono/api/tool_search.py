@@ -128,13 +128,6 @@ def _bad(text: str) -> ToolOutcome:
     return ToolOutcome(text, is_error=True)
 
 
-def found_names(outcome: ToolOutcome) -> list[str]:
-    """Return the names of the tools that a search found."""
-    structured = outcome.structured
-    names = structured.get(FOUND) if isinstance(structured, dict) else None
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
 def found_on_servers(outcome: ToolOutcome) -> dict[str, tuple[str, str]]:
     """Return label and own name of each found tool of a server, by the model's name."""
     structured = outcome.structured

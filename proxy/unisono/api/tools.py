@@ -226,7 +226,7 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None, about
     spec = declared.spec
     if spec is not None:
         name = in_namespace(namespace, spec.name)
-        tool = _to_kept_tool(found, name, spec, declared)
+        tool = _to_enforceable_tool(found, name, spec, declared)
         tool = replace(
             tool,
             namespace=namespace or "",
@@ -250,12 +250,13 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None, about
             found.skipped.append((f"{declared.path}.tools", "the namespace contains no tools"))
 
 
-def _to_kept_tool(
+def _to_enforceable_tool(
     found: _Collected, name: str, spec: FunctionSpec | CustomSpec, declared: DeclaredTool
 ) -> FunctionTool:
     """Convert one tool.
 
-    Raises InvalidRequest for an unsupported strict schema, unless the tools are sent again.
+    Raises InvalidRequest for a schema that cannot be strict. If the tools are sent again, it is not enforced instead,
+    with a note.
     """
     at = f"{declared.at}.{declared.schema_field}"
     try:

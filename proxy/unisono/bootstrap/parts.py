@@ -1,4 +1,4 @@
-"""Components that a gateway with another configuration may reuse."""
+"""Components that survive a reload, unless their settings change."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks and wait until they have ended, whatever their result."""
+    """Cancel tasks and wait until they have ended; the event loop logs their errors."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()
@@ -17,7 +17,7 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, wait until they have ended, and drop their errors."""
+    """Cancel tasks whose errors do not matter any more, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -314,6 +314,13 @@ class ToolOutcome:
     outcome_unknown: bool = False
 
 
+def found_names(outcome: ToolOutcome) -> list[str]:
+    """Return the names of the tools that a search found; none for the outcome of another call."""
+    structured = outcome.structured
+    names = structured.get(FOUND) if isinstance(structured, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
 # Progress callback: amount done, total amount (None if unknown), description.
 Progress: TypeAlias = Callable[[float, float | None, str], None]
 

@@ -22,8 +22,12 @@ def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
     )
 
 
-async def first_read(messages: Sequence[Any]) -> int:
-    """Return the position of the message with the newest compaction block; 0 without one."""
+async def first_read_position(messages: Sequence[Any]) -> int:
+    """Return the position of the first message that the model reads.
+
+    It contains the newest compaction block; 0 without one.
+    """
+    # Runs before the validation. It is a coroutine because Responses has to decrypt its items.
     for position in reversed(range(len(messages))):
         content = messages[position].get("content") if isinstance(messages[position], dict) else None
         blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
-from unisono.api.compacting import first_request, start_answer
+from unisono.api.compacting import request_to_count, start_answer
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaSource, media_context
 from unisono.api.messages.answers import ANTHROPIC, Message, MessageEvent, MessageTokens
-from unisono.api.messages.compaction_blocks import first_read
+from unisono.api.messages.compaction_blocks import first_read_position
 from unisono.api.messages.context_editing import EditedRequest, edited
 from unisono.api.messages.history import SealedBlocks
 from unisono.api.messages.inbound import (
@@ -137,7 +137,7 @@ async def count_message_tokens(request: Request) -> Response:
 async def _counted(service: GenerationService, prepared: PreparedMessage) -> dict[str, Any]:
     edits = prepared.edits
     known = None if edits is None else edits.tokens
-    counted = first_request(prepared.generation.request, prepared.generation.compaction)
+    counted = request_to_count(prepared.generation.request, prepared.generation.compaction)
     tokens = await service.count(counted) if known is None else known
     if edits is None:
         return {"input_tokens": tokens}
@@ -152,7 +152,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     caller: Caller = request.state.caller
     # A count must cost nothing.
     can_ask = kind is MessagesRequest
-    source = MediaSource(body, caller, kind, request.state.request_id, size, can_ask, first_read)
+    source = MediaSource(body, caller, kind, request.state.request_id, size, can_ask, first_read_position)
     context = await media_context(deps.resolve, source, deps.describer)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)

@@ -19,12 +19,12 @@ from unisono.api.messages.deferred_tools import is_search, is_searched, server_s
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
 from unisono.api.messages.tool_input import exact
 from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
-from unisono.api.tool_search import found_names, found_text, with_search
+from unisono.api.tool_search import found_text, with_search
 from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
 from unisono.core.tool_arguments import ToolArguments
-from unisono.core.tools import SEARCH_LABEL, ToolFilter, ToolServer
+from unisono.core.tools import SEARCH_LABEL, ToolFilter, ToolServer, found_names
 from unisono.engine.request import Choice, ServerTools
 from unisono.engine.server_tools.policy import BAD_ARGUMENTS, NO_CALLS_LEFT
 from unisono.errors import UnsupportedValue

@@ -139,6 +139,7 @@ def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Seque
     For an approved call, only the result is returned: the approval request already added the call.
     """
     assert isinstance(item, InputMcpCall)
+    # A failed call may have output too. Equal texts are read once.
     texts = dict.fromkeys((text_of(item.output, param=f"{param}.output"), error_text(item.error)))
     output = join(texts, "\n", param=f"{param}.output")
     stored = conversion.known.stored_item(item.id) if item.id else None

@@ -98,7 +98,7 @@ async def validate_body(
     Without `answered`, the request only prepares a later one, and may lack what an answer needs. With `counted`, only
     its tokens are counted, and no image is described.
     """
-    begin = partial(_first_read, deps, caller.tenant, size)
+    begin = partial(_first_read_position, deps, caller.tenant, size)
     source = MediaSource(body, caller, ResponsesRequest, request_id, size, not counted, begin)
     context = await media_context(deps.resolve, source, deps.describer)
 
@@ -110,7 +110,7 @@ async def validate_body(
     return await off_loop(judge, size)
 
 
-async def _first_read(deps: ResponsesDeps, tenant: str, size: int, items: Sequence[Any]) -> int:
+async def _first_read_position(deps: ResponsesDeps, tenant: str, size: int, items: Sequence[Any]) -> int:
     """Return the position of the newest item that replaces those before it; 0 without one."""
     objects = [(position, item) for position, item in enumerate(items) if isinstance(item, dict)]
     # Without output of the model before it, an item does not replace the messages that the client sends again.

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from unisono.core.conversation import Conversation, Item, Json, ToolResult
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
 from unisono.core.tool_arguments import ToolArguments, read_arguments
-from unisono.core.tools import ServerToolCall, ToolOutcome
+from unisono.core.tools import SEARCH_LABEL, ServerToolCall, ToolOutcome, found_names
 from unisono.engine.server_tools.policy import (
     ASK,
     MAX_CALLS,
@@ -26,7 +26,7 @@ from unisono.engine.server_tools.policy import (
     CallBudget,
     RefusedCall,
 )
-from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls, found_tools, names_found, with_results
+from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls, found_tools, with_results
 
 # A note for the journal: a fact about a call as a JSON object.
 Note: TypeAlias = Mapping[str, Json]
@@ -201,8 +201,10 @@ class ToolRound:
         item = ToolResult(call.call_id, call.name, result.text)
         # An approved call is part of the conversation, so its result belongs there and not to the new items.
         if not call.approval:
-            found = found_tools(self._conversation, pending.item.server, outcome)
-            self.found += names_found(pending.item.server, outcome)
+            # The structured outcome of a server may look like that of a search.
+            names = found_names(outcome) if pending.item.server == SEARCH_LABEL else []
+            self.found += names
+            found = found_tools(self._conversation, names)
             return note, events, (item,) if found is None else (item, found)
         self._decided.append(item)
         return note, events, ()

@@ -21,7 +21,6 @@ from unisono.core.conversation import (
     ToolResult,
 )
 from unisono.core.tools import (
-    FOUND,
     FOUND_ON,
     SEARCH_LABEL,
     SEPARATOR,
@@ -31,6 +30,7 @@ from unisono.core.tools import (
     ToolNames,
     ToolOutcome,
     ToolServer,
+    found_names,
 )
 from unisono.engine.journal import NOTED, JournalEntry, parts_of
 from unisono.engine.request import ServerTools
@@ -125,13 +125,12 @@ class OfferedServerTools:
 
     def with_servers_of_found(self, outcome: ToolOutcome) -> ToolOutcome:
         """Return the outcome of a search with the servers of the found tools."""
-        structured = outcome.structured
-        names = structured.get(FOUND) if isinstance(structured, dict) else None
-        if not isinstance(structured, dict) or not isinstance(names, list):
-            return outcome
+        names, structured = found_names(outcome), outcome.structured
         found = ((tool.name, self._tools[tool.name]) for tool in self.deferred if tool.name in names)
         places: dict[str, Json] = {name: [tool.server, tool.name] for name, tool in found}
-        return replace(outcome, structured={**structured, FOUND_ON: places}) if places else outcome
+        if not places or not isinstance(structured, dict):
+            return outcome
+        return replace(outcome, structured={**structured, FOUND_ON: places})
 
     def _is_deferred(self, tool: HostedTool) -> bool:
         return tool.server in self._servers and self._servers[tool.server].deferred
@@ -339,15 +338,7 @@ def with_results(conversation: Conversation, results: Sequence[ToolResult]) -> C
     return replace(conversation, items=tuple(items))
 
 
-def found_tools(conversation: Conversation, server: str, outcome: ToolOutcome) -> AddedTools | None:
-    """Return the tools that a search found; None for any other call."""
-    names = names_found(server, outcome)
+def found_tools(conversation: Conversation, names: Collection[str]) -> AddedTools | None:
+    """Return the tools of these names that a search found; None if there are none."""
     found = tuple(tool for tool in conversation.deferred if tool.name in names)
     return AddedTools(found) if found else None
-
-
-def names_found(server: str, outcome: ToolOutcome) -> list[str]:
-    """Return the names of the tools that a search found; none for any other call."""
-    structured = outcome.structured
-    names = structured.get(FOUND) if server == SEARCH_LABEL and isinstance(structured, dict) else None
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

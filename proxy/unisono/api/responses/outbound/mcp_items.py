@@ -25,13 +25,13 @@ from unisono.api.responses.outbound.item_lifecycle import (
     WEB_SEARCH,
     ServerItemKind,
 )
-from unisono.api.tool_search import found_names, found_on_servers
+from unisono.api.tool_search import found_on_servers
 from unisono.api.tools import Toolbox
 from unisono.core.conversation import AddedTools, FunctionTool, Item, ToolResult
 from unisono.core.events import Closed, HostedCall, Listed, Listing, Ran
 from unisono.core.events import Item as Made
 from unisono.core.state_store import StoredItem
-from unisono.core.tools import HostedTool
+from unisono.core.tools import HostedTool, found_names
 from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import read_json
-from unisono.api.compacting import first_request
+from unisono.api.compacting import request_to_count
 from unisono.api.responses.answers import InputTokens
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.dialects import Dialect
@@ -41,7 +41,7 @@ async def counted(deps: ResponsesDeps, sender: Sender, body: dict[str, Any], siz
     prepared = await assembled(
         deps, sender, request, past, model, response_id=deps.new_id("resp_"), created_at=0, size=size
     )
-    return await deps.service.count(first_request(prepared.generation.request, prepared.generation.compaction))
+    return await deps.service.count(request_to_count(prepared.generation.request, prepared.generation.compaction))
 
 
 def add_counting_route(table: RouteTable, dialect: Dialect) -> None:
