@@ -25,6 +25,8 @@ SEARCH: Json = {"type": "tool_search_call", "call_id": "s1", "execution": "clien
 FOUND: Json = {"type": "tool_search_output", "call_id": "s1", "execution": "client", "tools": [LOOSE]}
 FORMAT: Json = {"type": "json_schema", "name": "place", "schema": OPEN, "strict": True}
 UPDATE: Json = {"type": "configuration_update", "text": {"format": FORMAT}}
+UNSUPPORTED: Json = {"type": "object", "properties": {"at": {"$ref": "https://example.org/place.json"}}}
+FAR_UPDATE: Json = {"type": "configuration_update", "text": {"format": {**FORMAT, "schema": UNSUPPORTED}}}
 REQUEST: Json = {
     "type": "mcp_approval_request",
     "id": "mcpr_1",
@@ -54,6 +56,11 @@ OLD: dict[str, tuple[list[Json], str, str]] = {
     ),
     "a found tool": ([SEARCH, FOUND], "type look = ", "input.2.tools.0.strict: no effect, because "),
     "a format": ([UPDATE], "## place", "input.1.text.format.strict: no effect, because 'input.1.text.format.schema."),
+    "an unsupported schema": (
+        [FAR_UPDATE],
+        "## place",
+        "input.1.text.format.schema: no effect, because 'input.1.text.format.schema.properties.at.$ref'",
+    ),
 }
 # Items that no output of the model follows, and the field that the error names.
 NEWEST: dict[str, tuple[list[Json], str]] = {
@@ -66,6 +73,7 @@ NEWEST: dict[str, tuple[list[Json], str]] = {
     ),
     "another decision": ([REQUEST, decided(True), decided(False)], "input.3.approval_request_id"),
     "a format": ([UPDATE, LATER[1]], "input.1.text.format.schema.additionalProperties"),
+    "an unsupported schema": ([FAR_UPDATE, LATER[1]], "input.1.text.format.schema.properties.at.$ref"),
 }
 
 
@@ -76,7 +84,8 @@ async def harness() -> AsyncIterator[Line]:
 
 
 async def send(harness: Line, items: list[Json], **fields: Any) -> Answer:
-    harness.say('<|channel|>final<|message|>{"at":"sky"}<|return|>' if UPDATE in items else ANSWER)
+    has_format = any(item.get("type") == "configuration_update" for item in items)
+    harness.say('<|channel|>final<|message|>{"at":"sky"}<|return|>' if has_format else ANSWER)
     return await harness.post(input=[FIRST, *items], **fields)
 
 

@@ -12,7 +12,7 @@ from tests.e2e.gateway import Gateway, config_of, gateway, message_of
 from tests.fakes import FakeMlxServer, FakeVllm, Patient, VllmScript
 from unisono.core.probe import MEANINGS, Check
 from unisono.harmony.encoding import load_encoding
-from unisono.routing import deployment, pool
+from unisono.routing import pool, probe_schedule
 from unisono_adapters import _probe
 
 ANSWER = VllmScript(tokens=load_encoding().encode_marked("<|channel|>final<|message|>Here I am.<|return|>"))
@@ -22,8 +22,8 @@ ANSWER = VllmScript(tokens=load_encoding().encode_marked("<|channel|>final<|mess
 def short_probe_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_probe, "FIRST_TOKEN_S", 0.3)
     monkeypatch.setattr(pool, "WATCH_EVERY_S", 0.02)
-    monkeypatch.setattr(deployment, "FAILURE_REMEMBERED_S", 0.05)
-    monkeypatch.setattr(deployment, "MAX_UNFIT_PROBE_PAUSE_S", 0.1)
+    monkeypatch.setattr(probe_schedule, "FAILURE_REMEMBERED_S", 0.05)
+    monkeypatch.setattr(probe_schedule, "MAX_UNFIT_PROBE_PAUSE_S", 0.1)
 
 
 @asynccontextmanager

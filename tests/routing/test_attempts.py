@@ -16,10 +16,11 @@ from unisono.core.route_protocol import RouteRequest, Slot
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ContextTooLong, UnisonoError
 from unisono.routing.attempt_timeouts import MAX_SAMPLE_AGE_S, MAX_SAMPLES, LearnedTimes
 from unisono.routing.circuit_breaker import BreakerConfig
-from unisono.routing.deployment import FAILING_EVERY_S, LiveDeployment
+from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import RoutingRules
 from unisono.routing.pool import RoutingPool
+from unisono.routing.probe_schedule import FAILING_EVERY_S
 from unisono.routing.route import GroupFailoverRoute
 
 TIMEOUTS = Timeouts()
@@ -289,7 +290,7 @@ async def test_a_probe_during_a_long_wait_diverts_new_requests() -> None:
     pool.start()
     await asyncio.sleep(0.05)
     for live in lives:
-        live._probed_at -= 5
+        live.probes.ended_at -= 5
     with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
         slow = next(live for live in lives if live is slot.deployment)
         script_of(slow).outcomes = [BackendTimeout("it hangs")]

@@ -177,7 +177,7 @@ async def test_a_crashed_deployment_is_detected_within_a_second() -> None:
     pool.start()
     await asyncio.sleep(0.02)
     script_of(a).outcomes = [BackendUnavailable("gone")]
-    a._probed_at -= 5
+    a.probes.ended_at -= 5
     began = time.monotonic()
     a.failed(BackendProtocolError("broke off"))
     async with asyncio.timeout(1):

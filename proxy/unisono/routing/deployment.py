@@ -37,21 +37,12 @@ from unisono.routing.circuit_breaker import (
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.findings import log_findings, unfit, with_context
 from unisono.routing.policy import BIAS, Candidate, Rank, Share
+from unisono.routing.probe_schedule import DOUBTED_EVERY_S, FAILING_EVERY_S, ProbeSchedule
 from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of
 
-FAILURE_REMEMBERED_S = 2.0
 LOG_DELAY_S = 0.05  # from a failure to its log line
 DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # failures of a possibly dead deployment
-DOUBTED_EVERY_S = 1.0  # between probes of a deployment that may have died or recently did
-# Seconds during which a dead deployment is expected back soon, restarted by a supervisor.
-BACK_SOON_S = 60.0
-FAILING_EVERY_S = 4.0  # between probes if it fails otherwise, hangs or is gone for good
-CHECK_EVERY_S = 30.0  # between probes of a healthy deployment that is not used
-# Upper bound of that interval, which doubles while idle to let a laptop's model sleep.
-MAX_IDLE_PROBE_INTERVAL_S = 600.0
-# Upper bound of the pause between probes of an unfit deployment: each makes it generate.
-MAX_UNFIT_PROBE_PAUSE_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +93,8 @@ class LiveDeployment:
         self.failure: UnisonoError | None = None  # of the last probe; None after a success
         self.last_request_at = 0.0  # time of the last request
         self.healthy_since = self.failing_since = clock()  # start of the state, apart from circuits
-        self._doubted = False  # a request failed as if it were dead; no probe since
         self._suspicion = Suspicion()
-        self._unreachable_since: float | None = None  # when a probe found it unreachable
-        self._probed_at = self._probing_from = self._used_at = 0.0
-        self._unfit = 0  # consecutive probes that found it unfit
-        self._idle = 0  # consecutive good probes without a use between them
+        self.probes = ProbeSchedule()
         self._probing: asyncio.Task[Probe] | None = None
 
     @property
@@ -197,7 +184,7 @@ class LiveDeployment:
         is_suspect = self._suspicion.failed(self.circuits, self.tolerance, now)
         if is_suspect and self.passes:
             self._judge(now, fails=not self._suspicion.has_served(self.circuits, self.tolerance))
-        self._doubted = self._doubted or kind in DOUBTFUL
+        self.probes.is_doubted = self.probes.is_doubted or kind in DOUBTFUL
         if (kind in DOUBTFUL or is_suspect) and self.on_doubt is not None:
             self.on_doubt()
 
@@ -214,13 +201,13 @@ class LiveDeployment:
     def succeeded(self, started_at: float = inf) -> None:
         """Record that a request begun at `started_at` was served, so the deployment is up."""
         now = self.clock()
-        self._used_at, self._idle = now, 0
+        self.probes.record_use(now)
         self._suspicion.served(started_at, now)
         if self.circuits:
             self._forgiven(now, after_success(self.circuits, started_at))
         if self.failure is not None and self.known is not None:
             log.info("backend ready", extra={"backend": self.name})
-            self.failure, self._unreachable_since, self.healthy_since = None, None, now
+            self.failure, self.probes.unreachable_since, self.healthy_since = None, None, now
             self._changed()
 
     def _forgiven(self, now: float, circuits: Circuits) -> None:
@@ -251,7 +238,7 @@ class LiveDeployment:
         Concurrent callers share one probe. Raises the `BackendError` family."""
         if self.known is not None:
             return self.known
-        if self._probing is None and self.failure is not None and self.clock() - self._probed_at < self._patience:
+        if self._probing is None and self.failure is not None and self.probes.has_recent_failure(self.clock()):
             raise self.failure.with_traceback(None)
         return (await self.check()).capabilities
 
@@ -262,8 +249,9 @@ class LiveDeployment:
         serve. An unfit deployment stays unused until a later probe passes. Raises the `BackendError` family,
         BackendUnfit for a fatal finding."""
         if self._probing is None:
-            self._doubted, self._probing_from = False, self.clock()
-            self.waits.postpone_probes(self._probing_from + FAILING_EVERY_S)
+            now = self.clock()
+            self.probes.record_start(now)
+            self.waits.postpone_probes(now + FAILING_EVERY_S)
             self._probing = asyncio.create_task(self._probe(), name=f"probe {self.name}")
             self._probing.add_done_callback(self._probed)
         # Shielded: a client that disconnects must not end the probe that others wait for.
@@ -274,32 +262,17 @@ class LiveDeployment:
 
     def stale(self, now: float) -> bool:
         """Return whether a probe is due."""
-        since = now - self._probed_at
-        if self._doubted or self.waits.next_probe_at <= now:
-            return since >= DOUBTED_EVERY_S
+        if self.probes.is_doubted or self.waits.next_probe_at <= now:
+            return now - self.probes.ended_at >= DOUBTED_EVERY_S
         if self._suspicion.since is not None:
-            return self._suspicion.is_due(now, self._probed_at)
-        phase = self.phase(now)
-        if phase is CircuitPhase.HALF_OPEN:
-            # Probe before the first client's request.
-            return True
-        if phase is CircuitPhase.OPEN and self._unreachable_since is None:
-            # It is up but fails, so a passed probe would prove nothing.
-            return False
-        if self.failure is not None or self._unreachable_since is not None:
-            soon = DOUBTED_EVERY_S if self.urgent(now) else FAILING_EVERY_S
-            return since >= (self._patience if self._unfit else soon)
-        pause = min(CHECK_EVERY_S * 2.0**self._idle, MAX_IDLE_PROBE_INTERVAL_S)
-        return self.known is None or now - max(self._probed_at, self._used_at) >= pause
+            return self._suspicion.is_due(now, self.probes.ended_at)
+        return self.probes.is_due(
+            now, self.phase(now), is_failing=self.failure is not None, is_known=self.known is not None
+        )
 
     def urgent(self, now: float) -> bool:
         """Return whether to probe as often as possible: the deployment may have died or be back."""
-        is_doubted = self._doubted or self._suspicion.since is not None
-        return is_doubted or (self._unreachable_since is not None and now - self._unreachable_since < BACK_SOON_S)
-
-    @property
-    def _patience(self) -> float:  # seconds for which a failed probe stays valid
-        return min(FAILURE_REMEMBERED_S * 2.0 ** max(self._unfit - 1, 0), MAX_UNFIT_PROBE_PAUSE_S)
+        return self.probes.is_doubted or self._suspicion.since is not None or self.probes.is_expected_back(now)
 
     async def _probe(self) -> Probe:
         try:
@@ -314,18 +287,16 @@ class LiveDeployment:
         self._probing = None
         if task.cancelled():
             return
-        self._probed_at = self.clock()
+        now = self.probes.ended_at = self.clock()
         error = task.exception()
         about = {"backend": self.name}
         if error is None:
             self._examined(task.result())
         elif isinstance(error, UnisonoError):
-            self._unfit = self._idle = 0
             if self.failure is None or self.failure.code != error.code:
                 log.warning("backend not ready", extra=about | {"code": error.code, "reason": error.message})
-                self.failing_since = self._probed_at
-            if kind_of(error) is BreakerFailure.UNREACHABLE and self._unreachable_since is None:
-                self._unreachable_since = self._probed_at
+                self.failing_since = now
+            self.probes.record_error(is_unreachable=kind_of(error) is BreakerFailure.UNREACHABLE)
             self.failure = error
             self._tried(error)
         else:
@@ -340,14 +311,15 @@ class LiveDeployment:
             if any(finding.check not in PASSING for finding in probe.fatal):
                 self.known = None
             if not isinstance(self.failure, BackendUnfit):
-                self.failing_since = self._probed_at
-            self.failure, self._unfit, self._idle = unfit(self.name, probe.fatal), min(self._unfit + 1, 10), 0
+                self.failing_since = self.probes.ended_at
+            self.failure = unfit(self.name, probe.fatal)
+            self.probes.record_unfit()
             self._tried(BackendTimeout(self.failure.message))
         else:
-            self._unfit, self._idle = 0, min(self._idle + 1, 10) if self.known is not None else 0
+            self.probes.record_pass(was_known=self.known is not None)
             if self.known is None or self.failure is not None:
                 log.info("backend ready", extra={"backend": self.name})
-                self.healthy_since = self._probed_at
+                self.healthy_since = self.probes.ended_at
             self.known, self.failure = probe.capabilities, None
             self._answered()
         can = probe.capabilities
@@ -358,12 +330,12 @@ class LiveDeployment:
     def _answered(self) -> None:
         """Handle a passed probe: it counts after a cooldown, or if the deployment was gone."""
         now = self.clock()
-        if self._suspicion.since is not None and self._probing_from >= self._suspicion.since:
+        if self._suspicion.since is not None and self.probes.started_at >= self._suspicion.since:
             self._judge(now, fails=False)
-        if self._unreachable_since is not None or self.phase(now) is CircuitPhase.HALF_OPEN:
+        if self.probes.unreachable_since is not None or self.phase(now) is CircuitPhase.HALF_OPEN:
             self._forgiven(now, after_success(self.circuits, probed=True))
         if self.phase(now) is CircuitPhase.CLOSED:
-            self._unreachable_since = None
+            self.probes.unreachable_since = None
 
     def _tried(self, error: UnisonoError) -> None:
         """Handle a failed probe: a half-open circuit opens again, and a suspect is confirmed."""

@@ -5,8 +5,7 @@ Unreadable reasoning is left out and never refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
@@ -14,13 +13,6 @@ from unisono.api.field_types import shortened
 from unisono.api.history_builder import UNKNOWN_TOOL, join, split_markers, text_of
 from unisono.api.responses.client_calls import FORMS, arguments_of
 from unisono.api.responses.client_tools import error_text, is_same_call, is_same_mcp_call, output_texts
-from unisono.api.responses.declared_tools import (
-    Searcher,
-    declared,
-    notes_on_searches,
-    searcher_of,
-    tools_on_server,
-)
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
     InputAddedTools,
@@ -47,16 +39,15 @@ from unisono.api.responses.input_items import (
     InputTrigger,
 )
 from unisono.api.responses.items import SPOKEN, served_call
-from unisono.api.responses.known_state import refusal_of
+from unisono.api.responses.known_state import enforceable
+from unisono.api.responses.tool_items import read_added_tools, read_search_call, read_search_output
 from unisono.api.summary import replaces_history
-from unisono.api.tool_search import found_text
-from unisono.api.tools import MAX_NAME, TOOL_SEARCH, checked_name, in_namespace, to_toolbox
+from unisono.api.tools import MAX_NAME, checked_name, in_namespace
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
     AssistantReasoning,
     DeveloperMessage,
-    FunctionTool,
     Item,
     Phase,
     ToolResult,
@@ -266,77 +257,13 @@ def _client_tool_output(conversion: InputConversion, item: InputItem, param: str
     return (ToolResult(call_id, conversion.history.name_of(call_id, at, default=kind), text),)
 
 
-def _added_tools(
-    conversion: InputConversion, item: InputItem, param: str, servers: Collection[int] = ()
-) -> tuple[AddedTools, ...]:
-    """Convert declared tools, except the tools of `servers`, which are positions in the item."""
-    assert isinstance(item, InputAddedTools)
-    # What a search found is not deferred any more.
-    searcher = None if isinstance(item, InputSearchOutput) else searcher_of(item.tools) or conversion.searcher
-    at = f"{param}.tools"
-    without = {f"{at}.{place}" for place in servers}
-    tools_of_item = declared(item.tools, at, defers=searcher is Searcher.CLIENT)
-    toolbox = to_toolbox((tool for tool in tools_of_item if tool.path not in without), others=True, are_sent_again=True)
-    conversion.notes.extend(toolbox.notes)
-    tools = toolbox.tools
-    if searcher is not Searcher.GATEWAY:
-        tools = tuple(replace(tool, deferred=False) for tool in tools)
-    # A request may have the deferred tools elsewhere. It reports its searches itself.
-    if conversion.searcher is not Searcher.GATEWAY and not any(tool.deferred for tool in tools):
-        conversion.notes.extend(
-            notes_on_searches((f"{param}.tools.{place}", tool) for place, tool in enumerate(item.tools))
-        )
-    return (AddedTools(tools),) if tools else ()
-
-
-def _search_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputSearchCall)
-    stored = conversion.known.stored_item(item.id) if item.id else None
-    if stored is not None and stored.meaning and stored.wire.get("arguments") == item.arguments:
-        conversion.search = next((each.call_id for each in stored.meaning if isinstance(each, AssistantCall)), "")
-        return stored.meaning
-    # Without any id, the result is the next item.
-    conversion.search = item.call_id or (served_call(item.id, item.type) if item.id else conversion.unnamed(param))
-    arguments = item.arguments if isinstance(item.arguments, str) else orjson.dumps(item.arguments or {}).decode()
-    return (AssistantCall(conversion.search, TOOL_SEARCH, arguments),)
-
-
-def _search_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputSearchOutput)
-    # Only a search of the gateway finds tools of servers.
-    found = {} if item.call_id else {place: tools_on_server(tool) for place, tool in enumerate(item.tools)}
-    added = _added_tools(conversion, item, param, [place for place, tools in found.items() if tools])
-    on_servers = tuple(
-        FunctionTool(conversion.hosted_name(label, name), server=label)
-        for tools in found.values()
-        for label, name in tools
-    )
-    if on_servers:
-        added = (AddedTools(tuple(tool for each in added for tool in each.tools) + on_servers),)
-    # A search of a server has no `call_id`; its result follows it.
-    call_id, conversion.search = item.call_id or conversion.search, ""
-    if not call_id or not conversion.history.has_call(call_id):
-        return added
-    stored = conversion.known.stored_item(item.id) if item.id else None
-    names = [tool.name for each in added for tool in each.tools]
-    # The model may have read an error, or the names in another order, which are not part of the item.
-    if stored is not None and _is_same_result(stored.meaning, call_id, names):
-        return stored.meaning
-    return (ToolResult(call_id, TOOL_SEARCH, found_text(names)), *added)
-
-
-def _is_same_result(meaning: Sequence[Item], call_id: str, names: Sequence[str]) -> bool:
-    """Return whether a stored result belongs to the call, and found the same tools."""
-    answered = [item.call_id for item in meaning if isinstance(item, ToolResult)]
-    found = [tool.name for item in meaning if isinstance(item, AddedTools) for tool in item.tools]
-    return answered == [call_id] and sorted(found) == sorted(names)
-
-
 def _configuration(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputConfiguration)
-    refusal = refusal_of(item.text.format, f"{param}.text.format") if item.text is not None else None
-    if refusal is not None:
-        conversion.leave_out(f"{param}.text.format.strict", refusal, refusal.message.removesuffix("."))
+    if item.text is not None:
+        at = f"{param}.text.format"
+        _, without, refusal = enforceable(item.text.format, at)
+        if refusal is not None:
+            conversion.leave_out(f"{at}.{without}", refusal, refusal.message.removesuffix("."))
     conversion.configuration = conversion.configuration.updated(item.reasoning, item.text)
     return ()
 
@@ -365,9 +292,9 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputSilent: _without_meaning,
     InputTrigger: lambda *_: (),
     InputConfiguration: _configuration,
-    InputAddedTools: _added_tools,
-    InputSearchCall: _search_call,
-    InputSearchOutput: _search_output,
+    InputAddedTools: read_added_tools,
+    InputSearchCall: read_search_call,
+    InputSearchOutput: read_search_output,
     InputClientToolCall: _client_tool_call,
     InputClientToolOutput: _client_tool_output,
 }

@@ -5,7 +5,7 @@ An item of the input can change the effort and the format for the responses afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -30,20 +30,31 @@ class ConfiguredText(OpenModel):
     format: TextFormat
 
 
-def refusal_of(format: TextFormat, at: str) -> InvalidRequest | None:
-    """Return why a strict format cannot be enforced; None if it can be, or is not strict."""
-    try:
-        if format.strict:
-            format.to_answer_form(at)
-    except InvalidRequest as error:
-        return error
-    return None
+# What is left out of a format that cannot be enforced, in this order, and the field that has no effect then.
+_REDUCTIONS: Mapping[str, Mapping[str, None]] = {
+    "": {},
+    "strict": {"strict": None},
+    "schema": {"strict": None, "schema_": None},
+}
 
 
-def _enforceable(format: TextFormat) -> TextFormat:
-    """Return the format, without `strict` if it cannot be enforced."""
+def enforceable(format: TextFormat, at: str) -> tuple[TextFormat, str, InvalidRequest | None]:
+    """Reduce a format to what can be enforced; `at` is its path.
+
+    Returns the format, the field that has no effect, and the error about it. If all of the format can be enforced, the
+    field is empty and the error None.
+    """
     # Items return with every later request, and stored ones stay. A refusal would end the conversation for good.
-    return format if refusal_of(format, "format") is None else format.model_copy(update={"strict": None})
+    refusal: InvalidRequest | None = None
+    for without, update in _REDUCTIONS.items():
+        reduced = format.model_copy(update=update)
+        try:
+            reduced.to_answer_form(at)
+        except InvalidRequest as error:
+            refusal = error
+        else:
+            return reduced, without, refusal
+    raise AssertionError("a format without a schema can always be enforced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +67,7 @@ class Configuration:
     def updated(self, reasoning: ConfiguredReasoning | None, text: ConfiguredText | None) -> Configuration:
         """Return the settings after an update; settings that it does not contain stay the same."""
         effort = reasoning.effort if reasoning is not None else None
-        form = _enforceable(text.format) if text is not None else self.form
+        form = enforceable(text.format, "format")[0] if text is not None else self.form
         return replace(self, effort=effort or self.effort, form=form)
 
 
