@@ -1,6 +1,7 @@
 """Schedule of the probes of one deployment.
 
-It knows when the next probe is due, and how long a failed one stays valid. Pure: times are arguments, in seconds of one monotonic clock.
+It knows when the next probe is due, and how long a failed one stays valid. Pure: times are arguments, in seconds of one
+monotonic clock.
 """
 
 from __future__ import annotations
