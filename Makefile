@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # More workers than cores, because many tests only wait for servers.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve the gpt-oss backends on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -40,6 +40,7 @@ help:
 	@echo "make test-leaks     twenty thousand streams, a quarter of them aborted; three minutes"
 	@echo "make test-slow      all slow tests, which make test omits"
 	@echo "make test-deep      property tests with many random examples"
+	@echo "make test-parser    tokens and recoveries, read by openai-harmony's parser instead of the gateway's table; ten minutes"
 	@echo "make test-restarts  restarts of replicas under load; a minute"
 	@echo "make test-failover  62 failovers of Redis under Sentinel and in a cluster, under load; 40 minutes"
 	@echo "make test-deploy    compose files and Helm chart against their schemas, and the build steps of the image"
@@ -130,6 +131,11 @@ test-slow: $(SYNCED) .state-server
 # Property tests with many more examples than in make test, different ones in every run.
 test-deep: $(SYNCED) .state-server
 	TEST_DEPTH=5 $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
+
+# Both parsers give the same events for any output, so all tests of tokens pass with either.
+test-parser: $(SYNCED)
+	TEST_PARSER=library $(BIN)/pytest tests/harmony tests/engine tests/simulation -n $(WORKERS) --dist loadfile $(ARGS)
+	TEST_PARSER=library $(BIN)/pytest tests/e2e/test_recoveries.py tests/e2e/test_unfinished_turns.py -n $(WORKERS) $(ARGS)
 
 # Two replicas are restarted one after the other under 200 streams.
 test-restarts: $(SYNCED) .state-server

@@ -20,6 +20,7 @@ from bench import prose, wires
 from bench.prose import Corpus
 from unisono.core.conversation import AssistantMessage, Conversation, Item, Preamble, UserMessage
 from unisono.harmony.encoding import load_encoding
+from unisono.harmony.library_parser import load_library
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import plan_tools
 
@@ -71,7 +72,7 @@ def _next(corpus: Corpus, words: int, seed: int) -> Callable[[], object]:
 
 
 def _library(corpus: Corpus, words: int, seed: int) -> Callable[[], object]:
-    harmony = load_encoding().harmony
+    harmony = load_library()
     messages = [
         Message.from_role_and_content(Role.ASSISTANT, item.text).with_channel("final")
         if isinstance(item, AssistantMessage)

@@ -7,6 +7,7 @@ of the user who runs the tests.
 from __future__ import annotations
 
 import gc
+import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,6 +27,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("project")
+
+# `make test-parser` runs the tests with the parser of openai-harmony.
+if os.environ.get("TEST_PARSER") == "library":
+    Encoding.uses_library_parser = True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -144,7 +144,8 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
-    engine = PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)
+    harmony = build_engine(pool, hosting.host, parts, salts, library_parser=config.unisono.library_parser)
+    engine = PassthroughService(harmony, pool)
     metering = Metering(engine, ledger, build_prices(config, catalogue), lenient=lenient)
     observing = parts.observing
     recorder = observing.recorder(config.unisono.traces, store)
@@ -320,9 +321,11 @@ def build_engine(
     tools: ToolHost | None = None,
     parts: Parts | None = None,
     salt_of: Callable[[str], str] | None = None,
+    *,
+    library_parser: bool = False,
 ) -> Engine:
     """Build the engine; reads the vocabulary in the package."""
-    encoding = load_encoding()
+    encoding = load_encoding().with_library_parser() if library_parser else load_encoding()
     return Engine(
         EngineDeps(
             encoding=encoding,

@@ -9,6 +9,7 @@ from bench import prose
 from bench.prose import Corpus
 from unisono.core.generation import FIRST_SPECIAL, RETURN
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.library_parser import load_library
 
 LENGTHS = [1, 5, 11, 12, 13, 64, 255, 256, 700, 4096]
 
@@ -29,9 +30,7 @@ def test_a_complete_answer_parses_into_reasoning_and_content(
     corpus: Corpus, bench_encoding: Encoding, length: int
 ) -> None:
     answer = corpus.answer(length)
-    messages = bench_encoding.harmony.parse_messages_from_completion_tokens(
-        list(answer.tokens), openai_harmony.Role.ASSISTANT
-    )
+    messages = load_library().parse_messages_from_completion_tokens(list(answer.tokens), openai_harmony.Role.ASSISTANT)
     texts = [(message.channel, message.content[0].to_dict()["text"]) for message in messages]
     assert texts == [("analysis", answer.reasoning), ("final", answer.content)]
     assert (answer.tokens[-1], answer.finish) == (RETURN, "stop")

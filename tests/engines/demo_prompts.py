@@ -12,6 +12,7 @@ import openai_harmony as harmony
 from tests.example_tool import EXAMPLE_TOOL
 from unisono.core.generation import CompletionJob, Prompt, Sampling, Timeouts
 from unisono.harmony.encoding import load_encoding
+from unisono.harmony.library_parser import load_library
 
 ENCODING = load_encoding()
 
@@ -91,7 +92,7 @@ def prompt_for(user: str, *, tools: bool = False, instructions: str = "") -> lis
         messages.append(harmony.Message.from_role_and_content(harmony.Role.DEVELOPER, developer))
     messages.append(harmony.Message.from_role_and_content(harmony.Role.USER, user))
     conversation = harmony.Conversation.from_messages(messages)
-    return list(ENCODING.harmony.render_conversation_for_completion(conversation, harmony.Role.ASSISTANT))
+    return list(load_library().render_conversation_for_completion(conversation, harmony.Role.ASSISTANT))
 
 
 def greedy(

@@ -36,6 +36,7 @@ from unisono.core.generation import Chunk, FinishReason
 from unisono.core.generation import OutputForm as WireForm
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.library_parser import load_library
 from unisono.harmony.render import Renderer
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet, plan_tools
@@ -48,7 +49,7 @@ CLOCK = FunctionTool("clock", "The time.")
 # -- rendering
 
 
-def by_library(encoding: Encoding, names: tuple[str, ...], items: list[Message]) -> list[int]:
+def by_library(names: tuple[str, ...], items: list[Message]) -> list[int]:
     """Return the prompt as openai-harmony renders it."""
     system = SystemContent(reasoning_effort=ReasoningEffort.MEDIUM)
     trained = {"browser": ToolNamespaceConfig.browser, "python": ToolNamespaceConfig.python}
@@ -57,7 +58,7 @@ def by_library(encoding: Encoding, names: tuple[str, ...], items: list[Message])
     messages = [Message.from_role_and_content(Role.SYSTEM, system), *items]
     config = RenderConversationConfig(auto_drop_analysis=False)
     conversation = LibraryConversation.from_messages(messages)
-    ids: list[int] = encoding.harmony.render_conversation_for_completion(conversation, Role.ASSISTANT, config=config)
+    ids: list[int] = load_library().render_conversation_for_completion(conversation, Role.ASSISTANT, config=config)
     return ids
 
 
@@ -106,7 +107,7 @@ def test_a_prompt_with_builtin_tools_equals_the_reference_renderer(encoding: Enc
     conversation = Conversation(Preamble(builtins=tuple(map(Builtin, names))), items)
     tools = plan_tools(()).with_builtins(names)
     renderer = Renderer(encoding)
-    assert renderer.prompt(conversation, tools) == by_library(encoding, names, messages)
+    assert renderer.prompt(conversation, tools) == by_library(names, messages)
     as_text = encoding.encode_as_server(renderer.text_prompt(conversation, tools))
     assert Encoding.special_ids(as_text) == Encoding.special_ids(renderer.prompt(conversation, tools))
 

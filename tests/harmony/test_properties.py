@@ -22,6 +22,7 @@ from unisono.core.recovery_rules import RULES
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
 from unisono.harmony.grammar import STEPS, State, TokenMark
+from unisono.harmony.library_parser import load_library
 
 ENCODING = load_encoding()
 WORDS = (
@@ -145,7 +146,7 @@ def test_well_formed_output_is_read_as_by_openai_harmony(
         start = "<|start|>assistant" if n else ""
         tokens += ENCODING.encode_marked(f"{start}{header}<|message|>")
         tokens += [*ENCODING.encode_text(text), *ENCODING.encode_marked(stop)]
-    theirs = ENCODING.harmony.parse_messages_from_completion_tokens(tokens, openai_harmony.Role.ASSISTANT)
+    theirs = load_library().parse_messages_from_completion_tokens(tokens, openai_harmony.Role.ASSISTANT)
     events = run([tokens], FinishReason.STOP)
     assert rules_of(events) == ()
     assert [event.text for event in events if isinstance(event, Closed)] == [m.content[0].text for m in theirs]
@@ -320,4 +321,4 @@ def test_arguments_in_text_output_are_preserved_exactly(value: str, cuts: list[i
 def test_the_marker_ids_match_the_encoding(encoding: Encoding) -> None:
     assert encoding.special_names >= set(MARKERS)
     for name, token in MARKERS.items():
-        assert encoding.harmony.encode(name, allowed_special="all") == [token]
+        assert load_library().encode(name, allowed_special="all") == [token]

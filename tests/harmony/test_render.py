@@ -17,11 +17,11 @@ from openai_harmony import (
     RenderConversationConfig,
     Role,
     SystemContent,
-    ToolDescription,
 )
 from openai_harmony import Conversation as LibraryConversation
 
 from tests.depth import examples
+from tests.harmony.library_schema import described
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
@@ -40,6 +40,7 @@ from unisono.core.conversation import (
 from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.library_parser import load_library
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet, plan_tools
 
@@ -120,7 +121,7 @@ def library_messages(items: tuple[Item, ...], tools: ToolSet) -> list[Message]:
     return messages
 
 
-def by_library(encoding: Encoding, conversation: Conversation, tools: ToolSet) -> list[int]:
+def by_library(conversation: Conversation, tools: ToolSet) -> list[int]:
     """Return the prompt as openai-harmony renders it.
 
     Reasoning is dropped here, independently of the product.
@@ -136,9 +137,7 @@ def by_library(encoding: Encoding, conversation: Conversation, tools: ToolSet) -
     if preamble.instructions or tools.declared:
         developer = DeveloperContent(instructions=preamble.instructions or None)
         if tools.declared:
-            developer.with_function_tools(
-                [ToolDescription.new(d.name, "\n".join(d.lines), d.parameters) for d in tools.declarations]
-            )
+            developer.with_function_tools(described(tools))
         messages.append(Message.from_role_and_content(Role.DEVELOPER, developer))
     finals = [n for n, i in enumerate(conversation.items) if isinstance(i, AssistantMessage) and i.phase == "final"]
     kept = tuple(
@@ -147,7 +146,7 @@ def by_library(encoding: Encoding, conversation: Conversation, tools: ToolSet) -
         if not (isinstance(item, AssistantReasoning) and finals and number < finals[-1])
     )
     messages += library_messages(kept, tools)
-    ids: list[int] = encoding.harmony.render_conversation_for_completion(
+    ids: list[int] = load_library().render_conversation_for_completion(
         LibraryConversation.from_messages(messages), Role.ASSISTANT, RenderConversationConfig(auto_drop_analysis=False)
     )
     return ids
@@ -161,7 +160,7 @@ def renderer(encoding: Encoding) -> Renderer:
 @pytest.mark.parametrize("case", CONVERSATIONS)
 def test_token_ids_equal_those_of_the_library(encoding: Encoding, renderer: Renderer, case: str) -> None:
     conversation, tools = CONVERSATIONS[case]
-    expected = by_library(encoding, conversation, tools)
+    expected = by_library(conversation, tools)
     assert renderer.prompt(conversation, tools) == expected
     assert renderer.prompt(conversation, tools) == expected
     assert Renderer(encoding, cache_tokens=0).prompt(conversation, tools) == expected
@@ -194,7 +193,7 @@ GENERATED = st.builds(
 def test_any_conversation_has_the_token_ids_of_the_library(
     encoding: Encoding, renderer: Renderer, conversation: Conversation, tools: ToolSet
 ) -> None:
-    assert renderer.prompt(conversation, tools) == by_library(encoding, conversation, tools)
+    assert renderer.prompt(conversation, tools) == by_library(conversation, tools)
 
 
 def test_system_and_developer_messages_declare_tools(encoding: Encoding, renderer: Renderer) -> None:

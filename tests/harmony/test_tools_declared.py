@@ -87,7 +87,7 @@ def test_the_digest_identifies_the_tool_list() -> None:
 
 def test_an_identical_repeated_tool_counts_once(encoding: Encoding) -> None:
     tools = plan_tools([FunctionTool("f", "d"), FunctionTool("g"), FunctionTool("f", "d")])
-    assert tools_section(encoding.harmony, tools.declarations).count("type f = ") == 1
+    assert tools_section(tools.declarations).count("type f = ") == 1
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -217,9 +217,7 @@ DEEPEST = {"objects": (deep(48), "a?: {", 47), "alternatives": (alternating(23),
 @pytest.mark.parametrize("case", DEEPEST)
 def test_a_schema_at_the_depth_limit_is_declared(encoding: Encoding, case: str) -> None:
     schema, level, count = DEEPEST[case]
-    assert (
-        tools_section(encoding.harmony, plan_tools([FunctionTool("f", "", schema)]).declarations).count(level) == count
-    )
+    assert tools_section(plan_tools([FunctionTool("f", "", schema)]).declarations).count(level) == count
 
 
 @pytest.mark.parametrize("tools", [1, 4])

@@ -229,6 +229,9 @@ class GatewaySettings(Section):
     raw_completions: bool = False
     """True enables `/v1/completions`, which sends prompts to a backend without rendering.
     Virtual keys need the permission `--raw`."""
+    library_parser: bool = False
+    """True reads generated messages with openai-harmony's own parser instead of a table.
+    The answers are the same. Each token costs more, and each process needs 50 MB more memory."""
     share_prompt_caches: bool = False
     """True lets tenants share the prompt caches of backends.
     Prompts that begin alike are read faster, but the time to the first token then reveals that another tenant sent

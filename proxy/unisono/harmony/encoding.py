@@ -1,20 +1,18 @@
 """The o200k_harmony encoding, loaded once from the bundled vocabulary file.
 
-Two libraries use the same vocabulary: openai-harmony renders and parses structure, tiktoken encodes outside
-text. openai-harmony's encoder takes quadratic time on one unbroken run of characters and holds the GIL.
-tiktoken returns the same ids in linear time and releases it.
+tiktoken encodes all text. openai-harmony has an encoder for the same ids, but it takes quadratic time on one unbroken
+run of characters, holds the GIL, and needs 50 MB. It is the reference for tests, and a setting selects its parser.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cache, cached_property
 from pathlib import Path
 
-import openai_harmony
 import tiktoken
 
 from unisono.core.generation import (
@@ -32,6 +30,7 @@ from unisono.core.generation import (
 
 # Maximum number of characters encoded at once: far below the tokenizer's limit.
 PIECE = 32_768
+VOCABULARY_FOLDER = Path(__file__).parent / "vocab"
 VOCABULARY_FILE = "o200k_base.tiktoken"
 VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
@@ -72,12 +71,21 @@ class VocabularyError(Exception):
 
 
 class Encoding:
-    """Conversion between text and ids. Immutable and safe to share between threads."""
+    """Conversion between text and ids. Safe to share between threads."""
 
-    def __init__(self, harmony: openai_harmony.HarmonyEncoding, bpe: tiktoken.Encoding) -> None:
-        self.harmony = harmony
+    uses_library_parser = False  # bodies of messages are read by openai-harmony
+
+    def __init__(self, bpe: tiktoken.Encoding) -> None:
         self._bpe = bpe
         self._structural = frozenset(STRUCTURAL)
+        # Text of each token that was read so far, by id. Most of the vocabulary is never read.
+        self.texts: list[str | None] = [None] * VOCABULARY
+
+    def with_library_parser(self) -> Encoding:
+        """Return the same encoding, for messages that openai-harmony's parser reads."""
+        other = copy(self)
+        other.uses_library_parser = True
+        return other
 
     def encode_text(self, text: str) -> list[int]:
         """Encode outside text as ordinary tokens: a marker spelled in `text` stays text.
@@ -128,7 +136,7 @@ def load_encoding(folder: Path | None = None) -> Encoding:
 
     Never downloads. Raises VocabularyError if the file is missing or has another checksum.
     """
-    path = (folder or Path(__file__).parent / "vocab") / VOCABULARY_FILE
+    path = (folder or VOCABULARY_FOLDER) / VOCABULARY_FILE
     if not path.is_file():
         raise VocabularyError(f"{path} is missing; it comes with the package, so reinstall unisono")
     content = path.read_bytes()
@@ -143,14 +151,4 @@ def load_encoding(folder: Path | None = None) -> Encoding:
     bpe = tiktoken.Encoding(name="o200k_harmony", pat_str=PIECES, mergeable_ranks=ranks, special_tokens=special)
     # The encoder has copied the table; free its 20 MB.
     ranks.clear()
-    # openai-harmony reads its vocabulary folder from the environment, only while it loads.
-    before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
-    os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(path.parent)
-    try:
-        harmony = openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
-    finally:
-        if before is None:
-            del os.environ["TIKTOKEN_ENCODINGS_BASE"]
-        else:
-            os.environ["TIKTOKEN_ENCODINGS_BASE"] = before
-    return Encoding(harmony, bpe)
+    return Encoding(bpe)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import openai_harmony
 
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Item, Opened, Reasoning, Text, ToolCall
-from unisono.core.generation import END
 from unisono.harmony.blanks import BlankFilter
+from unisono.harmony.body_text import BodyText, TableBodyText
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Gate, Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
@@ -18,35 +15,15 @@ from unisono.harmony.message_parts import OpenPart
 from unisono.harmony.recipients import RecipientKind
 from unisono.harmony.tools import ToolSet
 
-# Replacement for every header in the library's parser. The parser reads a body the same after any header, and a
-# header token costs as much as a dozen body tokens.
-ANY_HEADER: Final = "<|start|>assistant<|message|>"
 
+def body_text(encoding: Encoding) -> BodyText:
+    """Return a reader of the bodies of messages."""
+    if encoding.uses_library_parser:
+        # Imported only here, because the library needs 50 MB.
+        from unisono.harmony.library_parser import LibraryBodyText
 
-class BodyParser:
-    """The library's incremental parser, for bodies only.
-
-    Between `start` and `end` it returns the text of each token. Bytes of an incomplete character are withheld.
-    """
-
-    def __init__(self, encoding: Encoding) -> None:
-        # The inner parser lacks the properties that copy all of their values.
-        self._parser: Any = openai_harmony.StreamableParser(encoding.harmony, None)._inner
-        self._any_header = encoding.encode_marked(ANY_HEADER)
-
-    def start(self, body: Sequence[int] = ()) -> None:
-        """Begin a message that continues after `body`."""
-        for token in (*self._any_header, *body):
-            self._parser.process(token)
-
-    def text_of(self, token: int) -> str | None:
-        """Return the text that one more token completes."""
-        self._parser.process(token)
-        text: str | None = self._parser.last_content_delta
-        return text
-
-    def end(self) -> None:
-        self._parser.process(END)
+        return LibraryBodyText(encoding)
+    return TableBodyText(encoding)
 
 
 class ItemFactory:
@@ -79,7 +56,7 @@ class ItemFactory:
         self._hold_calls = hold_calls
         self.calls_allowed = calls_allowed
         self._parallel_calls = parallel_calls
-        self._parser = BodyParser(encoding)
+        self._parser = body_text(encoding)
         self._items = 0  # closed items, and so the next item's index
         self._calls = 0  # closed calls
 
@@ -132,7 +109,7 @@ class ItemReader:
         item: Item,
         opened: OpenPart,
         header_tokens: tuple[int, ...],
-        parser: BodyParser,
+        parser: BodyText,
         *,
         is_visible: bool,
         blanks: BlankFilter | None,

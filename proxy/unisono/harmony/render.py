@@ -298,7 +298,7 @@ class Renderer:
         key = _section_key(tools, declarations)
         section = self._sections.get(key)
         if section is None:
-            section = tools_section(self.encoding.harmony, declarations)
+            section = tools_section(declarations)
             self._sections.put(key, section, len(section))
         return section
 
@@ -307,7 +307,7 @@ class Renderer:
         key = (*fields, with_tools)
         text = self._systems.get(key)
         if text is None:
-            text = system_text(self.encoding.harmony, preamble, with_tools=with_tools)
+            text = system_text(preamble, with_tools=with_tools)
             self._systems.put(key, text, 2 * len(text))
         return text
 

@@ -1,8 +1,8 @@
 """Events from tokens: the model's output as reasoning, text and tool calls.
 
-The pipeline is synchronous and does no I/O. Repair makes any tokens legal, openai-harmony's parser turns legal
-tokens into text, and the router assigns the text to items. Each body token gives at most one delta, so the way
-the stream is split changes nothing.
+The pipeline is synchronous and does no I/O. Repair makes any tokens legal, a table turns the tokens of bodies into
+text, and the router assigns the text to items. Each body token gives at most one delta, so the way the stream is split
+changes nothing.
 """
 
 from __future__ import annotations

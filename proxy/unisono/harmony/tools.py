@@ -20,7 +20,7 @@ from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.limits import MAX_TOOLS, SchemaBudget, breaks_out
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.ts_from_schema import SchemaReading, read_parameters
-from unisono.harmony.ts_types import BlockType, LibrarySchema, to_library, without_null
+from unisono.harmony.ts_types import BlockType, Shape, without_null
 
 MAX_NAME_LENGTH = 64
 MAX_CLIENT_NAME_LENGTH = 512
@@ -34,13 +34,13 @@ _UNSENDABLE = re.compile(r"[^A-Za-z0-9._-]")
 class Declaration:
     """Declared tool: its wire name, the lines above it, and its argument.
 
-    `parameters` has a form that openai-harmony prints correctly; None for a tool without arguments. `digest` identifies
-    a definition that is not the newest one of its tool.
+    `argument` is None for a tool without arguments. `digest` identifies a definition that is not the newest one of its
+    tool.
     """
 
     name: str
     lines: tuple[str, ...]
-    parameters: LibrarySchema | None
+    argument: Shape | None
     digest: bytes = b""
 
 
@@ -172,11 +172,10 @@ def _declare(name: str, description: str, reading: SchemaReading | None) -> Decl
     shape = reading.shape
     if isinstance(shape, BlockType):
         comment = "" if shape.comment == " ".join(description.split()) else shape.comment
-        return Declaration(name, lines, to_library(BlockType(shape.fields, comment)))
-    # Here the library prints a comment only for an object. After a last variant it would comment out the rest
-    # of the declaration.
+        return Declaration(name, lines, BlockType(shape.fields, comment))
+    # After a last variant, a comment would hide the rest of the declaration.
     above = (reading.comment,) if reading.comment else ()
-    return Declaration(name, lines + above, to_library(without_null(shape)))
+    return Declaration(name, lines + above, without_null(shape))
 
 
 def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:

@@ -1,19 +1,15 @@
-"""TypeScript shapes of tool parameters, and the JSON Schema that the library prints as such.
+"""TypeScript shapes of tool parameters.
 
-The library prints few schemas correctly: it turns many into `any`, loses values and does not escape text. Three
-of its features suffice to print everything correctly, and this module uses no others: members of a `type` list
-are printed verbatim, joined by ` | `; an object becomes a block of commented fields; `oneOf` becomes one
-variant per line. A shape is one line of text if possible, else a block, an array of blocks, or a union that
-contains one.
+A shape is one line of text if possible, else a block, an array of blocks, or a union that contains one.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 from unisono.harmony.limits import SchemaBudget, one_line, to_json
 
@@ -160,11 +156,7 @@ COMBINE: dict[str, Combine] = {
 }
 
 
-# Subset of JSON Schema that is sent to the library, whose own input is untyped.
-LibrarySchema: TypeAlias = dict[str, Any]
-
 _IDENTIFIER = re.compile(r"(?:[^\W\d]|\$)[\w$]*")
-_LITERAL_DEFAULT = "literal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,26 +256,6 @@ def without_null(shape: Shape) -> Shape:
     return union_of(v for v in shape.variants if v != NULL) if isinstance(shape, UnionType) else shape
 
 
-def to_library(shape: Shape) -> LibrarySchema:
-    """Return the schema for which the library prints `shape`."""
-    match shape:
-        case InlineType(options):
-            return {"type": list(options)}
-        case BlockType(fields, comment):
-            block: LibrarySchema = {
-                "type": "object",
-                "properties": {spelled(field.key): _field_to_library(field) for field in fields},
-                "required": [spelled(field.key) for field in fields if field.required],
-            }
-            return {"description": comment} | block if comment else block
-        case ArrayType(item):
-            return {"type": "array", "items": to_library(item)}
-        case UnionType(variants):
-            return _union_to_library(variants)
-        case _:
-            assert_never(shape)
-
-
 def spelled(key: str) -> str:
     """Return a property name in TypeScript: bare if it is an identifier, else quoted."""
     return key if _IDENTIFIER.fullmatch(key) else json.dumps(key, ensure_ascii=False)
@@ -300,34 +272,6 @@ def _variants(shapes: Iterable[Shape]) -> Iterator[InlineType | BlockType | Arra
                 yield from variants
             case _:
                 assert_never(shape)
-
-
-def _union_to_library(variants: Sequence[InlineType | BlockType | ArrayType]) -> LibrarySchema:
-    rest = [variant for variant in variants if variant != NULL]
-    if len(rest) == 1 and len(rest) < len(variants):
-        only = to_library(rest[0])
-        # The library adds ` | null` only if the printed type does not contain the word yet.
-        if "null" not in json.dumps(only, ensure_ascii=False):
-            return only | {"nullable": True}
-    return {"oneOf": [to_library(variant) for variant in variants]}
-
-
-def _field_to_library(field: ObjectField) -> LibrarySchema:
-    schema = to_library(field.shape)
-    # The library repeats an object's description inside the type; as a title it is printed once, above the
-    # field.
-    if schema.get("type") == "object":
-        title = ": ".join(text for text in (field.title, field.comment) if text)
-        schema |= {"title": title} if title else {}
-    else:
-        schema |= {"title": field.title} if field.title else {}
-        schema |= {"description": field.comment} if field.comment else {}
-    if field.examples:
-        schema["examples"] = list(field.examples)
-    if field.default is not None:
-        # Together with an `enum`, the library prints a string default without additional quotes.
-        schema |= {"default": field.default, "enum": [_LITERAL_DEFAULT]}
-    return schema
 
 
 def _inline_field(field: ObjectField) -> str:

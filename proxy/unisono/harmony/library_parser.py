@@ -1,0 +1,56 @@
+"""openai-harmony's own parser, the reference for the gateway's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+import openai_harmony
+
+from unisono.core.generation import END
+from unisono.harmony.encoding import VOCABULARY_FOLDER, Encoding
+
+# Replacement for every header. The parser reads a body the same after any header, and a header token costs as much as a
+# dozen body tokens.
+ANY_HEADER: Final = "<|start|>assistant<|message|>"
+
+
+@cache
+def load_library() -> openai_harmony.HarmonyEncoding:
+    """Load the library's encoding from the bundled vocabulary, once per process.
+
+    Never downloads.
+    """
+    # The library reads its vocabulary folder from the environment, only while it loads.
+    before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
+    os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(VOCABULARY_FOLDER)
+    try:
+        return openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+    finally:
+        if before is None:
+            del os.environ["TIKTOKEN_ENCODINGS_BASE"]
+        else:
+            os.environ["TIKTOKEN_ENCODINGS_BASE"] = before
+
+
+class LibraryBodyText:
+    """Reader of bodies by the library's incremental parser."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        # The inner parser lacks the properties that copy all of their values.
+        self._parser: Any = openai_harmony.StreamableParser(load_library(), None)._inner
+        self._any_header = encoding.encode_marked(ANY_HEADER)
+
+    def start(self, body: Sequence[int] = ()) -> None:
+        for token in (*self._any_header, *body):
+            self._parser.process(token)
+
+    def text_of(self, token: int) -> str | None:
+        self._parser.process(token)
+        text: str | None = self._parser.last_content_delta
+        return text
+
+    def end(self) -> None:
+        self._parser.process(END)
