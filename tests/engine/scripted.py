@@ -130,7 +130,7 @@ class LineRoute:
     def retry_failed(self) -> None:
         raise AssertionError("no pause was offered")
 
-    async def place(self, demand: RouteRequirements) -> LineSlot:
+    async def next_slot(self, demand: RouteRequirements) -> LineSlot:
         self.pool.demands.append(demand)
         if not self.left:
             raise self.failure or BackendUnavailable("no deployment is left")

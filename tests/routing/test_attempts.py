@@ -46,10 +46,10 @@ def open_circuit(live: LiveDeployment) -> None:
 async def shortest_limit(route: GroupFailoverRoute, *failures: UnisonoError) -> float:
     """Return the limit for the first token with 6 s left, after failed attempts."""
     for failure in failures:
-        with await route.place(REQUIREMENTS) as slot:
+        with await route.next_slot(REQUIREMENTS) as slot:
             begin(slot)
             slot.failed(failure)
-    with await route.place(REQUIREMENTS) as slot:
+    with await route.next_slot(REQUIREMENTS) as slot:
         limits = slot.attempt_timeouts(SHORT, retries_left=route.retries_left, elsewhere=route.elsewhere)
         return limits.first_token_s
 
@@ -104,7 +104,7 @@ async def test_failures_use_up_the_retries(failures: list[UnisonoError], left: i
     pool, _ = await known_pool("a", "b", "c", clock=Clock(), rules=RoutingRules(tolerance=BreakerConfig(99)))
     route = pool.route(REQUEST)
     for failure in failures:
-        with await route.place(REQUIREMENTS) as slot:
+        with await route.next_slot(REQUIREMENTS) as slot:
             slot.failed(failure)
     assert route.retries_left == left
 
@@ -116,7 +116,7 @@ async def test_unread_prompts_extend_the_limits_of_other_requests() -> None:
     clock = Clock()
     pool, (a, _) = await known_pool("a", live_of("b", clock, order=1), clock=clock)
     long = replace(REQUIREMENTS, prompt_tokens=8000)
-    with await pool.route(REQUEST).place(long) as slot, await pool.route(REQUEST).place(REQUIREMENTS) as other:
+    with await pool.route(REQUEST).next_slot(long) as slot, await pool.route(REQUEST).next_slot(REQUIREMENTS) as other:
         begin(slot)
         assert a.waits.unread_tokens == 8000
         other.record_attempt(0.2, 0.01, 100)
@@ -134,7 +134,7 @@ async def test_unread_prompts_extend_the_limits_of_other_requests() -> None:
 async def test_a_limit_that_expires_with_the_first_token_cancels_nothing() -> None:
     pool, (a, _) = await known_pool("a", live_of("b", time.monotonic, order=1), clock=time.monotonic)
     loop = asyncio.get_running_loop()
-    with await pool.route(REQUEST).place(REQUIREMENTS), await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS), await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         begin(slot, replace(TIMEOUTS, total_s=0.05))
         async with slot.first_token_limit():
             # The timer of the limit expires after this one, in the same iteration of the loop.
@@ -150,7 +150,7 @@ async def test_a_limit_that_expires_with_the_first_token_cancels_nothing() -> No
 @pytest.mark.parametrize("end", ["first token", "failed", "usage", "exit", "next attempt"])
 async def test_a_wait_ends_with_its_attempt(end: str) -> None:
     pool, (a,) = await known_pool("a", clock=Clock())
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         begin(slot)
         assert len(a.waits) == 1
         match end:
@@ -172,7 +172,7 @@ async def test_a_wait_ends_with_its_attempt(end: str) -> None:
 
 async def test_the_next_attempt_on_a_slot_has_the_longer_prompt() -> None:
     pool, (a, _) = await known_pool("a", "b", clock=Clock())
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         assert begin(slot).first_token_s == 30.0
         slot.record_first_token()
         slot.record_usage(30_000)
@@ -187,7 +187,7 @@ async def test_the_next_attempt_on_a_slot_has_the_longer_prompt() -> None:
 async def test_answered_attempts_make_a_deployment_warm() -> None:
     clock = Clock()
     pool, (a, _) = await known_pool("a", "b", clock=clock)
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         begin(slot)
         slot.record_attempt(0.5, 0.1)
         slot.record_usage(120)
@@ -199,7 +199,7 @@ async def test_answered_attempts_make_a_deployment_warm() -> None:
 
 async def test_timed_out_attempts_are_no_samples() -> None:
     pool, (a,) = await known_pool("a", clock=Clock())
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         begin(slot)
         slot.failed(BackendTimeout("slow"))
     assert learned(a) == LearnedTimes(timeouts=1)
@@ -207,7 +207,7 @@ async def test_timed_out_attempts_are_no_samples() -> None:
 
 async def test_an_unreachable_deployment_becomes_cold() -> None:
     pool, (a,) = await known_pool("a", clock=Clock())
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         slot.record_attempt(0.5)
         slot.failed(BackendUnavailable("gone"))
     assert learned(a) == LearnedTimes()
@@ -217,7 +217,7 @@ async def test_cached_prompts_do_not_count_as_reading_speed() -> None:
     # A long prompt is a sample of the reading speed only if the number of read tokens is known.
     long = replace(REQUIREMENTS, prompt_tokens=8192, blocks=tuple(range(64)))
     alone, (a,) = await known_pool("a", clock=Clock())
-    with await alone.route(REQUEST).place(long) as slot:
+    with await alone.route(REQUEST).next_slot(long) as slot:
         begin(slot)
         slot.record_attempt(2.0)
         assert learned(a).s_per_token is None
@@ -225,7 +225,7 @@ async def test_cached_prompts_do_not_count_as_reading_speed() -> None:
         assert learned(a).s_per_token == 2.0 / 4000
     pool, lives = await known_pool("a", "b", clock=Clock())
     for seconds in (4.0, 0.1):
-        with await pool.route(REQUEST).place(long) as slot:
+        with await pool.route(REQUEST).next_slot(long) as slot:
             begin(slot)
             slot.record_attempt(seconds)
     [warm] = [learned(live) for live in lives if learned(live).is_warm]
@@ -237,7 +237,7 @@ async def test_cached_prompts_do_not_count_as_reading_speed() -> None:
 async def test_memory_is_bounded_for_any_number_of_attempts() -> None:
     pool, (a,) = await known_pool("a", clock=Clock())
     for _ in range(3 * MAX_SAMPLES):
-        with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+        with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
             begin(slot)
             slot.record_attempt(0.5)
     assert len(a.times._samples) == MAX_SAMPLES
@@ -251,7 +251,7 @@ async def test_a_long_wait_makes_probes_due() -> None:
     clock = Clock()
     pool, (a, _) = await known_pool("a", "b", clock=clock)
     a.succeeded()
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         limit_s = begin(slot).first_token_s
         clock.now += limit_s / 2 - 0.1
         a.succeeded()
@@ -271,7 +271,7 @@ async def test_a_long_wait_makes_probes_due() -> None:
 async def test_a_short_limit_makes_no_probe_due() -> None:
     clock = Clock()
     pool, (a, _) = await known_pool("a", "b", clock=clock)
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         begin(slot, Timeouts(first_token_s=0.3))
         clock.now += 0.3
         assert not a.stale(clock.now)
@@ -291,7 +291,7 @@ async def test_a_probe_during_a_long_wait_diverts_new_requests() -> None:
     await asyncio.sleep(0.05)
     for live in lives:
         live.probes.ended_at -= 5
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         slow = next(live for live in lives if live is slot.deployment)
         script_of(slow).outcomes = [BackendTimeout("it hangs")]
         begin(slot, slow.timeouts)
@@ -299,7 +299,7 @@ async def test_a_probe_during_a_long_wait_diverts_new_requests() -> None:
             while slow.failure is None:
                 await asyncio.sleep(0.005)
         for _ in range(4):
-            with await pool.route(REQUEST).place(REQUIREMENTS) as other:
+            with await pool.route(REQUEST).next_slot(REQUIREMENTS) as other:
                 assert other.deployment is not slow
         # The attempt itself continues.
         assert len(slow.waits) == 1
@@ -310,7 +310,7 @@ async def test_a_failed_probe_reports_the_remaining_time_to_waiting_attempts() -
     clock = Clock()
     pool, lives = await known_pool("a", "b", clock=clock)
     remaining_s: list[float] = []
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         slow = next(live for live in lives if live is slot.deployment)
         script_of(slow).outcomes = [IDS, BackendTimeout("it hangs")]
         begin(slot)
@@ -337,7 +337,7 @@ async def test_a_failed_probe_reports_the_remaining_time_to_waiting_attempts() -
 async def test_a_successful_probe_calls_no_callback() -> None:
     pool, (a, b) = await known_pool("a", "b", clock=Clock())
     remaining_s: list[float] = []
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         begin(slot)
         slot.on_failed_probe(remaining_s.append)
         await a.check()

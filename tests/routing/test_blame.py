@@ -337,11 +337,11 @@ async def test_a_route_reports_the_identity_of_a_failure() -> None:
     pool, (live,) = await known_pool("a", clock=clock)
     for _ in range(6):
         route = pool.route(RouteRequest("m", identity=lambda: "a"))
-        with await route.place(REQUIREMENTS) as slot:
+        with await route.next_slot(REQUIREMENTS) as slot:
             slot.failed(BAD)
     assert live.phase(clock.now) is CircuitPhase.CLOSED
     for _ in range(6):
-        with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+        with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
             slot.failed(BAD)
     assert live.phase(clock.now) is CircuitPhase.OPEN
 
@@ -359,7 +359,7 @@ async def test_a_dropped_connection_keeps_the_known_cached_prompts(error: Unison
     clock = Clock()
     pool, _ = await known_pool("a", "b", clock=clock)
     demand = RouteRequirements(prompt_tokens=12_800, blocks=range(100))
-    with await pool.route(RouteRequest("m", identity=lambda: "a")).place(demand) as slot:
+    with await pool.route(RouteRequest("m", identity=lambda: "a")).next_slot(demand) as slot:
         clock.now += 1
         slot.failed(error)
     held = pool.prefixes.cached_prefixes(demand.blocks, clock.now)

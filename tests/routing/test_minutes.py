@@ -26,7 +26,7 @@ NEXT_S = MINUTE_S + 1
 
 async def send_request(pool: RoutingPool, tokens: int | None = 150) -> str:
     """Take a slot and return its deployment; `tokens` are used, or None if nothing is sent."""
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         if tokens is not None:
             slot.record_usage(tokens)
             slot.succeeded()
@@ -47,7 +47,7 @@ async def test_the_token_rate_counts_used_tokens() -> None:
     lives = live_of("a", clock, tokens_per_minute=2000), live_of("b", clock, order=1)
     pool, _ = await known_pool(*lives, clock=clock)
     # Each counts as 1,124 tokens while it runs.
-    first, second = [await pool.route(REQUEST).place(REQUIREMENTS) for _ in range(2)]
+    first, second = [await pool.route(REQUEST).next_slot(REQUIREMENTS) for _ in range(2)]
     assert [first.deployment.name, second.deployment.name] == ["a", "b"]
     for slot in (first, second):
         slot.record_usage(300)
@@ -67,7 +67,7 @@ async def test_an_unsent_request_does_not_count() -> None:
 async def test_a_failure_counts_as_a_request() -> None:
     clock = Clock()
     pool, _ = await known_pool(live_of("a", clock, requests_per_minute=1), clock=clock, rules=NO_QUEUE)
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         slot.record_usage(100)
         slot.failed(BackendUnavailable("gone"))
     with pytest.raises(BackendOverloaded):
@@ -106,7 +106,7 @@ async def test_a_resumed_answer_on_the_same_deployment_waits_too(short_minute: f
     pool, _ = await known_pool(live_of("a", time.monotonic, requests_per_minute=1), clock=time.monotonic)
     route, began = pool.route(REQUEST), time.monotonic()
     for resumes in (False, True):
-        with await route.place(replace(REQUIREMENTS, resumes=resumes)) as slot:
+        with await route.next_slot(replace(REQUIREMENTS, resumes=resumes)) as slot:
             slot.record_usage(100)
             slot.succeeded()
     assert time.monotonic() - began >= short_minute
@@ -145,7 +145,7 @@ async def test_a_carried_deployment_keeps_its_rate_window(terms: DeploymentConfi
     slots: list[Slot] = []
     for _ in range(9):
         try:
-            slots.append(await new.route(REQUEST).place(REQUIREMENTS))
+            slots.append(await new.route(REQUEST).next_slot(REQUIREMENTS))
         except BackendOverloaded:
             break
     assert len(slots) == more
@@ -162,7 +162,7 @@ async def test_a_request_waits_for_rate_limited_and_full_deployments(short_minut
     clock: Callable[[], float] = time.monotonic
     lives = live_of("a", clock, requests_per_minute=1), live_of("b", clock, max_requests=1)
     pool, _ = await known_pool(*lives, clock=clock)
-    held = [await pool.route(REQUEST).place(REQUIREMENTS) for _ in range(2)]
+    held = [await pool.route(REQUEST).next_slot(REQUIREMENTS) for _ in range(2)]
     waiting = asyncio.create_task(send_request(pool))
     await asyncio.sleep(0)
     free = next(slot for slot in held if slot.deployment.name == "b")

@@ -120,9 +120,9 @@ async def test_status_has_load_and_circuits_of_a_deployment() -> None:
     clock = Clock()
     pool, (a, b) = await known_pool(live_of("a", clock, max_requests=1), live_of("b", clock, order=1), clock=clock)
     a.tolerance = b.tolerance = BreakerConfig(0, 30.0)
-    with await pool.route(REQUEST).place(REQUIREMENTS):
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS):
         b.failed(BackendTimeout("slow"))
-        waiting = asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS))
+        waiting = asyncio.create_task(pool.route(REQUEST).next_slot(REQUIREMENTS))
         await asyncio.sleep(0)
         one, other = pool.status()
         assert (one.state, one.running, one.tokens, one.waiting, one.circuits) == ("ready", 1, 1124, 1, {})
@@ -226,7 +226,7 @@ async def test_servers_that_share_a_model_are_polled_for_their_load(
     pool.start()
     await asyncio.sleep(0.01)
     assert script_of(a).load_requests == 0
-    with await pool.route(REQUEST).place(REQUIREMENTS):
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS):
         pass
     async with asyncio.timeout(5):
         while script_of(a).load_requests < len(loads) or pool.status()[0].foreign != foreign:
@@ -246,7 +246,7 @@ async def test_a_single_deployment_is_not_polled_for_its_load(monkeypatch: pytes
     monkeypatch.setattr(pool_module, "LOAD_EVERY_S", 0.001)
     pool, (a,) = await known_pool("a", clock=Clock())
     pool.start()
-    with await pool.route(REQUEST).place(REQUIREMENTS):
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS):
         await asyncio.sleep(0.02)
     assert script_of(a).load_requests == 0
     await pool.aclose()
@@ -278,7 +278,7 @@ async def test_a_request_that_ends_during_the_poll_is_not_foreign_load(monkeypat
     monkeypatch.setattr(script_of(a), "load", load)
     pool.start()
     async with asyncio.timeout(5):
-        with await pool.route(REQUEST).place(REQUIREMENTS):
+        with await pool.route(REQUEST).next_slot(REQUIREMENTS):
             assert a.candidate.running == 1
             first = await polls.get()
         first.set_result(Load(running=1, waiting=0))
@@ -295,10 +295,10 @@ async def test_rejected_requests_are_logged_in_groups(caplog: pytest.LogCaptureF
     clock = Clock()
     rules = RoutingRules(bounds=QueueConfig(length=0))
     pool, _ = await known_pool(live_of("a", clock, max_requests=1), clock=clock, rules=rules)
-    with await pool.route(REQUEST).place(REQUIREMENTS):
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS):
         for _ in range(50):
             with pytest.raises(BackendOverloaded):
-                await pool.route(REQUEST).place(REQUIREMENTS)
+                await pool.route(REQUEST).next_slot(REQUIREMENTS)
             clock.now += 0.125
     logged = [vars(record)["refused"] for record in caplog.records if record.message == "requests refused"]
     assert logged == [1] + [8] * 6
@@ -308,7 +308,7 @@ async def test_a_carried_deployment_keeps_its_state() -> None:
     clock = Clock()
     old, (kept, dropped) = await known_pool("a", "b", clock=clock)
     old.start()
-    slot = await old.route(REQUEST).place(REQUIREMENTS)
+    slot = await old.route(REQUEST).next_slot(REQUIREMENTS)
     route = old.route(REQUEST)
     (in_use,) = (live for live in (kept, dropped) if live is slot.deployment)
     new = RoutingPool(
@@ -327,7 +327,7 @@ async def test_a_carried_deployment_keeps_its_state() -> None:
     with slot:
         assert in_use.candidate.running == 1
     assert in_use.candidate.running == 0
-    with await route.place(REQUIREMENTS) as late:
+    with await route.next_slot(REQUIREMENTS) as late:
         assert late.deployment in (kept, dropped)
     await new.aclose()
     assert script_of(kept).closed
@@ -342,7 +342,7 @@ async def test_a_pool_that_was_never_started_does_not_take_over_deployments() ->
     )
     await new.aclose()
     assert (a.name, script_of(a).closed) == ("a", False)
-    with await old.route(REQUEST).place(REQUIREMENTS):
+    with await old.route(REQUEST).next_slot(REQUIREMENTS):
         pass
     await old.aclose()
     assert script_of(a).closed
@@ -353,8 +353,8 @@ async def test_a_slot_released_in_the_old_pool_is_available_in_the_new_one() -> 
     old, (a,) = await known_pool(live_of("a", clock, max_requests=1), clock=clock)
     new = RoutingPool({"m": [a]}, carried=[CarriedDeployment(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
     new.start()
-    with await old.route(REQUEST).place(REQUIREMENTS):
-        waiting = asyncio.create_task(new.route(REQUEST).place(REQUIREMENTS))
+    with await old.route(REQUEST).next_slot(REQUIREMENTS):
+        waiting = asyncio.create_task(new.route(REQUEST).next_slot(REQUIREMENTS))
         await asyncio.sleep(0)
         assert not waiting.done()
     with await waiting:

@@ -54,7 +54,7 @@ async def run_attempts(
     """Return the deployments of a route whose slots end with these outcomes; None is a success."""
     names = []
     for outcome in outcomes:
-        with await route.place(demand) as slot:
+        with await route.next_slot(demand) as slot:
             names.append(slot.deployment.name)
             if outcome is None:
                 slot.succeeded()
@@ -69,7 +69,7 @@ def is_idle(live: LiveDeployment) -> bool:
 
 async def test_a_slot_is_counted_until_its_release() -> None:
     pool, (a,) = await known_pool("a", clock=Clock())
-    slot = await pool.route(REQUEST).place(REQUIREMENTS)
+    slot = await pool.route(REQUEST).next_slot(REQUIREMENTS)
     assert (slot.deployment, slot.capabilities) == (a, IDS)
     assert (a.candidate.running, a.candidate.tokens) == (1, 100 + 1024)
     with pytest.raises(RuntimeError), slot:
@@ -89,7 +89,7 @@ async def test_a_read_prompt_no_longer_counts_as_work(
     demand: RouteRequirements, work_before: int, work_after: int
 ) -> None:
     pool, (a,) = await known_pool("a", clock=Clock())
-    with await pool.route(REQUEST).place(demand) as slot:
+    with await pool.route(REQUEST).next_slot(demand) as slot:
         assert a.candidate.work == work_before
         tokens = a.candidate.tokens
         for _ in range(2):
@@ -104,10 +104,10 @@ async def test_a_prompt_prefers_a_deployment_without_unread_prompts() -> None:
     clock = Clock()
     pool, lives = await known_pool("a", "b", clock=clock)
     long = RouteRequirements(prompt_tokens=20_000)
-    with await pool.route(REQUEST).place(long) as one, await pool.route(REQUEST).place(long) as other:
+    with await pool.route(REQUEST).next_slot(long) as one, await pool.route(REQUEST).next_slot(long) as other:
         assert one.deployment is not other.deployment
         one.record_first_token()
-        with await pool.route(REQUEST).place(long) as third, await pool.route(REQUEST).place(long) as fourth:
+        with await pool.route(REQUEST).next_slot(long) as third, await pool.route(REQUEST).next_slot(long) as fourth:
             assert third.deployment is one.deployment
             assert fourth.deployment is other.deployment
     assert all(map(is_idle, lives))
@@ -130,15 +130,15 @@ async def test_slots_without_a_failure_stay_on_one_deployment() -> None:
 async def test_a_resumed_answer_passes_waiting_requests() -> None:
     pool, _ = await known_pool(live_of("a", Clock(), max_requests=1), clock=Clock())
     route = pool.route(REQUEST)
-    with await route.place(REQUIREMENTS):
-        waiting = asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS))
+    with await route.next_slot(REQUIREMENTS):
+        waiting = asyncio.create_task(pool.route(REQUEST).next_slot(REQUIREMENTS))
         await asyncio.sleep(0)
         assert not waiting.done()
     # The released slot went to the waiting request. The resumed answer gets it next, before new requests.
     other = await waiting
-    new_request = asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS))
+    new_request = asyncio.create_task(pool.route(REQUEST).next_slot(REQUIREMENTS))
     await asyncio.sleep(0)
-    again = asyncio.create_task(route.place(RESUMED))
+    again = asyncio.create_task(route.next_slot(RESUMED))
     await asyncio.sleep(0)
     assert not new_request.done()
     assert not again.done()
@@ -190,7 +190,7 @@ async def test_the_last_error_is_raised_without_another_attempt(
     route = pool.route(REQUEST)
     await run_attempts(route, *errors, demand=demand)
     with pytest.raises(type(errors[-1])) as raised:
-        await route.place(demand)
+        await route.next_slot(demand)
     assert raised.value is errors[-1]
     assert all(is_idle(live) for live in lives)
 
@@ -199,11 +199,11 @@ async def test_the_error_of_a_single_deployment_is_raised() -> None:
     pool, _ = await known_pool("a", clock=Clock())
     route = pool.route(REQUEST)
     for demand in (REQUIREMENTS, RESUMED):
-        with await route.place(REQUIREMENTS) as slot:
+        with await route.next_slot(REQUIREMENTS) as slot:
             assert not route.elsewhere
             slot.failed(GONE)
         with pytest.raises(BackendUnavailable) as raised:
-            await route.place(demand)
+            await route.next_slot(demand)
         assert raised.value is GONE
         route = pool.route(REQUEST)
 
@@ -247,7 +247,7 @@ async def test_a_new_request_does_not_return_to_a_failed_deployment() -> None:
     await run_attempts(route, GONE, GONE)
     assert not route.elsewhere
     with pytest.raises(BackendUnavailable):
-        await route.place(REQUIREMENTS)
+        await route.next_slot(REQUIREMENTS)
 
 
 async def test_a_resumed_answer_does_not_return_to_an_unfit_deployment() -> None:
@@ -258,7 +258,7 @@ async def test_a_resumed_answer_does_not_return_to_an_unfit_deployment() -> None
         await run_attempts(route, GONE, demand=RESUMED)
         assert not route.elsewhere
         with pytest.raises(BackendUnavailable):
-            await route.place(RESUMED)
+            await route.next_slot(RESUMED)
 
 
 async def failing(pool: RoutingPool, error: BackendError, requests: int) -> int:
@@ -268,7 +268,7 @@ async def failing(pool: RoutingPool, error: BackendError, requests: int) -> int:
         route = pool.route(REQUEST)
         try:
             while True:
-                with await route.place(REQUIREMENTS) as slot:
+                with await route.next_slot(REQUIREMENTS) as slot:
                     attempts += 1
                     slot.failed(error)
         except BackendError:
@@ -294,7 +294,7 @@ async def test_the_retry_budget_limits_attempts_in_an_outage(error: BackendError
 async def test_a_dead_deployment_fails_no_request() -> None:
     pool, _ = await known_pool("a", "b", "c", clock=Clock())
     routes = [pool.route(REQUEST) for _ in range(60)]
-    slots = [await route.place(REQUIREMENTS) for route in routes]
+    slots = [await route.next_slot(REQUIREMENTS) for route in routes]
     dead = [(route, slot) for route, slot in zip(routes, slots, strict=True) if slot.deployment.name == "a"]
     assert len(dead) == 20
     for route, slot in dead:
@@ -319,7 +319,7 @@ async def test_an_exhausted_retry_budget_sets_retry_after() -> None:
 
 async def prospects_after(route: FailoverRoute, error: UnisonoError) -> Prospects:
     """Return the prospects of a route after a failed attempt on its next slot."""
-    with await route.place(REQUIREMENTS) as slot:
+    with await route.next_slot(REQUIREMENTS) as slot:
         prospects = route.prospects(error, resumes=False, held=True)
         slot.failed(error)
     return prospects
@@ -417,19 +417,19 @@ async def test_mutual_fallbacks_end_after_one_round() -> None:
     route = pool.route(REQUEST)
     assert await run_attempts(route, GONE, GONE) == ["m1", "n1"]
     with pytest.raises(BackendUnavailable):
-        await route.place(REQUIREMENTS)
+        await route.next_slot(REQUIREMENTS)
 
 
 async def test_a_fallback_model_is_used_for_a_full_model() -> None:
     pool = await pool_with_fallbacks(
         Clock(), MUTUAL_FALLBACKS, RoutingRules(bounds=QueueConfig(length=0)), max_requests=1
     )
-    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS) as slot:
         assert slot.deployment.name == "m1"
-        with await pool.route(REQUEST).place(REQUIREMENTS) as other:
+        with await pool.route(REQUEST).next_slot(REQUIREMENTS) as other:
             assert other.deployment.name == "n1"
             with pytest.raises(BackendOverloaded):
-                await pool.route(REQUEST).place(REQUIREMENTS)
+                await pool.route(REQUEST).next_slot(REQUIREMENTS)
 
 
 async def test_a_fallback_model_is_used_during_a_cooldown() -> None:
@@ -463,7 +463,7 @@ async def test_an_unknown_deployment_is_probed_before_use() -> None:
     script = ScriptedBackend(gate=asyncio.Event())
     live = LiveDeployment("a", script, clock=clock)
     pool = RoutingPool({"m": [live]}, clock=clock)
-    pending = asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS))
+    pending = asyncio.create_task(pool.route(REQUEST).next_slot(REQUIREMENTS))
     await asyncio.sleep(0.01)
     assert is_idle(live)
     assert script.gate is not None
@@ -477,7 +477,7 @@ async def test_a_hanging_probe_does_not_delay_requests_for_known_deployments() -
     clock = Clock()
     hanging, other = LiveDeployment("a", ScriptedBackend(gate=asyncio.Event()), clock=clock), live_of("b", clock)
     pool = RoutingPool({"m": [hanging, other]}, clock=clock)
-    pending = [asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS)) for _ in range(4)]
+    pending = [asyncio.create_task(pool.route(REQUEST).next_slot(REQUIREMENTS)) for _ in range(4)]
     await asyncio.sleep(0.01)
     await other.check()
     for slot in await asyncio.gather(*pending):
@@ -495,7 +495,7 @@ async def test_the_probe_error_is_raised_if_no_deployment_is_usable() -> None:
         pool = RoutingPool({"m": lives}, clock=clock)
         for _ in range(2):
             with pytest.raises(error):
-                await pool.route(REQUEST).place(REQUIREMENTS)
+                await pool.route(REQUEST).next_slot(REQUIREMENTS)
         assert [script_of(live).probes for live in lives] == [1, 1]
 
 
@@ -514,7 +514,7 @@ async def test_the_only_deployment_is_probed_again_if_unfit() -> None:
     live = LiveDeployment("a", ScriptedBackend([WRONG, IDS]), clock=clock)
     pool = RoutingPool({"m": [live]}, clock=clock)
     with pytest.raises(BackendUnfit):
-        await pool.route(REQUEST).place(REQUIREMENTS)
+        await pool.route(REQUEST).next_slot(REQUIREMENTS)
     clock.now += 3
     assert await run_attempts(pool.route(REQUEST), None) == ["a"]
 
@@ -568,8 +568,8 @@ async def test_a_conversation_keeps_its_deployment_in_every_process() -> None:
 async def test_a_cancelled_request_releases_its_queue_entry_and_slot() -> None:
     clock = Clock()
     pool, (a,) = await known_pool(live_of("a", clock, max_requests=1), clock=clock)
-    with await pool.route(REQUEST).place(REQUIREMENTS):
-        waiting = [asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS)) for _ in range(3)]
+    with await pool.route(REQUEST).next_slot(REQUIREMENTS):
+        waiting = [asyncio.create_task(pool.route(REQUEST).next_slot(REQUIREMENTS)) for _ in range(3)]
         await asyncio.sleep(0)
         assert pool.status()[0].waiting == 3
         for task in waiting:
@@ -579,7 +579,7 @@ async def test_a_cancelled_request_releases_its_queue_entry_and_slot() -> None:
     assert is_idle(a)
     gated = LiveDeployment("b", ScriptedBackend(gate=asyncio.Event()), clock=clock)
     probing = RoutingPool({"m": [gated]}, clock=clock)
-    pending = asyncio.create_task(probing.route(REQUEST).place(REQUIREMENTS))
+    pending = asyncio.create_task(probing.route(REQUEST).next_slot(REQUIREMENTS))
     await asyncio.sleep(0)
     pending.cancel()
     await asyncio.gather(pending, return_exceptions=True)
@@ -593,8 +593,8 @@ async def test_waiting_requests_fail_if_all_deployments_fail() -> None:
     pool, (a, b) = await known_pool(
         live_of("a", clock, max_requests=1), live_of("b", clock, max_requests=1), clock=clock, rules=rules
     )
-    first, second = [await pool.route(REQUEST).place(REQUIREMENTS) for _ in range(2)]
-    waiting = asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS))
+    first, second = [await pool.route(REQUEST).next_slot(REQUIREMENTS) for _ in range(2)]
+    waiting = asyncio.create_task(pool.route(REQUEST).next_slot(REQUIREMENTS))
     await asyncio.sleep(0)
     script_of(a).outcomes = [GONE]
     script_of(b).outcomes = [GONE]
@@ -624,7 +624,7 @@ async def test_no_slot_is_lost_and_limits_hold_under_random_load(seed: int) -> N
         route = pool.route(RouteRequest("m", owner))
         for step in range(chance.randint(1, 4)):
             demand = RouteRequirements(chance.choice([100, 1500, 5000]), max_tokens=200, resumes=step > 0)
-            with await route.place(demand) as slot:
+            with await route.next_slot(demand) as slot:
                 for live in lives:
                     candidate = live.candidate
                     assert candidate.max_requests is None or candidate.running <= candidate.max_requests

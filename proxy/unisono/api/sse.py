@@ -57,6 +57,8 @@ def named_event(name: bytes, body: bytes) -> bytes:
 
 def without_line_separators(events: bytes) -> bytes:
     """Escape U+0085, U+2028 and U+2029 as JSON escapes. Many clients end a line at each of them."""
+    if events.isascii():
+        return events
     # In JSON these characters occur only in strings, where an escape means the same.
     for character, escape in LINE_SEPARATORS:
         if character in events:

@@ -202,7 +202,7 @@ class FailoverRoute(Protocol):
         """Make failed deployments available again, once the pause of `Prospects.later_s` is over."""
         ...
 
-    async def place(self, demand: RouteRequirements) -> Slot:
+    async def next_slot(self, demand: RouteRequirements) -> Slot:
         """Return the next slot, waiting in the queue for it.
 
         Without a failure since the last slot, the same deployment is used if it has a free slot. If no other

@@ -7,7 +7,7 @@ each gets the time left for the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -95,7 +95,7 @@ class SlotSession:
         began_s, failure = self._report.now_s(), ""
         try:
             async with asyncio.timeout(limit_s):
-                return await self._route.place(demand)
+                return await self._route.next_slot(demand)
         except TimeoutError:
             failure = BackendTimeout.code
             raise BackendTimeout("No backend was free before the time limit of the answer; try again later.") from None
@@ -303,9 +303,11 @@ LONG_CHUNK_CHARS: Final = 8_000  # characters that take about 2 ms to encode
 PORTION_TOKENS: Final = 256  # tokens that take less than 1 ms to read while their message is open
 
 
-def portions(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
-    for begin in range(0, len(tokens), PORTION_TOKENS):
-        yield tokens[begin : begin + PORTION_TOKENS]
+def portions(tokens: Sequence[int]) -> Iterable[Sequence[int]]:
+    """Return the tokens in portions of at most `PORTION_TOKENS`."""
+    if len(tokens) <= PORTION_TOKENS:
+        return (tokens,) if tokens else ()
+    return (tokens[begin : begin + PORTION_TOKENS] for begin in range(0, len(tokens), PORTION_TOKENS))
 
 
 class Pauses:

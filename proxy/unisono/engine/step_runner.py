@@ -291,7 +291,7 @@ class StepRunner:
 
 async def feed(reader: OutputReader, portion: Sequence[int]) -> list[Event]:
     """Return the events of some more tokens."""
-    if reader.unsettled > LONG_MESSAGE_TOKENS and max(portion, default=0) >= FIRST_SPECIAL:
+    if max(portion, default=0) >= FIRST_SPECIAL and reader.unsettled > LONG_MESSAGE_TOKENS:
         return await in_thread(reader, partial(reader.feed, portion))
     return reader.feed(portion)
 

@@ -27,7 +27,7 @@ from unisono.errors import (
 from unisono.routing.circuit_breaker import BreakerFailure, kind_of
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.group import DeploymentGroup
-from unisono.routing.held_place import HeldSlot
+from unisono.routing.held_slot import HeldSlot
 from unisono.routing.policy import Rank, SelectionRequest
 
 # Limit of moves of an answer that a client is already reading. An answer that kills every deployment must come to an
@@ -208,7 +208,7 @@ class GroupFailoverRoute:
         if not isinstance(error, ContextTooLong):
             self._failures[group.model] = self._failures.get(group.model, 0) + 1
 
-    async def place(self, demand: RouteRequirements) -> HeldSlot:
+    async def next_slot(self, demand: RouteRequirements) -> HeldSlot:
         self._resumes = demand.resumes
         if self._failure is None:
             if self._at is None:
