@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tests.depth import examples
 from unisono.core.conversation import FunctionTool
 from unisono.errors import InvalidRequest
+from unisono.harmony import tools as tools_module
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.prompt_head import tools_section
-from unisono.harmony.tools import _PLANNED as PLANNED
 from unisono.harmony.tools import ToolSet, plan_tools
 
 ONE_LINE = st.text(st.characters(exclude_categories=("Cc", "Zl", "Zp")), min_size=1, max_size=70)
@@ -221,8 +222,9 @@ def test_a_schema_at_the_depth_limit_is_declared(encoding: Encoding, case: str) 
 
 
 @pytest.mark.parametrize("tools", [1, 4])
-def test_the_weight_of_cached_tools_bounds_their_memory(tools: int) -> None:
-    before = PLANNED.weight
+def test_the_weight_of_cached_tools_bounds_their_memory(monkeypatch: pytest.MonkeyPatch, tools: int) -> None:
+    planned: LruCache[bytes, ToolSet] = LruCache(2_000_000)
+    monkeypatch.setattr(tools_module, "_PLANNED", planned)
     tracemalloc.start()
     try:
         for index in range(200):
@@ -231,5 +233,5 @@ def test_the_weight_of_cached_tools_bounds_their_memory(tools: int) -> None:
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert PLANNED.weight > before
-    assert held < 12 * (PLANNED.weight - before)
+    assert planned.weight > 0
+    assert held < 12 * planned.weight
