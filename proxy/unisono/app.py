@@ -37,7 +37,7 @@ from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.server_tools.servers import ServerRules
-from unisono.api.route_table import mount
+from unisono.api.route_table import mount, prepare_routes
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.hooks import Hookset, build_hooks
@@ -62,6 +62,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import TextGrammar
 from unisono.core.ports import Schema
 from unisono.core.state_store import Store
+from unisono.core.tasks import cancel_and_wait
 from unisono.core.tools import ToolHost
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
@@ -191,6 +192,8 @@ async def _running(
         ledger.start()
         opened.push_async_callback(runner.aclose)
         runner.start()
+        preparing = asyncio.create_task(asyncio.to_thread(prepare_routes, ROUTES), name="prepare routes")
+        opened.push_async_callback(cancel_and_wait, preparing)
         yield
 
 

@@ -157,7 +157,15 @@ ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 class OpenModel(BaseModel):
     """An object with optional further fields. A note reports fields without effect."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
+    # Models are built on first use, or by `prepare_routes` after the start.
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True, defer_build=True)
+
+
+class QueryModel(OpenModel):
+    """Query parameters of a route."""
+
+    # FastAPI gives parameters an alias. Pydantic warns of it when it builds their model with the parameter.
+    model_config = ConfigDict(defer_build=False)
 
 
 def shortened(name: str) -> str:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.codex_models import to_codex_model
-from unisono.api.field_types import OpenModel
+from unisono.api.field_types import QueryModel
 from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, provided
 from unisono.core.access import Caller
 from unisono.errors import InvalidRequest, UnknownModel
@@ -161,7 +161,7 @@ def to_litellm_model(card: ModelCard) -> LiteLlmModel:
     )
 
 
-class ModelsQuery(OpenModel):
+class ModelsQuery(QueryModel):
     """Query parameters of Codex and of Anthropic's clients."""
 
     client_version: Annotated[str, Field(description="Version of Codex; adds its catalogue `models`.")] | None = None

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute
 from unisono import __version__
 from unisono.api.answer_types import AnswerModel, Object
 from unisono.api.error_responses import FINAL_STATUSES, NO_RETRY_HEADER
-from unisono.api.route_table import RouteTable, header_refs
+from unisono.api.route_table import GatewayRoute, RouteTable, header_refs
 from unisono.errors import UnisonoError
 
 DOCUMENT = RouteTable("gateway", prefixes=("",))
@@ -105,7 +105,8 @@ async def get_document(request: Request) -> Response:
 
 def to_document(routes: Sequence[BaseRoute]) -> Schema:
     """Return the document of `routes`."""
-    made = get_openapi(title="Unisono", version=__version__, description=ABOUT, routes=routes)
+    described = [route.described for route in routes if isinstance(route, GatewayRoute) and route.include_in_schema]
+    made = get_openapi(title="Unisono", version=__version__, description=ABOUT, routes=described)
     text = _QUALIFIED.sub(lambda found: found[1].capitalize() + found[2], json.dumps(made))
     document: Schema = json.loads(text)
     for operations in document["paths"].values():

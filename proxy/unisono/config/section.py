@@ -15,6 +15,12 @@ Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f
 class Section(BaseModel):
     """Section of the configuration: frozen, no unknown keys, no values in error messages."""
 
+    # Only the whole configuration is parsed, so its sections need no validators of their own.
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        protected_namespaces=(),
+        defer_build=True,
     )

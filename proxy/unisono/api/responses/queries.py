@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from unisono.api.answer_types import ABSENT
-from unisono.api.field_types import FieldInput, OpenModel, invalid_field
+from unisono.api.field_types import FieldInput, QueryModel, invalid_field
 from unisono.api.responses.schema import INCLUDABLE, LOGPROBS
 
 MAX_PAGE = 100
@@ -46,7 +46,7 @@ EventNumber = Annotated[
 ]
 
 
-class ItemQuery(OpenModel):
+class ItemQuery(QueryModel):
     """Query for items. `include` accepts OpenAI's names; no item field is ever left out."""
 
     include: list[Included] = Field(default_factory=list)
