@@ -21,7 +21,7 @@ from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import RoutingRules
 from unisono.routing.pool import RoutingPool
 from unisono.routing.probe_schedule import FAILING_EVERY_S
-from unisono.routing.route import GroupFailoverRoute
+from unisono.routing.retries import GroupFailoverRoute
 
 TIMEOUTS = Timeouts()
 SHORT = replace(TIMEOUTS, total_s=6.0)

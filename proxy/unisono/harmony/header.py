@@ -16,6 +16,7 @@ from unisono.harmony.recipients import (
     NOBODY,
     Recipient,
     RecipientKind,
+    choose_recipient,
     cut_at_marker,
     may_be_tool,
     read_recipient,
@@ -293,9 +294,7 @@ def _judge_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Rec
         cleaned.append(clean)
     if len(cleaned) > 1:
         words.note("recipient-repeated")
-    found = next(
-        (r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not RecipientKind.NONE), NOBODY
-    )
+    found = choose_recipient(cleaned, declared)
     bare = found is NOBODY
     if bare:
         found = _bare_recipient(words, declared)

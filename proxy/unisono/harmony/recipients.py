@@ -8,6 +8,7 @@ tools, depending on whether they are offered.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -73,6 +74,12 @@ class Recipient:
 
 
 NOBODY = Recipient(RecipientKind.NONE)
+
+
+def choose_recipient(words: Iterable[str], declared: frozenset[str] | None) -> Recipient:
+    """Return the first recipient that is a tool, or `NOBODY`; the model may repeat recipients."""
+    found = (read_recipient(word, declared) for word in words)
+    return next((recipient for recipient in found if recipient.kind is not RecipientKind.NONE), NOBODY)
 
 
 def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:

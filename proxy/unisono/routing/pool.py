@@ -23,7 +23,7 @@ from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, kind_o
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import DeploymentGroup, RoutingRules
-from unisono.routing.route import GroupFailoverRoute
+from unisono.routing.retries import GroupFailoverRoute
 from unisono.routing.selector import PrefixIndex
 from unisono.routing.status import DeploymentStatus, status_of
 
