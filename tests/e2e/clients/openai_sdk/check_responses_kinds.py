@@ -35,6 +35,9 @@ BEFORE = {
     "mcp_approval_response": "mcp_approval_request",
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
+    "shell_call_output": "shell_call",
+    "local_shell_call_output": "local_shell_call",
+    "apply_patch_call_output": "apply_patch_call",
 }
 # Kinds without a type of their own are references.
 REFERENCE = "item_reference"
