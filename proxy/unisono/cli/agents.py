@@ -112,7 +112,8 @@ def _origin(url: str) -> str:
 
 def _shown(url: str) -> str:
     """Return an address without a user name and password, for a message."""
-    return re.sub(r"//\S*@", "//", url)
+    before, slashes, address = url.partition("//")
+    return before + slashes + address.rpartition("@")[2]
 
 
 def _check_names(url: str, key_env: str) -> None:
