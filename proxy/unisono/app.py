@@ -62,7 +62,6 @@ from unisono.core.access import Caller
 from unisono.core.conversation import TextGrammar
 from unisono.core.ports import Schema
 from unisono.core.state_store import Store
-from unisono.core.tasks import cancel_and_wait
 from unisono.core.tools import ToolHost
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
@@ -192,8 +191,7 @@ async def _running(
         ledger.start()
         opened.push_async_callback(runner.aclose)
         runner.start()
-        preparing = asyncio.create_task(asyncio.to_thread(prepare_routes, ROUTES), name="prepare routes")
-        opened.push_async_callback(cancel_and_wait, preparing)
+        prepare_routes(ROUTES)
         yield
 
 

@@ -157,7 +157,7 @@ ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 class OpenModel(BaseModel):
     """An object with optional further fields. A note reports fields without effect."""
 
-    # Models are built on first use, or by `prepare_routes` after the start.
+    # Models are built on first use; those of the hot routes by `prepare_routes` at the start.
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True, defer_build=True)
 
 

@@ -8,6 +8,7 @@ route in the list (version 0.165, two cores). FastAPI's own handler, which `dire
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
@@ -20,7 +21,7 @@ from fastapi.utils import create_model_field
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection, Request
 from starlette.routing import BaseRoute, Match, Route, compile_path
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from unisono.api.body import off_loop, read_json
 from unisono.core.access import Caller
@@ -60,9 +61,8 @@ class GatewayRoute(Route):
     """Route whose FastAPI route is built on first use.
 
     FastAPI builds the models of a route when it is created, which took a quarter of the gateway's start. Here they are
-    built for the first request, for the document, or by `prepare_routes`. `body` and `events` are models for the
-    document; the handler does not use them. A `direct` endpoint parses its request and writes its response itself,
-    without FastAPI's handler.
+    built for the first request or for the document. `body` and `events` are models for the document; the handler does
+    not use them. A `direct` endpoint parses its request and writes its response itself, without FastAPI's handler.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class GatewayRoute(Route):
         self.is_direct = direct
         self._body, self._events, self._options = body, events, options
         self._start = _literal_start(path)
+        self._app: ASGIApp | None = None
         if not direct:
             self.app = self._run_described
 
@@ -97,14 +98,15 @@ class GatewayRoute(Route):
         return route
 
     async def _run_described(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.described.app(scope, receive, send)
+        if self._app is None:
+            # The first one imports a package of FastAPI's that takes 0.1 s.
+            self._app = (await asyncio.to_thread(lambda: self.described)).app
+        await self._app(scope, receive, send)
 
     def prepare(self) -> None:
-        """Build the models that the first request would build."""
-        if self._body is not None:
+        """Build the model of the bodies that a `direct` endpoint parses."""
+        if self.is_direct and self._body is not None:
             self._body.model_rebuild()
-        if not self.is_direct:
-            _ = self.described
 
     def alias(self, path: str, methods: Iterable[str]) -> GatewayRoute:
         """Return the same route at another path or with other methods, which the document omits."""
@@ -240,10 +242,7 @@ def mount(app: FastAPI, routes: Iterable[BaseRoute], *dependencies: object) -> N
 
 
 def prepare_routes(routes: Iterable[BaseRoute]) -> None:
-    """Build what the first requests need, so that they need not wait.
-
-    It takes some 0.2 s, and runs in a thread.
-    """
+    """Build what the first requests of models need, so that they need not wait."""
     for route in routes:
         # Aliases share the models.
         if isinstance(route, GatewayRoute) and route.include_in_schema:
