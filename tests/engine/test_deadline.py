@@ -110,14 +110,14 @@ async def test_waiting_for_a_slot_counts_against_the_deadline() -> None:
     class Full(Line):
         def route(self, ask: RouteRequest):  # type: ignore[no-untyped-def]
             route = super().route(ask)
-            place = route.place
+            next_slot = route.next_slot
 
-            async def place_after_delay(demand: RouteRequirements):  # type: ignore[no-untyped-def]
+            async def slot_after_delay(demand: RouteRequirements):  # type: ignore[no-untyped-def]
                 if route.tries:
                     await asyncio.sleep(60.0)
-                return await place(demand)
+                return await next_slot(demand)
 
-            route.place = place_after_delay  # type: ignore[method-assign]
+            route.next_slot = slot_after_delay  # type: ignore[method-assign]
             return route
 
     timeouts = replace(TIMES, total_s=0.3)
