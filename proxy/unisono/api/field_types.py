@@ -164,7 +164,7 @@ class OpenModel(BaseModel):
 class QueryModel(OpenModel):
     """Query parameters of a route."""
 
-    # FastAPI gives parameters an alias. Pydantic warns of it when it builds their model with the parameter.
+    # FastAPI gives each parameter an alias. Pydantic warns about it if the model is not built before.
     model_config = ConfigDict(defer_build=False)
 
 

@@ -99,7 +99,7 @@ class GatewayRoute(Route):
 
     async def _run_described(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
-            # The first one imports a package of FastAPI's that takes 0.1 s.
+            # In a thread, because the first route also imports `pydantic.v1`, which takes 0.1 s.
             self._app = (await asyncio.to_thread(lambda: self.described)).app
         await self._app(scope, receive, send)
 

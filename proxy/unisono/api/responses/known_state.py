@@ -30,7 +30,7 @@ class ConfiguredText(OpenModel):
     format: TextFormat
 
 
-# What is left out of a format that cannot be enforced, in this order, and the field that has no effect then.
+# Fields to remove from a format that cannot be enforced, tried in this order. The key is the field without effect.
 _REDUCTIONS: Mapping[str, Mapping[str, None]] = {
     "": {},
     "strict": {"strict": None},

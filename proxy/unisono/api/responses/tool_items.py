@@ -23,7 +23,7 @@ from unisono.core.conversation import AddedTools, AssistantCall, FunctionTool, I
 
 
 def read_added_tools(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert declared tools."""
+    """Convert an item that declares tools."""
     return _added_tools(conversion, item, param)
 
 
@@ -51,6 +51,7 @@ def _added_tools(
 
 
 def read_search_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    """Convert a call of the search for tools. The output that follows it belongs to this call."""
     assert isinstance(item, InputSearchCall)
     stored = conversion.known.stored_item(item.id) if item.id else None
     if stored is not None and stored.meaning and stored.wire.get("arguments") == item.arguments:
@@ -63,6 +64,7 @@ def read_search_call(conversion: InputConversion, item: InputItem, param: str) -
 
 
 def read_search_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    """Convert the result of a search, and declare the tools that it found."""
     assert isinstance(item, InputSearchOutput)
     # Only a search of the gateway finds tools of servers.
     found = {} if item.call_id else {place: tools_on_server(tool) for place, tool in enumerate(item.tools)}
