@@ -142,6 +142,20 @@ async def test_a_call_of_a_deferred_tool_that_was_not_found_is_returned(
     assert "undeclared-tool" not in response["unisono"]["recoveries"]
 
 
+@both_forms
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+async def test_a_call_of_a_deferred_tool_of_an_item_is_returned(harness: Line, search: Json, stream: bool) -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [search, FUNCTION, DEFERRED]}
+    harness.say(LOOKS, LOOKS)
+    first = await harness.responds(stream=stream, input=[added, ASKED])
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "blue"}
+    second = await harness.responds(stream=stream, input=[output], previous_response_id=first["id"])
+    assert not [prompt for prompt in harness.prompts if "type look =" in prompt]
+    for response in (first, second):
+        assert [item["name"] for item in response["output"] if item["type"] == "function_call"] == ["look"]
+        assert "undeclared-tool" not in response["unisono"]["recoveries"]
+
+
 # A history that was cut after the result of the client's search.
 CUT: list[Json] = [
     {"role": "assistant", "content": [{"type": "tool_use", "id": "t2", "name": "look", "input": {"at": "sea"}}]},

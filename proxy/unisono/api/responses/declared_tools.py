@@ -160,12 +160,11 @@ def tool_echo(tool: ResponsesTool) -> dict[str, Any]:
 
 
 def declared(
-    tools: Sequence[ResponsesTool], path: str, builtins: frozenset[str] = frozenset(), *, defers: bool = False
+    tools: Sequence[ResponsesTool], path: str, builtins: frozenset[str] = frozenset()
 ) -> Iterator[DeclaredTool]:
     """Yield the tools that are functions for the model, and unavailable ones.
 
-    Tools in `builtins` are available without being functions, and are skipped. If the list `defers`, tools with
-    `defer_loading` are skipped too: a later item declares them.
+    Tools in `builtins` are available without being functions, and are skipped.
     """
     for position, tool in enumerate(tools):
         at = f"{path}.{position}"
@@ -180,16 +179,11 @@ def declared(
                     yield DeclaredTool(tool.type, at, at, spec.function, form=CallForm.SEARCH)
             case FunctionSpec() | CustomSpec():
                 form = CallForm.CUSTOM if isinstance(spec, CustomSpec) else CallForm.FUNCTION
-                if not (defers and spec.defer_loading):
-                    yield DeclaredTool(tool.type, at, at, spec, form=form)
+                yield DeclaredTool(tool.type, at, at, spec, form=form)
             case None if (function := function_of(tool.type, tool.model_extra or {})) is not None:
                 yield DeclaredTool(tool.type, at, at, function, form=FORMS[tool.type])
             case _:
-                inner = tuple(declared(tool.tools or (), f"{at}.tools", defers=defers))
-                # A namespace may consist of deferred tools only.
-                if inner or not (defers and tool.tools):
-                    setting = missing_setting(tool.type)
-                    about = str((tool.model_extra or {}).get("description") or "")
-                    yield DeclaredTool(
-                        tool.type, at, at, None, tool.name or "", inner, setting=setting, description=about
-                    )
+                inner = tuple(declared(tool.tools or (), f"{at}.tools"))
+                setting = missing_setting(tool.type)
+                about = str((tool.model_extra or {}).get("description") or "")
+                yield DeclaredTool(tool.type, at, at, None, tool.name or "", inner, setting=setting, description=about)

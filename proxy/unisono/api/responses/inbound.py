@@ -114,7 +114,7 @@ def to_generation_request(
 
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
-    searcher = request_searcher(request)
+    searcher = request_searcher(request, known.earlier)
     toolbox = to_tools(request, servers)
     reading = _conversion(known, toolbox, searcher)
     entries = to_entries(request.input, reading, new_id, has_stored_history=bool(known.earlier))

@@ -36,11 +36,11 @@ def _added_tools(
     searcher = None if isinstance(item, InputSearchOutput) else searcher_of(item.tools) or conversion.searcher
     at = f"{param}.tools"
     without = {f"{at}.{place}" for place in servers}
-    tools_of_item = declared(item.tools, at, defers=searcher is Searcher.CLIENT)
+    tools_of_item = declared(item.tools, at)
     toolbox = to_toolbox((tool for tool in tools_of_item if tool.path not in without), others=True, are_sent_again=True)
     conversion.notes.extend(toolbox.notes)
     tools = toolbox.tools
-    if searcher is not Searcher.GATEWAY:
+    if searcher is None:
         tools = tuple(replace(tool, deferred=False) for tool in tools)
     # A request may have the deferred tools elsewhere. It reports its searches itself.
     if conversion.searcher is not Searcher.GATEWAY and not any(tool.deferred for tool in tools):

@@ -39,8 +39,7 @@ class DeferredTools:
     def hidden(self, history: Sequence[Item]) -> frozenset[str]:
         """Return the names of the tools that are not declared where the request has them."""
         # The model must know a required tool. One that was found stays where it was found, for the cached prompt.
-        added = (tool for item in history if isinstance(item, AddedTools) for tool in item.tools)
-        found = {tool.name for tool in added if not tool.deferred}
+        found = {tool.name for tool in _added_tools(history) if not tool.deferred}
         return frozenset(name for name in self.tools if name in found or name not in self.required)
 
     def searched(self, server_tools: ServerTools | None, request: ResponsesRequest) -> ServerTools | None:
@@ -71,9 +70,16 @@ def without(history: Sequence[Item], names: frozenset[str]) -> list[Item]:
     return items
 
 
-def request_searcher(request: ResponsesRequest) -> Searcher | None:
-    """Return who searches for the deferred tools of a request."""
-    return searcher_of([tool for _, tool in _tools(request)])
+def request_searcher(request: ResponsesRequest, earlier: Sequence[Item]) -> Searcher | None:
+    """Return who searches for the deferred tools of a request that continues `earlier` items."""
+    searcher = searcher_of([tool for _, tool in _tools(request)])
+    if searcher is None and any(tool.kind == TOOL_SEARCH for tool in _added_tools(earlier)):
+        return Searcher.CLIENT
+    return searcher
+
+
+def _added_tools(history: Sequence[Item]) -> Iterator[FunctionTool]:
+    return (tool for item in history if isinstance(item, AddedTools) for tool in item.tools)
 
 
 def deferred_tools(
@@ -84,9 +90,8 @@ def deferred_tools(
     servers: Sequence[ToolServer] = (),
 ) -> DeferredTools:
     """Return the deferred tools of a request; `searcher` searches for them."""
-    added = (tool for item in history if isinstance(item, AddedTools) for tool in item.tools)
     # An earlier response may have been given the search and its tools in an item.
-    earlier = {tool.name: tool for tool in added if tool.deferred}
+    earlier = {tool.name: tool for tool in _added_tools(history) if tool.deferred}
     is_searched = searcher is Searcher.GATEWAY or (searcher is None and bool(earlier))
     has_search = is_searched or searcher is Searcher.CLIENT
     deferred = earlier | {tool.name: tool for tool in toolbox.tools if tool.deferred and has_search}
