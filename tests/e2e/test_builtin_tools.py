@@ -194,6 +194,28 @@ async def test_items_sent_back_are_rendered_with_their_stored_tokens(harness: Li
         assert any("web_search_call" in note for note in second["unisono"]["notes"])
 
 
+LOOK: Json = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+LOOKS = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}<|call|>"
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize("outputs", [True, False], ids=["outputs", "no outputs"])
+@pytest.mark.parametrize("reasoning", [True, False], ids=["reasoning", "no reasoning"])
+async def test_a_code_run_before_a_function_call_is_rendered_once(
+    harness: Line, reasoning: bool, outputs: bool, stream: bool
+) -> None:
+    harness.more = {"tools": [CODE, LOOK], "include": INCLUDE if outputs else [], "store": False}
+    harness.say(f"{THOUGHT}{RUN}", f"{THOUGHT}{LOOKS}", OK)
+    asked = {"role": "user", "content": "Hi"}
+    first = await harness.responds(stream=stream, input=[asked])
+    assert kinds(first["output"]) == ["reasoning", "code_interpreter_call", "reasoning", "function_call"]
+    output = [item for item in first["output"] if reasoning or item["type"] != "reasoning"]
+    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "blue"}
+    await harness.responds(stream=stream, input=[asked, *output, result])
+    for text in ("print(6 * 7)", "42", "blue"):
+        assert harness.said.count(text) == 1, text
+
+
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "invalid JSON": (trained("browser.search", "Paris"), "web_search_call", "failed", "not a JSON object"),
     "unknown link": (

@@ -229,6 +229,8 @@ def test_any_conversation_is_created_and_read_or_rejected(harness: Harness, body
         harness.run(Exchange(harness.mounted_api.app, "POST", "/v1/conversations", body=raw, headers=headers).run())
     )
     if conversation is not None:
+        # The notes on left out items are not stored.
+        conversation.pop("unisono", None)
         assert (
             harness.run(harness.mounted_api.ask("GET", f"/v1/conversations/{conversation['id']}")).json()
             == conversation

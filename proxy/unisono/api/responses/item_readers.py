@@ -197,10 +197,16 @@ def _code_call(conversion: InputConversion, item: InputItem, param: str) -> Sequ
         and conversion.has_calls_of(stored.meaning)
     ):
         return stored.meaning
-    outputs = item.outputs if isinstance(item.outputs, list) else []
-    logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
+    if not isinstance(item.outputs, list):
+        conversion.notes.append(
+            f"{param}: left out, because it has no outputs; "
+            "request them with 'include': ['code_interpreter_call.outputs']"
+        )
+        return ()
+    logs = [output.get("logs") for output in item.outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), "\n", param=f"{param}.outputs")
-    call_id = item.id or conversion.unnamed(param)
+    # The conversation cache identifies the call by this id, so that it is not rendered twice.
+    call_id = served_call(item.id, item.type) if item.id else conversion.unnamed(param)
     arguments = orjson.dumps({"code": item.code or ""}).decode()
     return (
         AssistantCall(call_id, "code_interpreter", arguments),

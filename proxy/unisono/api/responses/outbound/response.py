@@ -29,11 +29,10 @@ from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.item_lifecycle import (
     CALLS,
-    MCP_CALL,
     REASONING,
     REFUSAL,
     TEXT,
-    TOOL_SEARCH_CALL,
+    WEB_SEARCH,
     ItemLifecycle,
     OpenItem,
 )
@@ -199,7 +198,7 @@ class ResponseFrame:
                 return new_id(prefix_of("message"))
             case ToolCall():
                 return new_id(prefix_of(CALL_TYPES[self.toolbox.form_of(item.name)]))
-            case HostedCall() if kind_of(item) in (TOOL_SEARCH_CALL, MCP_CALL) and not item.needs_approval:
+            case HostedCall() if kind_of(item) is not WEB_SEARCH and not item.needs_approval:
                 return served_id(item.call_id, kind_of(item).type)
             case HostedCall():
                 return new_id(prefix_of("mcp_approval_request" if item.needs_approval else kind_of(item).type))
