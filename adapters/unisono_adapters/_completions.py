@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import orjson
+
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, Symptom
 from unisono_adapters._constraints import bias
@@ -97,6 +99,12 @@ class CompletionFold:
 
         Raises BackendProtocolError for another protocol, and the mapped error for an error object.
         """
+        # Fast path: nearly all reads bring one event with nothing but token ids.
+        if len(events) == 1 and self._finish is None and self._output is OutputForm.IDS:
+            ids = plain_ids(events[0])
+            if ids:
+                self._last = ids[-1]
+                return Chunk(tokens=ids)
         tokens: list[int] = []
         texts: list[str] = []
         for event in events:
@@ -170,6 +178,20 @@ class CompletionFold:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
         )
+
+
+def plain_ids(event: bytes) -> list[int] | None:
+    """Return the token ids of an event without a finish reason, usage or error; None for others."""
+    if len(event) >= LONG_EVENT:
+        return None
+    try:
+        data = orjson.loads(event)
+        [choice] = data["choices"]
+        ids = choice["token_ids"]
+        is_plain = choice["finish_reason"] is None and data.get("usage") is None and not is_error(data)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return token_ids(ids) if is_plain and ids else None
 
 
 def without_echo(event: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Mapping of HTTP statuses, client library exceptions and error objects to errors.
+"""Mapping of HTTP statuses, connection faults and error objects to errors.
 
 Guarantees: everything maps to the `BackendError` family or `ContextTooLong`. A backend's own message reaches a
 client only if the request itself was at fault, shortened and cleaned. Otherwise it is the error's cause, for
@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any, TypeAlias
-
-import aiohttp
 
 from unisono.core.matched_texts import read_counts
 from unisono.core.probe import is_permanent
@@ -29,6 +27,14 @@ from unisono.errors import (
     Symptom,
 )
 from unisono_adapters._framing import EventTooLong
+from unisono_adapters._http_connection import (
+    ClosedBeforeResponse,
+    ConnectFailed,
+    ConnectionFault,
+    ConnectTimeout,
+    InvalidResponse,
+    ResponseCutShort,
+)
 
 MAX_DETAIL_LENGTH = 300
 # Upper bound of a Retry-After, in seconds.
@@ -62,33 +68,31 @@ _TOO_LONG = re.compile(
 
 _BROKE = "the connection to the backend was lost"
 
-# Meaning of client library exceptions; the first matching row counts.
+# Meaning of connection faults; the first matching row counts.
 FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str], ...] = (
     (
-        aiohttp.ConnectionTimeoutError,
+        ConnectTimeout,
         BackendTimeout,
         Symptom.NO_CONNECTION,
         "the backend did not accept the connection in time",
     ),
-    (aiohttp.ClientConnectorError, BackendUnavailable, Symptom.NO_CONNECTION, "the backend cannot be reached"),
+    (ConnectFailed, BackendUnavailable, Symptom.NO_CONNECTION, "the backend cannot be reached"),
     (
-        aiohttp.ServerDisconnectedError,
+        ClosedBeforeResponse,
         BackendUnavailable,
         Symptom.DISCONNECTED,
         "the backend closed the connection before it answered",
     ),
-    (aiohttp.ClientPayloadError, BackendProtocolError, Symptom.DISCONNECTED, "the backend's answer ended early"),
-    (aiohttp.ClientResponseError, BackendProtocolError, None, "the backend's answer is not valid HTTP"),
+    (ResponseCutShort, BackendProtocolError, Symptom.DISCONNECTED, "the backend's answer ended early"),
+    (InvalidResponse, BackendProtocolError, None, "the backend's answer is not valid HTTP"),
     (EventTooLong, BackendProtocolError, None, "the backend sent an event larger than 10 MB"),
-    (aiohttp.ClientError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
+    (ConnectionFault, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
     (TimeoutError, BackendTimeout, None, "the backend took too long"),
     (OSError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
-    (RuntimeError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
 )
 
-# Exceptions that `fault` maps. TimeoutError is an OSError. aiohttp raises RuntimeError for reading from a dropped
-# connection.
-CAUGHT = (aiohttp.ClientError, EventTooLong, OSError, RuntimeError)
+# Exceptions that `fault` maps. TimeoutError is an OSError.
+CAUGHT = (ConnectionFault, EventTooLong, OSError)
 
 
 class IdsMissing(BackendProtocolError):
@@ -100,7 +104,7 @@ class UpstreamSaid(Exception):
 
 
 def fault(error: BaseException) -> BackendError:
-    """Return the error for an exception of the client library."""
+    """Return the error for a connection fault."""
     for kind, meaning, symptom, message in FAULTS:
         if isinstance(error, kind):
             return meaning(message, symptom=symptom)
@@ -196,8 +200,8 @@ def clean(text: str, secrets: Sequence[str] = ()) -> str:
 
 
 def retry_after(headers: Mapping[str, str] | None) -> float | None:
-    """Return the Retry-After header (number or date) in seconds, up to `MAX_RETRY_AFTER_S`."""
-    value = headers.get("Retry-After") if headers is not None else None
+    """Return the `Retry-After` header (number or date) in seconds, up to `MAX_RETRY_AFTER_S`."""
+    value = headers.get("retry-after") if headers is not None else None
     if not value:
         return None
     try:

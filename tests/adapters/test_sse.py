@@ -18,6 +18,7 @@ STREAMS: dict[str, tuple[bytes, list[bytes]]] = {
     "mixed": (b"data: a\r\n\ndata: b\n\rdata: c\r\n\r", [b"a", b"b", b"c"]),
     "CRLF followed by empty lines": (b"data: a\r\n\r\n\n\ndata: b\n\n", [b"a", b"b"]),
     "several data lines": (b"data: a\ndata: b\ndata\n\n", [b"a\nb\n"]),
+    "an empty data line": (b"data: \nx\n\ndata: \ndata: y\n\n", [b"", b"\ny"]),
     "comments": (b": keepalive 1/2\n\ndata: a\n: x\n\n:\n\n", [b"a"]),
     "other fields": (b"event: e\nid: 7\nretry: 1\nfoo\ndata: a\ndatum: b\n\n", [b"a"]),
     "byte order mark": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),

@@ -14,7 +14,7 @@ from tests.contract.kinds import HTTP_KINDS, KINDS, Kind
 from tests.contract.servers import Server, cluster, end
 
 # Files with tests that break sockets. They also run on uvloop, the gateway's loop, whose transports fail differently.
-FILES_ON_BOTH_LOOPS = ("test_backend_failures.py", "test_backend_leaving.py")
+FILES_ON_BOTH_LOOPS = ("test_backend_failures.py", "test_backend_leaving.py", "test_http_connection.py")
 
 
 def pytest_asyncio_loop_factories(

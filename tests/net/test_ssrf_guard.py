@@ -127,7 +127,7 @@ CONFIGURED = {
 # Modules that open connections. "guard": to addresses of requests or pages, checked by the guard. "configured": only
 # to addresses of the configuration or the command line.
 CONNECTING = {
-    "adapters/unisono_adapters/_http.py": "configured",
+    "adapters/unisono_adapters/_connection_pool.py": "configured",
     "proxy/unisono/cli/agents.py": "configured",
     "proxy/unisono/cli/discover.py": "configured",
     "proxy/unisono/mcp/http_transport.py": "guard",
@@ -143,8 +143,8 @@ CLASSIFIERS = {
     "sixtofour", "teredo", "getaddrinfo", "gethostbyname", "gethostbyname_ex", "inet_aton", "inet_pton", "ip_network",
     "IPv4Network", "IPv6Network",
 }  # fmt: skip
-# Resolves the configured listen address.
-LISTENING = "proxy/unisono/cli/serve.py"
+# Modules that resolve addresses of the configuration: those of backends, and the listen address.
+RESOLVING = {"adapters/unisono_adapters/_connection_pool.py", "proxy/unisono/cli/serve.py"}
 
 
 def _used(path: Path) -> set[str]:
@@ -171,7 +171,7 @@ SOURCES = {
 
 def test_only_the_guard_resolves_and_classifies_addresses() -> None:
     found = {name for name, path in SOURCES.items() if CLASSIFIERS & _used(path)}
-    assert {name for name in found if not name.startswith("proxy/unisono/net/")} == {LISTENING}
+    assert {name for name in found if not name.startswith("proxy/unisono/net/")} == RESOLVING
 
 
 def test_every_module_that_connects_is_configured_or_guarded() -> None:

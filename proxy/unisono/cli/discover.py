@@ -10,10 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import orjson
+
+if TYPE_CHECKING:
+    import aiohttp
 
 # Default port of each backend kind, in the order of discovered backends.
 PORTS: Mapping[str, int] = {"vllm": 8000, "sglang": 30000, "llamacpp": 8080, "ollama": 11434, "mlx_server": 8080}
@@ -49,6 +51,9 @@ async def discover(ports: Mapping[str, int] = PORTS) -> list[DiscoveredBackend]:
 
     Kinds without a port are skipped.
     """
+    # Imported here, because a gateway with a configuration file never needs it.
+    import aiohttp
+
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     # `trust_env=False`: requests to this machine must not reach a proxy that the environment names.
     async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
@@ -150,6 +155,8 @@ async def _get_json(
     session: aiohttp.ClientSession, method: str, url: str, *, json: object, timeout_s: float
 ) -> dict[str, Any]:
     """Return the response as a JSON object, or an empty one for any other response."""
+    import aiohttp
+
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         # A redirect could lead to another machine, so none is followed.

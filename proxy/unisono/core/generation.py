@@ -180,7 +180,8 @@ class CompletionJob:
     trace: TraceContext | None = None
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: creating a frozen instance takes three times as long, once per network read.
+@dataclass(slots=True)
 class Chunk:
     """Content of one network read: several server events are merged into one chunk.
 

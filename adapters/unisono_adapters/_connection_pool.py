@@ -1,0 +1,183 @@
+"""Pool of the HTTP connections to one backend.
+
+The pool has no limit: the gateway controls concurrency, and its metrics would not show a queue here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+from functools import cache
+
+from aiohappyeyeballs import AddrInfoType, start_connection
+from yarl import URL
+
+from unisono.errors import BackendUnavailable
+from unisono_adapters._http_connection import (
+    RECEIVE_BUFFER_BYTES,
+    BackendConnection,
+    ClosedBeforeResponse,
+    ConnectFailed,
+    ConnectionLost,
+    ConnectTimeout,
+    HttpResponse,
+)
+
+KEEP_ALIVE_S = 4.0  # lifetime of idle connections, below uvicorn's default of 5 s
+DNS_CACHE_S = 10.0  # lifetime of a DNS lookup
+HAPPY_EYEBALLS_DELAY_S = 0.25  # delay before the next address of a host is tried in parallel
+
+
+class ConnectionPool:
+    """Connections to the host of `url`; see `BackendConnection` for `polite`."""
+
+    def __init__(self, url: URL, *, polite: bool = False) -> None:
+        self._url = url
+        self._polite = polite
+        self._open: set[BackendConnection] = set()
+        self._idle: list[BackendConnection] = []  # most recently used last
+        self._timer: asyncio.TimerHandle | None = None
+        self._lookup: asyncio.Task[Sequence[AddrInfoType]] | None = None
+        self._lookup_expires_at = 0.0  # by the clock of the event loop
+        self._is_closed = False
+
+    async def send(self, head: bytes, body: bytes, connect_s: float) -> HttpResponse:
+        """Send a request and return the response once its head has arrived.
+
+        The caller must close the response. If a reused connection fails before the first byte of the response, the
+        request is sent once more, on a new connection. Raises ConnectionFault, or BackendUnavailable after `close`.
+        """
+        self._check_open()
+        if (connection := self._pop_idle()) is not None:
+            response = connection.send(head, body)
+            try:
+                return await _with_head(response)
+            except (ClosedBeforeResponse, ConnectionLost):
+                if response.has_data:
+                    raise
+        connection = await self._connect(connect_s)
+        self._check_open()
+        return await _with_head(connection.send(head, body))
+
+    def close(self) -> None:
+        """Close all connections; the readers of open responses fail. Repeatable."""
+        self._is_closed = True
+        self._idle.clear()
+        for connection in [*self._open]:
+            connection.close()
+        for pending in (self._timer, self._lookup):
+            if pending is not None:
+                pending.cancel()
+
+    def _pop_idle(self) -> BackendConnection | None:
+        oldest = asyncio.get_running_loop().time() - KEEP_ALIVE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_idle and connection.idle_since >= oldest:
+                return connection
+            connection.close()
+        return None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BackendUnavailable("the backend is being removed")
+
+    async def _connect(self, connect_s: float) -> BackendConnection:
+        try:
+            async with asyncio.timeout(connect_s):
+                connection = await self._new_connection()
+        except TimeoutError as error:
+            raise ConnectTimeout("no connection within the time limit") from error
+        # ValueError: a host name that cannot be encoded. RuntimeError: the event loop still uses the file descriptor.
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConnectFailed(str(error)) from error
+        self._open.add(connection)
+        if self._is_closed:  # while connecting
+            connection.close()
+        return connection
+
+    async def _new_connection(self) -> BackendConnection:
+        loop = asyncio.get_running_loop()
+        addresses = await self._addresses()
+        opened = await start_connection(
+            addresses, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S, interleave=1, socket_factory=_new_socket
+        )
+        try:
+            transport, connection = await loop.create_connection(
+                lambda: BackendConnection(self._add_idle, self._open.discard, polite=self._polite), sock=opened
+            )
+        except BaseException:
+            opened.close()
+            raise
+        if self._url.scheme == "https":
+            # Started separately: asyncio's `create_connection` leaves a connection open if its handshake is cancelled.
+            context = tls_context() if tls_context.cache_info().currsize else await asyncio.to_thread(tls_context)
+            host = (self._url.raw_host or "").rstrip(".")
+            secured = await loop.start_tls(transport, connection, context, server_hostname=host)
+            assert secured is not None
+            connection.connection_made(secured)  # `start_tls` does not call it
+        return connection
+
+    async def _addresses(self) -> Sequence[AddrInfoType]:
+        """Return the addresses of the host; a successful lookup is reused for `DNS_CACHE_S` seconds."""
+        loop = asyncio.get_running_loop()
+        lookup = self._lookup
+        if lookup is None or (lookup.done() and loop.time() >= self._lookup_expires_at):
+            lookup = self._lookup = asyncio.create_task(self._look_up())
+            # All waiters may be cancelled. Retrieve the exception, so that asyncio does not log it.
+            lookup.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(lookup)
+
+    async def _look_up(self) -> Sequence[AddrInfoType]:
+        loop = asyncio.get_running_loop()
+        self._lookup_expires_at = 0.0  # a failed lookup is not reused
+        found = await loop.getaddrinfo(self._url.raw_host, self._url.port, type=socket.SOCK_STREAM)
+        self._lookup_expires_at = loop.time() + DNS_CACHE_S
+        return found
+
+    def _add_idle(self, connection: BackendConnection) -> None:
+        self._idle.append(connection)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._close_expired)
+
+    def _close_expired(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        oldest = loop.time() - KEEP_ALIVE_S
+        kept = []
+        for connection in self._idle:
+            if connection.is_idle and connection.idle_since > oldest:
+                kept.append(connection)
+            else:
+                connection.close()
+        self._idle = kept
+        if kept:
+            self._timer = loop.call_at(kept[0].idle_since + KEEP_ALIVE_S, self._close_expired)
+
+
+async def _with_head(response: HttpResponse) -> HttpResponse:
+    try:
+        await response.wait_for_head()
+    except BaseException:
+        response.close()
+        raise
+    return response
+
+
+def _new_socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+    made.setblocking(False)
+    return made
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return the TLS context shared by all backends."""
+    # Loading the system's certificates takes about 20 ms.
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context

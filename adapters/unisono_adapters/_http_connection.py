@@ -1,0 +1,390 @@
+"""HTTP/1.1 client connections to backends: one asyncio protocol, parsed by httptools.
+
+A response buffers the bytes of its body until they are read, and wakes its reader once per network read. If too many
+bytes are buffered, reading from the socket pauses, so that a slow reader slows the backend down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from asyncio import Future
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
+
+import httptools
+
+# Reading pauses above twice this many buffered bytes of a body, and resumes at this many.
+BUFFER_BYTES = 16 * 1024
+# Bytes that may arrive without a part of the body: a response head, a chunk extension or trailers.
+MAX_HEAD_BYTES = 64 * 1024
+# Receive buffer of a socket. By default the system grows it to tens of megabytes.
+RECEIVE_BUFFER_BYTES = 32 * 1024
+# More buffered chunks than this are joined: a tiny bytes object takes about twenty times the memory of its content.
+MAX_SEPARATE_CHUNKS = 256
+
+
+class ConnectionFault(Exception):
+    """Failure of a connection or of the response on it."""
+
+
+class ConnectFailed(ConnectionFault):
+    """No connection could be opened."""
+
+
+class ConnectTimeout(ConnectionFault):
+    """No connection was accepted in time."""
+
+
+class ClosedBeforeResponse(ConnectionFault):
+    """The backend closed the connection before it sent a response head."""
+
+
+class ResponseCutShort(ConnectionFault):
+    """The connection ended inside the body of a response."""
+
+
+class InvalidResponse(ConnectionFault):
+    """The backend sent something other than an HTTP response."""
+
+
+class ConnectionLost(ConnectionFault):
+    """The connection was reset before the response head, or the gateway closed it."""
+
+
+class HttpResponse:
+    """Response to one request. `headers` has names in lower case.
+
+    `status` is 0 until the head is complete.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_connection",
+        "_fault",
+        "_is_paused",
+        "_new_future",
+        "_size",
+        "_waiter",
+        "has_data",
+        "headers",
+        "is_complete",
+        "status",
+    )
+
+    def __init__(self, connection: BackendConnection) -> None:
+        self._connection: BackendConnection | None = connection
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.has_data = False  # True once any bytes have arrived
+        self.is_complete = False
+        self._fault: ConnectionFault | None = None
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._is_paused = False
+        self._waiter: Future[None] | None = None
+        self._new_future = asyncio.get_running_loop().create_future
+
+    @property
+    def content_type(self) -> str:
+        """Media type in lower case, without parameters."""
+        return self.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the response is complete or has failed."""
+        return self.is_complete or self._fault is not None
+
+    async def wait_for_head(self) -> None:
+        """Wait for the head. Raises ConnectionFault."""
+        while not self.status and self._fault is None:
+            await self.next_data()
+        if not self.status and self._fault is not None:
+            raise self._fault
+
+    def read_nowait(self, limit: int) -> bytes | None:
+        """Return at most `limit` bytes of the body that have arrived; None if there are none yet.
+
+        Returns b"" at the end of the body. Raises ConnectionFault after the last bytes of a failed response.
+        """
+        chunks = self._chunks
+        if not chunks:
+            if self.is_complete:
+                return b""
+            if self._fault is not None:
+                raise self._fault
+            return None
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        if len(data) > limit:
+            chunks.append(data[limit:])
+            data = data[:limit]
+        self._size -= len(data)
+        if self._is_paused and self._size <= BUFFER_BYTES and self._connection is not None:
+            self._is_paused = False
+            self._connection.resume_reading()
+        return data
+
+    def next_data(self) -> Future[None]:
+        """Return a future for the next data, the end or a failure. Only one reader may wait."""
+        waiter = self._waiter = self._new_future()
+        return waiter
+
+    async def read(self, limit: int) -> bytes:
+        """Wait for bytes of the body and return at most `limit`; b"" at its end.
+
+        Raises ConnectionFault.
+        """
+        while (data := self.read_nowait(limit)) is None:
+            await self.next_data()
+        return data
+
+    def close(self) -> None:
+        """Release the connection, or drop it if the response is not complete. Repeatable."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if not self.is_complete and self._fault is None:
+                self.fail(ConnectionLost("the response was closed"))
+            connection.release(self)
+
+    # -- called by the connection
+
+    def add_body(self, data: bytes) -> bool:
+        """Add bytes of the body; return whether reading has to pause."""
+        chunks = self._chunks
+        chunks.append(data)
+        if len(chunks) > MAX_SEPARATE_CHUNKS:
+            chunks[:] = [b"".join(chunks)]
+        self._size += len(data)
+        if self._size > 2 * BUFFER_BYTES and not self._is_paused:
+            self._is_paused = True
+            return True
+        return False
+
+    def fail(self, fault: ConnectionFault) -> None:
+        """Record a failure unless the response is complete, and wake the reader."""
+        if not self.is_complete and self._fault is None:
+            self._fault = fault
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the reader."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class BackendConnection(asyncio.Protocol):
+    """Connection that sends one request at a time and parses the response.
+
+    `on_idle` is called when the connection can send the next request, and `on_closed` when it is closed. With `polite`,
+    a request that is aborted before the response head is closed with FIN, not RST. Some backends otherwise never stop
+    processing it.
+    """
+
+    def __init__(
+        self,
+        on_idle: Callable[[BackendConnection], None],
+        on_closed: Callable[[BackendConnection], None],
+        *,
+        polite: bool = False,
+    ) -> None:
+        self._on_idle = on_idle
+        self._on_closed = on_closed
+        self._polite = polite
+        self._transport: asyncio.Transport | None = None
+        self._response: HttpResponse | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        # Some servers end lines with LF alone, put spaces into headers, or send a space after the size of a chunk.
+        # aiohttp and curl accept this too.
+        self._parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
+        self._ends_at_close = False  # True if only the end of the connection ends the body
+        self._bytes_without_body = 0  # size of all reads since the last one with a part of the body
+        self._is_reusable = True
+        self.idle_since = 0.0  # by the clock of the event loop
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether another request can be sent."""
+        transport = self._transport
+        if self._response is not None or not self._is_reusable or transport is None or transport.is_closing():
+            return False
+        # A server may respond before it has read the whole request.
+        return not transport.get_write_buffer_size()
+
+    def send(self, head: bytes, body: bytes) -> HttpResponse:
+        """Send a request and return its response, whose head has not arrived yet."""
+        response = self._response = HttpResponse(self)
+        self._is_reusable = False
+        self._ends_at_close = False
+        self._bytes_without_body = 0
+        assert self._transport is not None
+        if self._transport.is_closing():
+            response.fail(ClosedBeforeResponse("the connection was closed before the response head"))
+        elif body:
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head)
+        return response
+
+    def resume_reading(self) -> None:
+        """Read from the socket again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def release(self, response: HttpResponse) -> None:
+        """Detach a response.
+
+        The connection becomes idle, or is aborted if the response is incomplete.
+        """
+        if response is not self._response:
+            return
+        self._response = None
+        if not response.is_complete:
+            self._abort(has_head=response.status > 0)
+        elif self.is_idle:
+            self.idle_since = asyncio.get_running_loop().time()
+            self.resume_reading()
+            self._on_idle(self)
+        else:
+            self._close_or_reset()
+
+    def close(self) -> None:
+        """Close the connection. The reader of a running response fails."""
+        if self._response is not None:
+            self._response.close()
+        self._close_or_reset()
+
+    def _close_or_reset(self) -> None:
+        self._is_reusable = False
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if transport.get_write_buffer_size():
+            # A graceful close would wait for a backend that does not read the rest of the request.
+            _reset(transport)
+        else:
+            transport.close()
+
+    def _abort(self, *, has_head: bool) -> None:
+        """Close the connection so that the backend stops generating."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._polite and not has_head and not transport.get_write_buffer_size():
+            # The backend can still send the head, but nothing after it.
+            transport.close()
+            return
+        # After a FIN, the server would notice only at its next write.
+        _reset(transport)
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+        # When the server closes, uvloop's TLS transport loses the bytes that it still buffers. These limits keep its
+        # buffer empty.
+        if (set_limits := getattr(transport, "set_read_buffer_limits", None)) is not None:
+            set_limits(high=1, low=0)
+
+    def eof_received(self) -> None:
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            # Otherwise the transport closes only after the backend has read the whole request.
+            _reset(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if response is None or response.is_finished:
+            # No more bytes are expected. The next request could mistake them for its response.
+            self._close_or_reset()
+            return
+        response.has_data = True
+        self._bytes_without_body += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            # Bytes after a complete response do not invalidate it.
+            self._is_reusable = False
+            response.fail(InvalidResponse(str(error)))
+            return
+        if self._bytes_without_body > MAX_HEAD_BYTES and not response.is_complete:
+            response.fail(InvalidResponse("more than 64 KiB of response head, chunk extensions or trailers"))
+            return
+        response.wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_reusable = False
+        self._on_closed(self)
+        response = self._response
+        if response is None or response.is_complete:
+            return
+        if not response.status:
+            response.fail(
+                ClosedBeforeResponse("closed before a response")
+                if exc is None
+                else ConnectionLost("the connection broke")
+            )
+        elif self._ends_at_close and exc is None:
+            response.is_complete = True
+            response.wake()
+        else:
+            response.fail(ResponseCutShort("the connection ended inside the response body"))
+
+    # -- httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        response = self._response
+        # `status` is set once the head is complete. Later fields are trailers, which are ignored.
+        if response is not None and not response.status:
+            # The parser accepts a space before the colon.
+            response.headers[name.decode("latin-1").rstrip().lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        response = self._response
+        status = self._parser.get_status_code()
+        if response is None or response.is_complete:
+            return
+        if status < 100:
+            raise ValueError("invalid status")  # httptools reports it as an HttpParserError
+        if status < 200:
+            # Another head follows an interim response.
+            response.headers.clear()
+            return
+        encoding = response.headers.get("transfer-encoding", "").lower()
+        is_chunked = encoding.rpartition(",")[2].strip() == "chunked"
+        self._ends_at_close = not is_chunked and "content-length" not in response.headers
+        response.status = status
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes_without_body = 0
+        response = self._response
+        if response is None or response.is_complete or self._transport is None:
+            return
+        if response.add_body(body):
+            self._transport.pause_reading()
+
+    def on_message_begin(self) -> None:
+        # The server sent a second response without a request.
+        if self._response is not None and self._response.is_complete:
+            self._is_reusable = False
+
+    def on_message_complete(self) -> None:
+        response = self._response
+        if response is not None and response.status and not response.is_complete:
+            response.is_complete = True
+            self._is_reusable = self._parser.should_keep_alive()
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close with RST, without waiting for data that the backend does not read."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        # For a closed socket uvloop raises ValueError, asyncio OSError.
+        with suppress(OSError, ValueError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
