@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final
 
 from unisono.core.generation import MESSAGE, START
@@ -15,6 +16,8 @@ from unisono.harmony.recipients import offered
 # A header that is started again is parsed again only up to this length, so that work stays linear.
 MAX_REREAD_LENGTH: Final = 256  # characters
 _MAX_TOKENS_PER_CHARACTER: Final = 4
+# Maximum length of a cached header, in characters. It bounds the memory of the cache.
+MAX_CACHED_LENGTH: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class HeaderReader:
         self._encoding = encoding
         self.declared = declared
         self._builtins = builtins
-        self._start = tuple(encoding.encode_marked("<|start|>assistant"))
+        self._start = _tokens(encoding, "<|start|>assistant")
 
     def text(self, held: HeldHeader) -> tuple[str, bool]:
         """Return the text, and whether all of it was UTF-8."""
@@ -50,8 +53,8 @@ class HeaderReader:
 
     def read(self, held: HeldHeader, text: str) -> Header:
         """Return the meaning of a header that reached `<|message|>`."""
-        header = read_header(text, self.declared, role_given=held.role_given, supplied=held.is_supplied)
-        return _as_offered(header, self.declared, self._builtins)
+        read = _meaning if len(text) > MAX_CACHED_LENGTH else _cached_meaning
+        return read(text, self.declared, self._builtins, held.role_given, held.is_supplied)
 
     def read_bodyless(self, held: HeldHeader, text: str, *, first: bool) -> Header:
         """Return the meaning of a header without `<|message|>`.
@@ -70,7 +73,26 @@ class HeaderReader:
 
     def spelled(self, header: Header) -> tuple[int, ...]:
         """Return the canonical tokens of a header."""
-        return (*self._start, *self._encoding.encode_marked(header.spelled()))
+        text = header.spelled()
+        if len(text) > MAX_CACHED_LENGTH:
+            return (*self._start, *self._encoding.encode_marked(text))
+        return (*self._start, *_tokens(self._encoding, text))
+
+
+def _meaning(
+    text: str, declared: frozenset[str] | None, builtins: frozenset[str], role_given: bool, is_supplied: bool
+) -> Header:
+    header = read_header(text, declared, role_given=role_given, supplied=is_supplied)
+    return _as_offered(header, declared, builtins)
+
+
+# A model repeats a few headers, so nearly all lookups hit the cache.
+_cached_meaning = lru_cache(maxsize=1024)(_meaning)
+
+
+@lru_cache(maxsize=1024)
+def _tokens(encoding: Encoding, text: str) -> tuple[int, ...]:
+    return tuple(encoding.encode_marked(text))
 
 
 def _as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
