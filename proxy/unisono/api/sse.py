@@ -34,6 +34,10 @@ LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u00
 # Key in the request's state of a function that writes a keep-alive now. The write detects a disconnected client.
 PROBE = "probe_client"
 
+# Key, in the request's state, of the server's own `send`. The ASGI layers change only the head of a response, so the
+# body of a stream bypasses them.
+SEND_BODY = "send_body"
+
 
 class ByteSource(Protocol):
     """Source of bytes to send. Each step is one write: whole events or nothing (`b""`)."""
@@ -57,8 +61,6 @@ def named_event(name: bytes, body: bytes) -> bytes:
 
 def without_line_separators(events: bytes) -> bytes:
     """Escape U+0085, U+2028 and U+2029 as JSON escapes. Many clients end a line at each of them."""
-    if events.isascii():
-        return events
     # In JSON these characters occur only in strings, where an escape means the same.
     for character, escape in LINE_SEPARATORS:
         if character in events:
@@ -118,6 +120,42 @@ class GenerationSource(ByteSource):
             yield self._end
 
 
+class EventWriter:
+    """Writer of one stream of events.
+
+    Events, keep-alives and probes are written by separate tasks, one at a time. `head` builds the head of the response.
+    It is called when the first bytes are written, because until then a failure can be an HTTP error.
+    """
+
+    def __init__(self, send: Send, send_body: Send, head: Callable[[], Message]) -> None:
+        self._send = send
+        self._send_body = send_body
+        self._head = head
+        self._lock = asyncio.Lock()
+        self.now = asyncio.get_running_loop().time
+        self.is_head_sent = False
+        self.last_write_at = self.now()
+
+    @property
+    def is_writing(self) -> bool:
+        """Return whether a write is in progress, possibly waiting for the client."""
+        return self._lock.locked()
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Write whole events; the `last` write ends the response."""
+        # `async with` would add two coroutines per write.
+        await self._lock.acquire()
+        try:
+            if not self.is_head_sent:
+                await self._send(self._head())
+                self.is_head_sent = True
+            self.last_write_at = self.now()
+            body = data if data.isascii() else without_line_separators(data)
+            await self._send_body({"type": "http.response.body", "body": body, "more_body": not last})
+        finally:
+            self._lock.release()
+
+
 class EventStream(Response):
     """Response of server-sent events.
 
@@ -143,29 +181,27 @@ class EventStream(Response):
         self._failure_events = broken
         self._keep_alive_s = keep_alive_s
         self._keep_alive = keep_alive
-        self._lock = asyncio.Lock()
-        self._is_head_sent = False
-        self._last_write = 0.0
+        self._writer: EventWriter | None = None
 
     @property
     def is_head_sent(self) -> bool:
         """True if the head has been sent, so that an HTTP error is no longer possible."""
-        return self._is_head_sent
+        return self._writer is not None and self._writer.is_head_sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._last_write = asyncio.get_running_loop().time()
-        # Events, keep-alives and probes are written by separate tasks; `_write` serialises them.
-        pump = asyncio.create_task(self._pump(send))
+        state = scope.setdefault("state", {})
+        writer = self._writer = EventWriter(send, state.get(SEND_BODY, send), self._head)
+        pump = asyncio.create_task(outcome(self._drain(writer)))
         disconnect = asyncio.create_task(disconnected(receive))
-        pulse = asyncio.create_task(self._send_keep_alives(send))
+        pulse = asyncio.create_task(self._send_keep_alives(writer))
         probes: list[asyncio.Task[None]] = []
 
         def probe() -> None:
             # A write in progress detects the same.
-            if self._is_head_sent and not self._lock.locked():
-                probes.append(asyncio.create_task(self._write(send, self._keep_alive())))
+            if writer.is_head_sent and not writer.is_writing:
+                probes.append(asyncio.create_task(writer.write(self._keep_alive())))
 
-        scope.setdefault("state", {})[PROBE] = probe
+        state[PROBE] = probe
         try:
             await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
@@ -174,35 +210,22 @@ class EventStream(Response):
             await cancel_all(pulse, *probes)
             failure = pump.result()
             if failure is None:
-                await self._write(send, b"", last=True)
+                await writer.write(b"", last=True)
             # The status 200 is sent, so the failure can only be an event.
-            elif self._is_head_sent:
-                await self._write(send, self._failure_events(failure), last=True)
+            elif writer.is_head_sent:
+                await writer.write(self._failure_events(failure), last=True)
             else:
                 await to_response(failure, scope)(scope, receive, send)
         finally:
-            scope["state"].pop(PROBE)
+            state.pop(PROBE)
             await cancel_all(pump, disconnect, pulse, *probes)
             # The source holds slots on backends, so it is closed on every path.
             await self._source.aclose()
 
-    async def _pump(self, send: Send) -> UnisonoError | None:
-        return await outcome(self._drain(send))
-
-    async def _drain(self, send: Send) -> None:
+    async def _drain(self, writer: EventWriter) -> None:
         async for data in self._source:
             if data:
-                await self._write(send, data)
-
-    async def _write(self, send: Send, data: bytes, *, last: bool = False) -> None:
-        async with self._lock:
-            # The head is sent with the first bytes. Until then a failure can be an HTTP error.
-            if not self._is_head_sent:
-                await send(self._head())
-                self._is_head_sent = True
-            self._last_write = asyncio.get_running_loop().time()
-            body = without_line_separators(data)
-            await send({"type": "http.response.body", "body": body, "more_body": not last})
+                await writer.write(data)
 
     def _head(self) -> Message:
         headers = {
@@ -215,17 +238,16 @@ class EventStream(Response):
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
-    async def _send_keep_alives(self, send: Send) -> None:
+    async def _send_keep_alives(self, writer: EventWriter) -> None:
         """Write a keep-alive whenever the stream has been silent for too long.
 
         A write that waits for the client does not count as silence.
         """
-        now = asyncio.get_running_loop().time
         while True:
-            silent_s = now() - self._last_write
+            silent_s = writer.now() - writer.last_write_at
             if silent_s < self._keep_alive_s:
                 await asyncio.sleep(self._keep_alive_s - silent_s)
-            elif self._lock.locked():
+            elif writer.is_writing:
                 await asyncio.sleep(self._keep_alive_s)
             else:
-                await self._write(send, self._keep_alive())
+                await writer.write(self._keep_alive())

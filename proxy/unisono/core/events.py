@@ -96,7 +96,9 @@ class Opened:
     item: Item
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: creating a frozen instance takes three times as long, once per token. Nothing may change an instance, as
+# `unsafe_hash` requires.
+@dataclass(slots=True, unsafe_hash=True)
 class Delta:
     item: Item
     text: str

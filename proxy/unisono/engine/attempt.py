@@ -310,33 +310,38 @@ def portions(tokens: Sequence[int]) -> Iterable[Sequence[int]]:
     return (tokens[begin : begin + PORTION_TOKENS] for begin in range(0, len(tokens), PORTION_TOKENS))
 
 
-class Pauses:
-    """Pauses that let other tasks run between portions of a generation, at any token rate."""
+class PauseSchedule:
+    """Schedule of the pauses between portions of a generation, in which other tasks run."""
 
     def __init__(self) -> None:
         self._since_last = 0
 
-    async def wait_before(self, portion: Sequence[int]) -> None:
+    def count(self, portion: Sequence[int]) -> bool:
+        """Count a portion and return whether other tasks should run before it is read."""
         self._since_last += len(portion)
-        if self._since_last > PORTION_TOKENS:
-            self._since_last = len(portion)
-            await asyncio.sleep(0)
+        if self._since_last <= PORTION_TOKENS:
+            return False
+        self._since_last = len(portion)
+        return True
 
 
-async def receive(
-    chunk: Chunk, cap: TokenCap, decoder: Decoder, telemetry: AttemptTelemetry
-) -> tuple[Sequence[int], FinishReason | None]:
-    """Return the tokens of a chunk within `cap`, and the reason if the generation ends there.
-
-    The tokens are also reported to `telemetry`.
-    """
-    # All three belong to one generation, so that a thread whose caller was cancelled changes nothing else.
+async def decode_text(chunk: Chunk, cap: TokenCap, decoder: Decoder) -> Sequence[int]:
+    """Return the tokens of a text chunk, limited by `cap`. Long texts are encoded in a thread."""
+    # `decoder` and `cap` belong to one generation, so a thread whose caller was cancelled changes nothing else.
     is_long = len(chunk.text) > LONG_CHUNK_CHARS
     tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)
     if cap.tokens_to_encode(tokens) > LONG_MESSAGE_TOKENS:
-        tokens = await asyncio.to_thread(cap.counted, tokens)
-    else:
-        tokens = cap.counted(tokens)
+        return await asyncio.to_thread(cap.counted, tokens)
+    return cap.counted(tokens)
+
+
+def complete_chunk(
+    chunk: Chunk, tokens: Sequence[int], cap: TokenCap, decoder: Decoder, telemetry: AttemptTelemetry
+) -> tuple[Sequence[int], FinishReason | None]:
+    """Return `tokens` with the last ones of the generation, and the reason if it ends here.
+
+    `tokens` are those of the chunk, limited by `cap`. The chunk is recorded in `telemetry`.
+    """
     telemetry.record_chunk(chunk, len(tokens), monotonic())
     finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish
     if finish is None:

@@ -96,14 +96,16 @@ class HarmonyGeneration(BatchStream):
         if self._request.answer.whole:
             self._buffered += _with_whole_deltas(batch)
             return []
-        self._buffered += batch
-        if not any(map(_is_visible, batch)):
+        # A client does not see a repair while the answer is in progress.
+        if all(type(event) is Repaired for event in batch):
+            self._buffered += batch
             return []
         self._has_output = runner.has_output = True
         if reader.transcript.journal.numbers is not self.report.journal:
             self._publish(reader)
-        events, self._buffered = self._buffered, []
-        return events
+        if self._buffered:
+            batch, self._buffered = self._buffered + batch, []
+        return batch
 
     async def _recover(
         self, error: AttemptError, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader
@@ -297,8 +299,3 @@ def _with_whole_deltas(batch: Sequence[Event]) -> Iterator[Event]:
             yield Delta(event.item, event.text)
         if not isinstance(event, Delta):
             yield event
-
-
-def _is_visible(event: Event) -> bool:
-    """Return whether a client sees an event while the answer is in progress."""
-    return not isinstance(event, Repaired)

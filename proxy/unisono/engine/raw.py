@@ -25,10 +25,11 @@ from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot,
 from unisono.engine.attempt import (
     LONG_CHUNK_CHARS,
     AttemptTelemetry,
-    Pauses,
+    PauseSchedule,
     SlotSession,
+    complete_chunk,
+    decode_text,
     portions,
-    receive,
 )
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.raw_text import RawText
@@ -270,9 +271,10 @@ class RawGeneration(BatchStream):
         """Yield the events to emit for one generation, per network read."""
         output, able, name = self._output, slot.capabilities, slot.deployment.name
         decoder = plain_decoder(able.output, self._encoding)
-        self._is_guessed = self._is_guessed or able.output is not OutputForm.IDS
-        cap = TokenCap(self._encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
-        pauses = Pauses()
+        is_text = able.output is not OutputForm.IDS
+        self._is_guessed = self._is_guessed or is_text
+        cap = TokenCap(self._encoding, job.max_tokens, guessed=is_text)
+        pauses = PauseSchedule()
         telemetry = AttemptTelemetry(self.report, self._request, name, job, 0)
         stream = slot.deployment.backend.complete(job)
         session.record_use()
@@ -284,12 +286,14 @@ class RawGeneration(BatchStream):
                     slot.record_first_token()
                 if chunk.cached_tokens is not None and not self._cached:
                     self._cached = chunk.cached_tokens
-                tokens, finish = await receive(chunk, cap, decoder, telemetry)
+                counted = await decode_text(chunk, cap, decoder) if is_text else cap.counted(decoder.feed(chunk))
+                tokens, finish = complete_chunk(chunk, counted, cap, decoder, telemetry)
                 events: list[Event] = []
                 for portion in portions(tokens):
                     if events:
                         yield events
-                    await pauses.wait_before(portion)
+                    if pauses.count(portion):
+                        await asyncio.sleep(0)
                     events = output.feed(portion)
                 yield events if finish is None else [*events, *output.end(finish)]
                 # After a stop token, the backend still reports its counts.

@@ -31,10 +31,11 @@ from unisono.core.route_protocol import Slot
 from unisono.engine.attempt import (
     LONG_MESSAGE_TOKENS,
     AttemptTelemetry,
-    Pauses,
+    PauseSchedule,
     SlotSession,
+    complete_chunk,
+    decode_text,
     portions,
-    receive,
 )
 from unisono.engine.deps import EngineDeps, RefusedConstraints
 from unisono.engine.output import OutputReader, replay
@@ -257,43 +258,49 @@ class StepRunner:
         self.session.record_use()
         is_waiting = True
         telemetry = AttemptTelemetry(self._report, self._request, deployment.name, job, reader.items.step)
-        cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=slot.capabilities.output is not OutputForm.IDS)
-        pauses = Pauses()
+        is_text = slot.capabilities.output is not OutputForm.IDS
+        cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text)
+        pauses = PauseSchedule()
         async with telemetry.measure(stream, slot):
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False
                     slot.record_first_token()
                     self._constraints.record_token(slot, job.constraint)
-                if first is not None:
+                if first is not None and chunk.cached_tokens is not None:
                     first.record_cached(chunk)
-                tokens, finish = await receive(chunk, cap, decoder, telemetry)
+                counted = await decode_text(chunk, cap, decoder) if is_text else cap.counted(decoder.feed(chunk))
+                tokens, finish = complete_chunk(chunk, counted, cap, decoder, telemetry)
                 # A read without a token emits nothing, since the journal could not record it.
                 events: list[Event] = []
+                # A single ordinary token needs neither a pause nor a thread.
+                if len(tokens) == 1 and tokens[0] < FIRST_SPECIAL:
+                    events = reader.feed(tokens)
+                    tokens = ()
                 for portion in portions(tokens):
                     if events and not (reader.has_pending_edit or reader.is_step_complete):
                         yield events, None
                         events = []
-                    await pauses.wait_before(portion)
-                    events += await feed(reader, portion)
+                    if pauses.count(portion):
+                        await asyncio.sleep(0)
+                    if is_slow(reader, portion):
+                        events += await in_thread(reader, partial(reader.feed, portion))
+                    else:
+                        events += reader.feed(portion)
                 if transcript.is_broken_off:
                     # Clients treat an answer that the gateway ends like one that reached its token limit.
                     finish = FinishReason.LENGTH
                 if finish is not None:
-                    if not reader.has_pending_edit:
-                        events = events + await settled(reader, partial(reader.end_generation, finish))
-                    yield events, finish
+                    yield await with_end(reader, events, finish), finish
                     return
                 if events or reader.has_pending_edit:
                     yield events, None
             raise BackendProtocolError("the backend ended its stream without a finish reason")
 
 
-async def feed(reader: OutputReader, portion: Sequence[int]) -> list[Event]:
-    """Return the events of some more tokens."""
-    if max(portion, default=0) >= FIRST_SPECIAL and reader.unsettled > LONG_MESSAGE_TOKENS:
-        return await in_thread(reader, partial(reader.feed, portion))
-    return reader.feed(portion)
+def is_slow(reader: OutputReader, portion: Sequence[int]) -> bool:
+    """Return whether reading these tokens may take more than a millisecond."""
+    return max(portion) >= FIRST_SPECIAL and reader.unsettled > LONG_MESSAGE_TOKENS
 
 
 async def replay_journal(reader: OutputReader, journal: Tokens, opening: Tokens) -> list[Event]:
@@ -308,6 +315,13 @@ async def settled(reader: OutputReader, work: Callable[[], T]) -> T:
     It runs in a thread if that message is long.
     """
     return await in_thread(reader, work) if reader.unsettled > LONG_MESSAGE_TOKENS else work()
+
+
+async def with_end(reader: OutputReader, events: list[Event], reason: FinishReason) -> list[Event]:
+    """Return the last events of a generation, with those of its end unless an edit is pending."""
+    if reader.has_pending_edit:
+        return events
+    return events + await settled(reader, partial(reader.end_generation, reason))
 
 
 async def in_thread(reader: OutputReader, work: Callable[[], T]) -> T:

@@ -130,17 +130,25 @@ class ItemReader:
         Return False, without reading the rest, at a run of blanks that is too long.
         """
         item, body, text_of, blanks = self.item, self.body, self._parser.text_of, self._blanks
+        # Without a filter for blanks, nothing ends the read early.
+        if blanks is None:
+            body += tokens
+            for token in tokens:
+                if text := text_of(token):
+                    self.delivered += len(text)
+                    if self.is_visible:
+                        events.append(Delta(item, text))
+            return True
         for token in tokens:
             text = text_of(token)
             body.append(token)
             if not text:
                 continue
-            if blanks is not None:
-                text = blanks.feed(text, len(body) - 1)
+            text = blanks.feed(text, len(body) - 1)
             self.delivered += len(text)
             if text and self.is_visible:
                 events.append(Delta(item, text))
-            if blanks is not None and blanks.is_too_long:
+            if blanks.is_too_long:
                 return False
         return True
 

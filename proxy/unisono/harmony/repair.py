@@ -75,6 +75,19 @@ class Repair:
         self._flush()
         return self.output.take()
 
+    def try_forward(self, tokens: Sequence[int]) -> bool:
+        """Advance past `tokens` if all of them extend an open body that is emitted at once.
+
+        Return False and change nothing otherwise: `feed` has to read them.
+        """
+        if self._state is not State.BODY or not self._message.is_streaming:
+            return False
+        for token in tokens:
+            if not 0 <= token < FIRST_SPECIAL:
+                return False
+        self.output.position += len(tokens)
+        return True
+
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Legal]:
         """Finish the output; `stop_hidden` restores the stop that the backend never sends."""
         if stop_hidden and reason is FinishReason.STOP:

@@ -202,6 +202,11 @@ class OpenMessage:
         """True if the message is forwarded and has no recipient."""
         return self.handling is BodyHandling.FORWARD and self.header.recipient.kind is RecipientKind.NONE
 
+    @property
+    def is_streaming(self) -> bool:
+        """True if the message was opened, so that further body tokens are emitted at once."""
+        return self.handling is BodyHandling.FORWARD and self._opened is None
+
     def add(self, tokens: Sequence[int]) -> None:
         if self.handling is BodyHandling.FORWARD:
             if self._opened is not None:

@@ -181,6 +181,11 @@ class HarmonyRouter:
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events of further generated tokens. Never raises because of tokens."""
         self.counter.completion += len(tokens)
+        # Fast path: nearly all tokens extend an open body.
+        if self._open is not None and self.stopped is None and not self._pending and self._repair.try_forward(tokens):
+            events: list[Event] = []
+            self._read_body(tokens, events)
+            return events
         return self._route(self._repair.feed(tokens))
 
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Event]:

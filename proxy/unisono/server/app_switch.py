@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from unisono.api.error_responses import to_event, to_response
+from unisono.api.sse import SEND_BODY
 from unisono.app import Gateway, build
 from unisono.config import Config
 from unisono.errors import ConfigError
@@ -197,6 +198,7 @@ class AppSwitch:
                     headers["connection"] = "close"
             await send(message)
 
+        scope.setdefault("state", {})[SEND_BODY] = send
         with _opened(application) as request:
             try:
                 await application.app(scope, receive, watched)

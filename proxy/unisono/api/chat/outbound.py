@@ -199,10 +199,12 @@ class ChoiceChunks:
         head = orjson.dumps(frame.head("chat.completion.chunk"))[:-1]
         self._head = b"data: " + head + b',"choices":[{"index":%d,"delta":' % index
         self._after = b',"logprobs":null,"finish_reason":null}]' + _usage_field(frame) + b"}\n\n"
-        self._content = self._head + b'{"content":'
-        self._refusal = self._head + b'{"refusal":'
-        names = frame.reasoning.names
-        self._reasoning = [b'%s"%s":' % (b"," if place else b"", name.encode()) for place, name in enumerate(names)]
+        # Fixed parts of chunks. `text_json.join(parts)` puts the text between each two of them.
+        end = b"}" + self._after
+        self._content = (self._head + b'{"content":', end)
+        self._refusal = (self._head + b'{"refusal":', end)
+        names = [b'"%s":' % name.encode() for name in frame.reasoning.names]
+        self._reasoning = (self._head + b"{" + names[0], *(b"," + name for name in names[1:]), end) if names else ()
         self._last_text: dict[bool, int] = {}
         self._emitted_calls: list[CallForm] = []
         self._streamed_call: tuple[ToolCall, int] | None = None
@@ -217,6 +219,8 @@ class ChoiceChunks:
 
         The finish chunk is excluded: `finish` returns it, because it may depend on other choices.
         """
+        if len(batch) == 1 and isinstance(entry := batch[0], Delta):
+            return self._delta(entry.item, entry.text)
         chunks: list[bytes] = []
         for entry in join_deltas(batch):
             chunks.append(self._delta(entry.item, entry.text) if isinstance(entry, Delta) else self._entry(entry))
@@ -243,12 +247,9 @@ class ChoiceChunks:
                 if self._last_text.setdefault(item.unfit, item.index) != item.index:
                     self._last_text[item.unfit] = item.index
                     text = MESSAGE_SEPARATOR + text
-                return (self._refusal if item.unfit else self._content) + orjson.dumps(text) + b"}" + self._after
+                return orjson.dumps(text).join(self._refusal if item.unfit else self._content)
             case Reasoning():
-                if not self._reasoning:
-                    return b""
-                value = orjson.dumps(text)
-                return self._chunk(b"{" + b"".join(name + value for name in self._reasoning) + b"}")
+                return orjson.dumps(text).join(self._reasoning) if self._reasoning else b""
             case ToolCall():
                 if self._streamed_call is None:
                     return b""  # buffered: its Closed event has the complete text

@@ -158,10 +158,12 @@ class ResponseCreation:
                 stream = prepared.start(self._deps.service)
                 async with aclosing(answer_events(self._deps, prepared, stream, too_late=too_late)) as answering:
                     async for batch in answering:
-                        report.backend, report.failovers = stream.report.backend, stream.report.failovers
-                        report.model, report.tries = stream.report.model, stream.report.tries
-                        report.standing = stream.report.standing
-                        has_started = True
+                        if not has_started:
+                            # The head of the response contains these values, and is sent with the first batch.
+                            report.backend, report.failovers = stream.report.backend, stream.report.failovers
+                            report.model, report.tries = stream.report.model, stream.report.tries
+                            report.standing = stream.report.standing
+                            has_started = True
                         yield batch
         except Exception as error:
             if has_started or not too_late():
