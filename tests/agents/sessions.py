@@ -119,7 +119,13 @@ class AgentSession:
             stderr=asyncio.subprocess.PIPE,
             # A process group of its own, so that its tools end with it.
             start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )
+
+
+def _heed_interrupts() -> None:
+    """Restore the default action of SIGINT in a child, which ignores it if the tests run in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 async def end_group(process: asyncio.subprocess.Process) -> None:
