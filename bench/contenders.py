@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bench import litellm_env, vllm_wire
+from bench import peer_env, vllm_wire
 from bench.team import PRICE, PROGRAM, Team, sections
 
 # Master key of the gateways, sent by the clients.
@@ -145,7 +145,13 @@ def _litellm(setup: ContenderSetup) -> list[str]:
     config = setup.folder / "litellm.yaml"
     config.write_text(litellm_config(setup.upstream))
     serve = ["--config", str(config), "--host", "127.0.0.1", "--port", str(setup.port), "--num_workers", "1"]
-    return [str(litellm_env.program()), *serve, "--telemetry", "False"]
+    return [str(peer_env.program("litellm")), *serve, "--telemetry", "False"]
+
+
+def _smg(setup: ContenderSetup) -> list[str]:
+    backend = f"http://127.0.0.1:{setup.upstream}"
+    serve = ["--host", "127.0.0.1", "--port", str(setup.port), "--worker-urls", backend, "--policy", "round_robin"]
+    return [str(peer_env.program("smg")), "launch", *serve, "--log-level", "warn"]
 
 
 def _module(name: str) -> Callable[[ContenderSetup], list[str]]:
@@ -157,6 +163,10 @@ CONTENDERS: dict[str, Contender] = {
     "direct chat": Contender("chat", None),
     "relay": Contender("vllm", _module("relay")),
     "aiohttp": Contender("vllm", _module("aiohttp_relay"), ready="/health"),
+    # Shepherd Model Gateway, written in Rust: relays chat without parsing it.
+    "smg": Contender("chat", _smg, ready="/readiness"),
+    # Only the Harmony work of an answer; see `floor.py`.
+    "floor": Contender("chat", _module("floor"), ready="/health"),
     "unisono": Contender("chat", _unisono, ready="/health/readiness"),
     "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", has_redis=True),
     "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", has_tools=True),

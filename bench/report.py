@@ -12,11 +12,13 @@ from math import isnan
 from pathlib import Path
 from statistics import median
 
-from bench import litellm_env
+from bench import peer_env
 from bench.sample import COLUMNS, Sample
 from bench.tasks import Scenario, Verdict
 
 PACKAGES = ("unisono", "uvicorn", "uvloop", "httptools", "aiohttp", "orjson", "openai-harmony", "fastapi", "starlette")
+# Other gateways with environments of their own.
+PEERS = ("litellm", "smg")
 # CPU share from which the fake backend and the load generator limit the result.
 MAX_RIG_BUSY = 0.9
 
@@ -131,7 +133,7 @@ def machine() -> str:
 
 
 def versions() -> str:
-    return ", ".join([*(f"{package} {version(package)}" for package in PACKAGES), litellm_env.version()])
+    return ", ".join([*(f"{package} {version(package)}" for package in PACKAGES), *map(peer_env.version, PEERS)])
 
 
 def revision() -> str:

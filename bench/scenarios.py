@@ -114,14 +114,16 @@ SCENARIOS: dict[str, Scenario] = {
     "paced": Scenario(
         "one token per 20 ms and chunk, 256 tokens; 24 streams, and 6",
         (
-            *_arms(PACED, "relay", "aiohttp", "unisono", "litellm"),
+            *_arms(PACED, "relay", "aiohttp", "smg", "floor", "unisono", "litellm"),
             Arm("unisono, 6 streams", "unisono", FEW_PACED),
             Arm("litellm, 6 streams", "litellm", FEW_PACED),
         ),
         ("cpu_us_per_token", "tokens_per_s", "gap_p99_ms", "busy"),
         (
             Verdict("cpu_us_per_token", "unisono", "relay", aim=6.0),
-            Verdict("cpu_us_per_token", "unisono", "aiohttp"),
+            Verdict("cpu_us_per_token", "unisono", "aiohttp", aim=1.6),
+            Verdict("cpu_us_per_token", "unisono", "smg", aim=2.1),
+            Verdict("cpu_us_per_token", "unisono", "floor"),
             Verdict("cpu_us_per_token", "unisono", "litellm", aim=1 / 12),
             Verdict("cpu_us_per_token", "unisono, 6 streams", "litellm, 6 streams"),
         ),
@@ -135,31 +137,34 @@ SCENARIOS: dict[str, Scenario] = {
     "full": Scenario(
         "full speed, 16 streams, 512 tokens",
         (
-            *_arms(FULL, "direct", "relay", "aiohttp", "unisono"),
+            *_arms(FULL, "direct", "relay", "aiohttp", "smg", "floor", "unisono"),
             Arm("litellm", "litellm", replace(FULL, requests=1)),
         ),
         ("tokens_per_s", "cpu_us_per_token", "busy"),
         (
             Verdict("cpu_us_per_token", "unisono", "relay"),
             Verdict("tokens_per_s", "unisono", "relay"),
+            Verdict("tokens_per_s", "unisono", "floor", aim=0.65, at_least=True),
             Verdict("tokens_per_s", "unisono", "litellm", aim=40.0, at_least=True),
         ),
     ),
     "ttft": Scenario(
         "time to first token, one client, 16 tokens, 200 requests in a row",
-        _arms(ONE_BY_ONE, "direct", "direct chat", "relay", "aiohttp", "unisono", "litellm"),
+        _arms(ONE_BY_ONE, "direct", "direct chat", "relay", "aiohttp", "smg", "floor", "unisono", "litellm"),
         ("ttft_p50_ms", "ttft_p99_ms", "cpu_ms_per_request"),
         (
-            Verdict("ttft_p50_ms", "unisono", "direct", difference=True),
+            Verdict("ttft_p50_ms", "unisono", "direct", difference=True, aim=0.8),
+            Verdict("cpu_ms_per_request", "unisono", "floor", aim=1.4),
             Verdict("ttft_p50_ms", "unisono", "litellm", aim=0.12, baselines=("direct", "direct chat")),
         ),
     ),
     "whole": Scenario(
         "no streaming, 8 clients, 64 tokens",
-        _arms(WHOLE, "relay", "aiohttp", "unisono", "litellm"),
+        _arms(WHOLE, "relay", "aiohttp", "floor", "unisono", "litellm"),
         ("cpu_ms_per_request", "ttft_p50_ms"),
         (
             Verdict("cpu_ms_per_request", "unisono", "aiohttp"),
+            Verdict("cpu_ms_per_request", "unisono", "floor", aim=1.3),
             Verdict("cpu_ms_per_request", "unisono", "litellm", aim=0.15),
         ),
     ),

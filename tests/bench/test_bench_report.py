@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bench import litellm_env, meter, report
+from bench import meter, peer_env, report
 from bench.__main__ import arguments
 from bench.contenders import CONTENDERS, KEY, gateway_config, litellm_config
 from bench.sample import COLUMNS, Sample
@@ -133,8 +133,13 @@ def test_gateway_configurations_have_the_backend_and_a_key(config: Callable[[int
     assert f"master_key: {KEY}" in config(8123)
 
 
-def test_litellm_and_its_dependencies_are_pinned() -> None:
-    pins = [line.partition(" ;")[0] for line in litellm_env.PINS.read_text().splitlines()]
-    assert len(pins) > 100
+PINNED = {"litellm": (100, "litellm 1.106.2"), "smg": (5, "smg 1.13.0")}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_other_gateways_and_their_dependencies_are_pinned(name: str) -> None:
+    count, version = PINNED[name]
+    pins = [line.partition(" ;")[0] for line in (peer_env.FOLDER / f"{name}.txt").read_text().splitlines()]
+    assert len(pins) > count
     assert all(pin.count("==") == 1 for pin in pins)
-    assert litellm_env.version() == "litellm 1.106.2"
+    assert peer_env.version(name) == version

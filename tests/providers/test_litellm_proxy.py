@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from bench import litellm_env
+from bench import peer_env
 from bench.processes import free_port
 from tests.e2e.gateway import gateway
 from tests.fakes.openai_api import FakeOpenAi
@@ -33,7 +33,7 @@ PROXY_ENV = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """Start a LiteLLM proxy that serves the model `theirs`, and yield its address."""
-    program = await asyncio.to_thread(litellm_env.program)
+    program = await asyncio.to_thread(peer_env.program, "litellm")
     async with FakeOpenAi() as fake:
         folder: Path = tmp_path_factory.mktemp("proxy")
         params = {"model": "openai/gpt-4o", "api_base": f"{fake.url}/v1", "api_key": "none"}
