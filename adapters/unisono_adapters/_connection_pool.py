@@ -49,7 +49,6 @@ class ConnectionPool:
         The caller must close the response. If a reused connection fails before the first byte of the response, the
         request is sent once more, on a new connection. Raises ConnectionFault, or BackendUnavailable after `close`.
         """
-        self._check_open()
         if (connection := self._pop_idle()) is not None:
             response = connection.send(head, body)
             try:
@@ -58,7 +57,6 @@ class ConnectionPool:
                 if response.has_data:
                     raise
         connection = await self._connect(connect_s)
-        self._check_open()
         return await _with_head(connection.send(head, body))
 
     def close(self) -> None:
@@ -85,6 +83,7 @@ class ConnectionPool:
             raise BackendUnavailable("the backend is being removed")
 
     async def _connect(self, connect_s: float) -> BackendConnection:
+        self._check_open()
         try:
             async with asyncio.timeout(connect_s):
                 connection = await self._new_connection()
@@ -96,28 +95,34 @@ class ConnectionPool:
         self._open.add(connection)
         if self._is_closed:  # while connecting
             connection.close()
+        self._check_open()
         return connection
 
     async def _new_connection(self) -> BackendConnection:
         loop = asyncio.get_running_loop()
-        addresses = await self._addresses()
-        opened = await start_connection(
-            addresses, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S, interleave=1, socket_factory=_new_socket
+        # Before the connection is opened, so that a cancellation here leaves nothing open.
+        context = None
+        if self._url.scheme == "https":
+            context = tls_context() if tls_context.cache_info().currsize else await asyncio.to_thread(tls_context)
+        sock = await start_connection(
+            await self._addresses(),
+            happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S,
+            interleave=1,
+            socket_factory=_new_socket,
         )
         try:
             transport, connection = await loop.create_connection(
-                lambda: BackendConnection(self._add_idle, self._open.discard, polite=self._polite), sock=opened
+                lambda: BackendConnection(self._add_idle, self._open.discard, polite=self._polite), sock=sock
             )
         except BaseException:
-            opened.close()
+            sock.close()
             raise
-        if self._url.scheme == "https":
+        if context is not None:
             # Started separately: asyncio's `create_connection` leaves a connection open if its handshake is cancelled.
-            context = tls_context() if tls_context.cache_info().currsize else await asyncio.to_thread(tls_context)
             host = (self._url.raw_host or "").rstrip(".")
-            secured = await loop.start_tls(transport, connection, context, server_hostname=host)
-            assert secured is not None
-            connection.connection_made(secured)  # `start_tls` does not call it
+            tls_transport = await loop.start_tls(transport, connection, context, server_hostname=host)
+            assert tls_transport is not None
+            connection.connection_made(tls_transport)  # `start_tls` does not call it
         return connection
 
     async def _addresses(self) -> Sequence[AddrInfoType]:
@@ -133,9 +138,9 @@ class ConnectionPool:
     async def _look_up(self) -> Sequence[AddrInfoType]:
         loop = asyncio.get_running_loop()
         self._lookup_expires_at = 0.0  # a failed lookup is not reused
-        found = await loop.getaddrinfo(self._url.raw_host, self._url.port, type=socket.SOCK_STREAM)
+        addresses = await loop.getaddrinfo(self._url.raw_host, self._url.port, type=socket.SOCK_STREAM)
         self._lookup_expires_at = loop.time() + DNS_CACHE_S
-        return found
+        return addresses
 
     def _add_idle(self, connection: BackendConnection) -> None:
         self._idle.append(connection)
@@ -168,10 +173,10 @@ async def _with_head(response: HttpResponse) -> HttpResponse:
 
 def _new_socket(address: AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-    made.setblocking(False)
-    return made
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+    sock.setblocking(False)
+    return sock
 
 
 @cache

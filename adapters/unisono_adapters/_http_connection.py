@@ -142,7 +142,7 @@ class HttpResponse:
         return data
 
     def close(self) -> None:
-        """Release the connection, or drop it if the response is not complete. Repeatable."""
+        """Release the connection, or abort it if the response is incomplete. Repeatable."""
         connection, self._connection = self._connection, None
         if connection is not None:
             if not self.is_complete and self._fault is None:
@@ -254,7 +254,7 @@ class BackendConnection(asyncio.Protocol):
             self._close_or_reset()
 
     def close(self) -> None:
-        """Close the connection. The reader of a running response fails."""
+        """Close the connection. The reader of an open response fails."""
         if self._response is not None:
             self._response.close()
         self._close_or_reset()
