@@ -6,11 +6,12 @@ A stream is complete when it has sent both a finish reason and `[DONE]`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
-import orjson
+from msgspec import DecodeError, Meta, Struct
+from msgspec.json import Decoder
 
-from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, CompletionJob, FinishReason, OutputForm
+from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, VOCABULARY, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, Symptom
 from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
@@ -99,13 +100,13 @@ class CompletionFold:
 
         Raises BackendProtocolError for another protocol, and the mapped error for an error object.
         """
-        # Fast path: nearly all reads bring one event with nothing but token ids.
-        if len(events) == 1 and self._finish is None and self._output is OutputForm.IDS:
-            ids = plain_ids(events[0])
-            if ids:
-                self._last = ids[-1]
-                return Chunk(tokens=ids)
         tokens: list[int] = []
+        if self._finish is None and self._output is OutputForm.IDS:
+            tokens, events = plain_tokens(events)
+            if tokens:
+                self._last = tokens[-1]
+            if not events:
+                return Chunk(tokens=tokens) if tokens else None
         texts: list[str] = []
         for event in events:
             if event == b"[DONE]":
@@ -180,18 +181,39 @@ class CompletionFold:
         )
 
 
-def plain_ids(event: bytes) -> list[int] | None:
-    """Return the token ids of an event without a finish reason, usage or error; None for others."""
-    if len(event) >= LONG_EVENT:
-        return None
-    try:
-        data = orjson.loads(event)
-        [choice] = data["choices"]
-        ids = choice["token_ids"]
-        is_plain = choice["finish_reason"] is None and data.get("usage") is None and not is_error(data)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return token_ids(ids) if is_plain and ids else None
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=VOCABULARY)]
+
+
+class PlainChoice(Struct, gc=False):
+    """Choice with token ids that does not end the generation."""
+
+    token_ids: list[TokenId]
+    finish_reason: None
+
+
+class PlainEvent(Struct, gc=False):
+    """Event with nothing but token ids: no end, no usage, no error. Other fields are skipped."""
+
+    choices: tuple[PlainChoice]
+    usage: None = None
+    error: None = None
+    object: Literal["text_completion"] = "text_completion"
+
+
+decode_plain_event = Decoder(PlainEvent).decode
+
+
+def plain_tokens(events: list[bytes]) -> tuple[list[int], list[bytes]]:
+    """Return the token ids of the leading plain events, and the remaining events."""
+    # Nearly all events are plain. The typed decoder needs 0.4 us for one, orjson and checks in Python 1.5 us.
+    tokens: list[int] = []
+    for index, event in enumerate(events):
+        try:
+            (choice,) = decode_plain_event(event).choices
+        except (DecodeError, RecursionError):
+            return tokens, events[index:]
+        tokens += choice.token_ids
+    return tokens, []
 
 
 def without_echo(event: bytes) -> bytes:

@@ -196,6 +196,9 @@ class BackendConnection(asyncio.Protocol):
         self._polite = polite
         self._transport: asyncio.Transport | None = None
         self._response: HttpResponse | None = None
+        # Parts of the body in one network read. The parser calls `on_body` for each HTTP chunk.
+        self._body_parts: list[bytes] = []
+        self.on_body = self._body_parts.append
         self._parser = httptools.HttpResponseParser(self)
         # Some servers end lines with LF alone, put spaces into headers, or send a space after the size of a chunk.
         # aiohttp and curl accept this too.
@@ -310,12 +313,26 @@ class BackendConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # Bytes after a complete response do not invalidate it.
             self._is_reusable = False
+            self._deliver_body(response)
             response.fail(InvalidResponse(str(error)))
             return
+        self._deliver_body(response)
         if self._bytes_without_body > MAX_HEAD_BYTES and not response.is_complete:
             response.fail(InvalidResponse("more than 64 KiB of response head, chunk extensions or trailers"))
             return
         response.wake()
+
+    def _deliver_body(self, response: HttpResponse) -> None:
+        """Move the parts of the body to the response, and pause reading if it buffers too much."""
+        parts = self._body_parts
+        if not parts:
+            return
+        self._bytes_without_body = 0
+        # Bytes after the end of the response are no part of it.
+        if not response.is_complete and response.add_body(parts[0] if len(parts) == 1 else b"".join(parts)):
+            assert self._transport is not None
+            self._transport.pause_reading()
+        parts.clear()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_reusable = False
@@ -360,14 +377,6 @@ class BackendConnection(asyncio.Protocol):
         self._ends_at_close = not is_chunked and "content-length" not in response.headers
         response.status = status
 
-    def on_body(self, body: bytes) -> None:
-        self._bytes_without_body = 0
-        response = self._response
-        if response is None or response.is_complete or self._transport is None:
-            return
-        if response.add_body(body):
-            self._transport.pause_reading()
-
     def on_message_begin(self) -> None:
         # The server sent a second response without a request.
         if self._response is not None and self._response.is_complete:
@@ -376,6 +385,7 @@ class BackendConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         response = self._response
         if response is not None and response.status and not response.is_complete:
+            self._deliver_body(response)
             response.is_complete = True
             self._is_reusable = self._parser.should_keep_alive()
 

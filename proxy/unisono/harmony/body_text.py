@@ -1,9 +1,9 @@
-"""Text of the bodies of messages, token by token."""
+"""Text of the bodies of messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, cast
 
 from unisono.harmony.encoding import Encoding
 
@@ -17,8 +17,8 @@ class BodyText(Protocol):
     def start(self, body: Sequence[int] = ()) -> None:
         """Begin a message that continues after `body`."""
 
-    def text_of(self, token: int) -> str | None:
-        """Return the text that one more token completes."""
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text that further tokens complete."""
 
     def end(self) -> None:
         """End the message."""
@@ -33,21 +33,25 @@ class TableBodyText:
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
         self._texts = encoding.texts
+        # Raises TypeError in `join` for a token that is None.
+        self._known_text = cast("Callable[[int], str]", encoding.texts.__getitem__)
         self._withheld = b""
 
     def start(self, body: Sequence[int] = ()) -> None:
         self._withheld = b""
-        for token in body:
-            self.text_of(token)
+        self.text_of(body)
 
-    def text_of(self, token: int) -> str | None:
-        if not self._withheld:
-            text = self._texts[token]
-            if text is not None:
-                return text
-        return self._decoded(token)
+    def text_of(self, tokens: Sequence[int]) -> str:
+        if self._withheld:
+            return "".join(map(self._decoded, tokens))
+        try:
+            return "".join(map(self._known_text, tokens))
+        except TypeError:  # the text of a token is not known yet, or no whole character
+            return "".join(map(self._decoded, tokens))
 
-    def _decoded(self, token: int) -> str | None:
+    def _decoded(self, token: int) -> str:
+        if not self._withheld and (known := self._texts[token]) is not None:
+            return known
         before = self._withheld
         data = before + self._encoding.decode_bytes((token,))
         try:
@@ -56,7 +60,7 @@ class TableBodyText:
             text = data[: error.start].decode()
             if error.reason == TRUNCATED:
                 self._withheld = data[error.start :]
-                return text or None
+                return text
             # The parser replaces only the first invalid bytes, and reads the rest with the next token.
             self._withheld = data[error.end :]
             return text + REPLACEMENT

@@ -125,7 +125,7 @@ class ItemReader:
         parser.start()
 
     def read(self, tokens: Sequence[int], events: list[Event]) -> bool:
-        """Add the deltas of body tokens to `events`.
+        """Add the text of body tokens to `events`.
 
         Return False, without reading the rest, at a run of blanks that is too long.
         """
@@ -133,14 +133,13 @@ class ItemReader:
         # Without a filter for blanks, nothing ends the read early.
         if blanks is None:
             body += tokens
-            for token in tokens:
-                if text := text_of(token):
-                    self.delivered += len(text)
-                    if self.is_visible:
-                        events.append(Delta(item, text))
+            if text := text_of(tokens):
+                self.delivered += len(text)
+                if self.is_visible:
+                    events.append(Delta(item, text))
             return True
         for token in tokens:
-            text = text_of(token)
+            text = text_of((token,))
             body.append(token)
             if not text:
                 continue

@@ -47,10 +47,12 @@ class LibraryBodyText:
         for token in (*self._any_header, *body):
             self._parser.process(token)
 
-    def text_of(self, token: int) -> str | None:
-        self._parser.process(token)
-        text: str | None = self._parser.last_content_delta
-        return text
+    def text_of(self, tokens: Sequence[int]) -> str:
+        texts: list[str] = []
+        for token in tokens:
+            self._parser.process(token)
+            texts.append(self._parser.last_content_delta or "")
+        return "".join(texts)
 
     def end(self) -> None:
         self._parser.process(END)
