@@ -102,7 +102,16 @@ class CompletionFold:
         """
         tokens: list[int] = []
         if self._finish is None and self._output is OutputForm.IDS:
-            tokens, events = plain_tokens(events)
+            # Nearly all events are plain. The typed decoder needs 0.4 us for one, orjson and checks in Python 1.5 us.
+            plain = 0
+            try:
+                for event in events:
+                    tokens += decode_plain_event(event).choices[0].token_ids
+                    plain += 1
+            except (DecodeError, RecursionError):
+                events = events[plain:]
+            else:
+                events = []
             if tokens:
                 self._last = tokens[-1]
             if not events:
@@ -201,19 +210,6 @@ class PlainEvent(Struct, gc=False):
 
 
 decode_plain_event = Decoder(PlainEvent).decode
-
-
-def plain_tokens(events: list[bytes]) -> tuple[list[int], list[bytes]]:
-    """Return the token ids of the leading plain events, and the remaining events."""
-    # Nearly all events are plain. The typed decoder needs 0.4 us for one, orjson and checks in Python 1.5 us.
-    tokens: list[int] = []
-    for index, event in enumerate(events):
-        try:
-            (choice,) = decode_plain_event(event).choices
-        except (DecodeError, RecursionError):
-            return tokens, events[index:]
-        tokens += choice.token_ids
-    return tokens, []
 
 
 def without_echo(event: bytes) -> bytes:

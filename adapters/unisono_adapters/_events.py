@@ -56,8 +56,9 @@ async def generate(
             # `BackendAnswer.read` inlined, which saves a coroutine per network read. Keep both in step.
             if answer.should_yield:
                 await asyncio.sleep(0)
-            while (events := answer.read_nowait()) is None:
+            while not answer.response.is_readable:
                 await answer.next_data()
+            events = answer.read_nowait()
             chunk = fold.feed(events)
             del events
             if chunk is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from asyncio import Future
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,30 +56,32 @@ class Job(Protocol):
 class BackendAnswer:
     """Stream of events. `close` is allowed at any time, cheap and repeatable."""
 
-    __slots__ = ("_cutter", "_response", "_watch", "is_ended", "next_data", "should_yield")
+    __slots__ = ("_cutter", "_watch", "delivered", "is_ended", "response", "should_yield")
 
     def __init__(self, response: HttpResponse, framing: Framing, watch: AbortTimer) -> None:
-        self._response = response
+        self.response = response
         self._watch = watch
         self._cutter = framing.cutter()
-        # Returns a future for the next data.
-        self.next_data = response.next_data
+        # Marks a read as having brought tokens: comments and empty events are no sign of life.
+        self.delivered = watch.delivered
         # True if the last read filled its limit. The caller must then yield to other tasks before it reads again.
         self.should_yield = False
         self.is_ended = False  # all events were returned
 
-    def read_nowait(self) -> list[bytes] | None:
-        """Return the data of the events that have arrived; None if nothing has arrived.
+    def next_data(self) -> Future[None]:
+        """Return a future for the next data, the end or a failure."""
+        self._watch.waiting()
+        return self.response.next_data()
+
+    def read_nowait(self) -> list[bytes]:
+        """Return the data of the events that have arrived. `response` must be readable.
 
         The list may be empty. The connection buffers only little ahead of the caller. Raises the `BackendError` family.
         """
-        self._watch.waiting()
         if self._watch.expired is not None:
             raise BackendTimeout(self._watch.expired)
         try:
-            read = self._response.read_nowait(MAX_BATCH_BYTES)
-            if read is None:
-                return None
+            read = self.response.read_nowait(MAX_BATCH_BYTES)
             if read:
                 self.should_yield = len(read) == MAX_BATCH_BYTES
                 return self._cutter.feed(read)
@@ -96,27 +99,23 @@ class BackendAnswer:
             return None
         if self.should_yield:
             await asyncio.sleep(0)
-        while (events := self.read_nowait()) is None:
+        while not self.response.is_readable:
             await self.next_data()
-        return events
-
-    def delivered(self) -> None:
-        """Mark a read as having brought tokens: comments and empty events are no sign of life."""
-        self._watch.delivered()
+        return self.read_nowait()
 
     async def settle(self) -> None:
         """Read a finished answer briefly to its end, so that the connection can be reused."""
-        if self._response.is_complete:
+        if self.response.is_complete:
             return
         # The answer is complete. A failure loses only the connection, and `close` drops it.
         with suppress(*CAUGHT):
             async with asyncio.timeout(LINGER_S):
-                while await self._response.read(MAX_BATCH_BYTES):
+                while await self.response.read(MAX_BATCH_BYTES):
                     pass
 
     def close(self) -> None:
         self._watch.stop()
-        self._response.close()
+        self.response.close()
 
 
 class BackendHttp:

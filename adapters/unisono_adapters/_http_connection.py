@@ -71,6 +71,8 @@ class HttpResponse:
         "has_data",
         "headers",
         "is_complete",
+        "is_finished",
+        "is_readable",
         "status",
     )
 
@@ -80,6 +82,8 @@ class HttpResponse:
         self.headers: dict[str, str] = {}
         self.has_data = False  # True once any bytes have arrived
         self.is_complete = False
+        self.is_finished = False  # True once the response is complete or has failed
+        self.is_readable = False  # True if `read_nowait` does not return None
         self._fault: ConnectionFault | None = None
         self._chunks: list[bytes] = []
         self._size = 0
@@ -91,11 +95,6 @@ class HttpResponse:
     def content_type(self) -> str:
         """Media type in lower case, without parameters."""
         return self.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
-
-    @property
-    def is_finished(self) -> bool:
-        """True once the response is complete or has failed."""
-        return self.is_complete or self._fault is not None
 
     async def wait_for_head(self) -> None:
         """Wait for the head. Raises ConnectionFault."""
@@ -118,10 +117,14 @@ class HttpResponse:
             return None
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
-        if len(data) > limit:
+        size = len(data)
+        if size > limit:
             chunks.append(data[limit:])
             data = data[:limit]
-        self._size -= len(data)
+            size = limit
+        else:
+            self.is_readable = self.is_finished
+        self._size -= size
         if self._is_paused and self._size <= BUFFER_BYTES and self._connection is not None:
             self._is_paused = False
             self._connection.resume_reading()
@@ -145,16 +148,18 @@ class HttpResponse:
         """Release the connection, or abort it if the response is incomplete. Repeatable."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            if not self.is_complete and self._fault is None:
+            if not self.is_finished:
                 self.fail(ConnectionLost("the response was closed"))
             connection.release(self)
 
     # -- called by the connection
 
-    def add_body(self, data: bytes) -> bool:
-        """Add bytes of the body; return whether reading has to pause."""
+    def add_body(self, parts: list[bytes]) -> bool:
+        """Add the body's part in one network read; return whether reading has to pause."""
         chunks = self._chunks
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
         chunks.append(data)
+        self.is_readable = True
         if len(chunks) > MAX_SEPARATE_CHUNKS:
             chunks[:] = [b"".join(chunks)]
         self._size += len(data)
@@ -163,10 +168,15 @@ class HttpResponse:
             return True
         return False
 
+    def complete(self) -> None:
+        """Record the end of the body."""
+        self.is_complete = self.is_finished = self.is_readable = True
+
     def fail(self, fault: ConnectionFault) -> None:
         """Record a failure unless the response is complete, and wake the reader."""
-        if not self.is_complete and self._fault is None:
+        if not self.is_finished:
             self._fault = fault
+            self.is_finished = self.is_readable = True
         self.wake()
 
     def wake(self) -> None:
@@ -316,7 +326,8 @@ class BackendConnection(asyncio.Protocol):
             self._deliver_body(response)
             response.fail(InvalidResponse(str(error)))
             return
-        self._deliver_body(response)
+        if self._body_parts:
+            self._deliver_body(response)
         if self._bytes_without_body > MAX_HEAD_BYTES and not response.is_complete:
             response.fail(InvalidResponse("more than 64 KiB of response head, chunk extensions or trailers"))
             return
@@ -329,7 +340,7 @@ class BackendConnection(asyncio.Protocol):
             return
         self._bytes_without_body = 0
         # Bytes after the end of the response are no part of it.
-        if not response.is_complete and response.add_body(parts[0] if len(parts) == 1 else b"".join(parts)):
+        if not response.is_complete and response.add_body(parts):
             assert self._transport is not None
             self._transport.pause_reading()
         parts.clear()
@@ -347,7 +358,7 @@ class BackendConnection(asyncio.Protocol):
                 else ConnectionLost("the connection broke")
             )
         elif self._ends_at_close and exc is None:
-            response.is_complete = True
+            response.complete()
             response.wake()
         else:
             response.fail(ResponseCutShort("the connection ended inside the response body"))
@@ -386,7 +397,7 @@ class BackendConnection(asyncio.Protocol):
         response = self._response
         if response is not None and response.status and not response.is_complete:
             self._deliver_body(response)
-            response.is_complete = True
+            response.complete()
             self._is_reusable = self._parser.should_keep_alive()
 
 

@@ -131,20 +131,20 @@ class EventWriter:
         self._send = send
         self._send_body = send_body
         self._head = head
-        self._lock = asyncio.Lock()
+        self.is_writing = False  # a write is in progress, and may wait for the client
+        self._waiters: list[asyncio.Future[None]] = []
         self.now = asyncio.get_running_loop().time
         self.is_head_sent = False
         self.last_write_at = self.now()
 
-    @property
-    def is_writing(self) -> bool:
-        """Return whether a write is in progress, possibly waiting for the client."""
-        return self._lock.locked()
-
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Write whole events; the `last` write ends the response."""
-        # `async with` would add two coroutines per write.
-        await self._lock.acquire()
+        # asyncio's lock would add three calls per write.
+        while self.is_writing:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        self.is_writing = True
         try:
             if not self.is_head_sent:
                 await self._send(self._head())
@@ -153,7 +153,12 @@ class EventWriter:
             body = data if data.isascii() else without_line_separators(data)
             await self._send_body({"type": "http.response.body", "body": body, "more_body": not last})
         finally:
-            self._lock.release()
+            self.is_writing = False
+            # All of them, since one may be cancelled at the same moment.
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()
 
 
 class EventStream(Response):

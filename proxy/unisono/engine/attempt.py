@@ -12,7 +12,6 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
-from time import monotonic
 from typing import Final
 
 from unisono.core.deadline import Deadline
@@ -219,13 +218,6 @@ class AttemptTelemetry:
         self.cached: int | None = None
         self.finish = ""
 
-    def record_chunk(self, chunk: Chunk, tokens: int, now: float) -> None:
-        """Record a chunk with `tokens` tokens, received at `now` by the monotonic clock."""
-        if tokens:
-            self.pace.record(tokens, now)
-        if chunk.cached_tokens is not None:
-            self.cached = chunk.cached_tokens
-
     def record_end(self, reason: FinishReason, unseen: int) -> None:
         """Record the backend's finish reason, and `unseen` generated tokens that it did not send."""
         self.finish = reason.value
@@ -335,18 +327,16 @@ async def decode_text(chunk: Chunk, cap: TokenCap, decoder: Decoder) -> Sequence
     return cap.counted(tokens)
 
 
-def complete_chunk(
-    chunk: Chunk, tokens: Sequence[int], cap: TokenCap, decoder: Decoder, telemetry: AttemptTelemetry
-) -> tuple[Sequence[int], FinishReason | None]:
-    """Return `tokens` with the last ones of the generation, and the reason if it ends here.
-
-    `tokens` are those of the chunk, limited by `cap`. The chunk is recorded in `telemetry`.
-    """
-    telemetry.record_chunk(chunk, len(tokens), monotonic())
-    finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish
-    if finish is None:
-        return tokens, None
+def with_last_tokens(
+    tokens: Sequence[int],
+    finish: FinishReason,
+    chunk: Chunk,
+    cap: TokenCap,
+    decoder: Decoder,
+    telemetry: AttemptTelemetry,
+) -> Sequence[int]:
+    """Return the tokens of the last chunk with those that its decoder held and a stop token that was not sent."""
     stop = () if chunk.stop_token is None else (chunk.stop_token,)
     rest = () if cap.is_exceeded else (*decoder.end(), *stop)
     telemetry.record_end(finish, len(rest))
-    return [*tokens, *rest], finish
+    return [*tokens, *rest]

@@ -97,7 +97,7 @@ class HarmonyGeneration(BatchStream):
             self._buffered += _with_whole_deltas(batch)
             return []
         # A client does not see a repair while the answer is in progress.
-        if all(type(event) is Repaired for event in batch):
+        if not batch or (type(batch[0]) is Repaired and all(type(event) is Repaired for event in batch)):
             self._buffered += batch
             return []
         self._has_output = runner.has_output = True
@@ -219,7 +219,7 @@ class HarmonyGeneration(BatchStream):
                 yield events
             async with aclosing(await runner.step(builder, reader)) as batches:
                 async for events, reason in batches:
-                    if reason is not None or reader.stop_sequence is not None or reader.has_pending_edit:
+                    if reason is not None or reader.is_stopped:
                         break
                     yield events
             if reader.has_pending_edit:

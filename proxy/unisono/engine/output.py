@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from unisono.core.conversation import Conversation, Tokens
-from unisono.core.events import Closed, Event, Finished, Repaired
+from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.ports import Violation
 from unisono.core.token_ids import share_ids
@@ -96,6 +96,12 @@ class OutputReader:
         return self.transcript.controller.step.pending is not None and self.stop_sequence is None
 
     @property
+    def is_stopped(self) -> bool:
+        """Return whether a pending edit or a stop string ends the reading of the current step."""
+        is_matched = self._stops is not None and self._stops.matched is not None
+        return is_matched or self.transcript.controller.step.pending is not None
+
+    @property
     def token_count(self) -> int:
         """Return the number of generated tokens of all steps so far."""
         return self.transcript.router.usage.completion_tokens
@@ -154,7 +160,11 @@ class OutputReader:
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events to emit for more tokens."""
-        return self._emit(self.transcript.feed(share_ids(tokens)))
+        events = self.transcript.feed(share_ids(tokens))
+        # Nearly always a single delta, which needs no record.
+        if self._filter is None and self._stops is None and len(events) == 1 and type(events[0]) is Delta:
+            return events
+        return self._emit(events)
 
     def apply_edit(self) -> list[Event]:
         """Make the pending prompt edit and return the events to emit."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from time import monotonic
 
 from unisono.core.events import Event
 from unisono.core.generation import (
@@ -27,9 +28,9 @@ from unisono.engine.attempt import (
     AttemptTelemetry,
     PauseSchedule,
     SlotSession,
-    complete_chunk,
     decode_text,
     portions,
+    with_last_tokens,
 )
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.raw_text import RawText
@@ -284,10 +285,15 @@ class RawGeneration(BatchStream):
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False
                     slot.record_first_token()
-                if chunk.cached_tokens is not None and not self._cached:
-                    self._cached = chunk.cached_tokens
-                counted = await decode_text(chunk, cap, decoder) if is_text else cap.counted(decoder.feed(chunk))
-                tokens, finish = complete_chunk(chunk, counted, cap, decoder, telemetry)
+                if chunk.cached_tokens is not None:
+                    telemetry.cached = chunk.cached_tokens
+                    self._cached = self._cached or chunk.cached_tokens
+                tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
+                if tokens:
+                    telemetry.pace.record(len(tokens), monotonic())
+                finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish
+                if finish is not None:
+                    tokens = with_last_tokens(tokens, finish, chunk, cap, decoder, telemetry)
                 events: list[Event] = []
                 for portion in portions(tokens):
                     if events:

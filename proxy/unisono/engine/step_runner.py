@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from time import monotonic
 from typing import Final, TypeAlias, TypeVar
 
 from unisono.core.conversation import Tokens
@@ -33,9 +34,9 @@ from unisono.engine.attempt import (
     AttemptTelemetry,
     PauseSchedule,
     SlotSession,
-    complete_chunk,
     decode_text,
     portions,
+    with_last_tokens,
 )
 from unisono.engine.deps import EngineDeps, RefusedConstraints
 from unisono.engine.output import OutputReader, replay
@@ -261,23 +262,30 @@ class StepRunner:
         is_text = slot.capabilities.output is not OutputForm.IDS
         cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text)
         pauses = PauseSchedule()
+        record_pace = telemetry.pace.record
         async with telemetry.measure(stream, slot):
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False
                     slot.record_first_token()
                     self._constraints.record_token(slot, job.constraint)
-                if first is not None and chunk.cached_tokens is not None:
-                    first.record_cached(chunk)
-                counted = await decode_text(chunk, cap, decoder) if is_text else cap.counted(decoder.feed(chunk))
-                tokens, finish = complete_chunk(chunk, counted, cap, decoder, telemetry)
+                if chunk.cached_tokens is not None:
+                    telemetry.cached = chunk.cached_tokens
+                    if first is not None:
+                        first.record_cached(chunk)
+                tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
+                if tokens:
+                    record_pace(len(tokens), monotonic())
+                finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish
+                if finish is not None:
+                    tokens = with_last_tokens(tokens, finish, chunk, cap, decoder, telemetry)
                 # A read without a token emits nothing, since the journal could not record it.
                 events: list[Event] = []
                 # A single ordinary token needs neither a pause nor a thread.
                 if len(tokens) == 1 and tokens[0] < FIRST_SPECIAL:
                     events = reader.feed(tokens)
                     tokens = ()
-                for portion in portions(tokens):
+                for portion in portions(tokens) if tokens else ():
                     if events and not (reader.has_pending_edit or reader.is_step_complete):
                         yield events, None
                         events = []

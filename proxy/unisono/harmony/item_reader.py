@@ -115,6 +115,7 @@ class ItemReader:
         blanks: BlankFilter | None,
     ) -> None:
         self.item = item
+        self.is_reasoning = isinstance(item, Reasoning)
         self.opened = opened
         self.header_tokens = header_tokens
         self.is_visible = is_visible

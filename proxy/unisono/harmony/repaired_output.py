@@ -186,6 +186,8 @@ class OpenMessage:
         self.header = header
         self.handling = handling
         self._opened = opened
+        # True once the message was opened, so that further body tokens are emitted at once.
+        self.is_streaming = handling is BodyHandling.FORWARD and opened is None
         self._buffered: list[int] = []
 
     @property
@@ -201,11 +203,6 @@ class OpenMessage:
     def is_text(self) -> bool:
         """True if the message is forwarded and has no recipient."""
         return self.handling is BodyHandling.FORWARD and self.header.recipient.kind is RecipientKind.NONE
-
-    @property
-    def is_streaming(self) -> bool:
-        """True if the message was opened, so that further body tokens are emitted at once."""
-        return self.handling is BodyHandling.FORWARD and self._opened is None
 
     def add(self, tokens: Sequence[int]) -> None:
         if self.handling is BodyHandling.FORWARD:
@@ -243,6 +240,7 @@ class OpenMessage:
     def _emit_opened(self, opened: OpenPart) -> None:
         self._output.open(opened)
         self._opened = None
+        self.is_streaming = True
 
     def _decide(self, closed: ClosedPart, *, terminated: bool) -> None:
         output = self._output

@@ -129,7 +129,7 @@ class HarmonyRouter:
             return False
         # The replaced tokens stay counted as generated, but positions follow the tokens that remain.
         less = tokens - len(instead)
-        self.counter.reasoning -= less if isinstance(opened.item, Reasoning) else 0
+        self.counter.reasoning -= less if opened.is_reasoning else 0
         self._repair.output.position -= less
         self._repair.output.origin += less
         return True
@@ -176,15 +176,19 @@ class HarmonyRouter:
     @property
     def is_reasoning(self) -> bool | None:
         """True if the open message is reasoning; None if no message is open."""
-        return None if self._open is None else isinstance(self._open.item, Reasoning)
+        return None if self._open is None else self._open.is_reasoning
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events of further generated tokens. Never raises because of tokens."""
         self.counter.completion += len(tokens)
         # Fast path: nearly all tokens extend an open body.
-        if self._open is not None and self.stopped is None and not self._pending and self._repair.try_forward(tokens):
+        opened = self._open
+        if opened is not None and self.stopped is None and not self._pending and self._repair.try_forward(tokens):
             events: list[Event] = []
-            self._read_body(tokens, events)
+            if opened.is_reasoning:
+                self.counter.reasoning += len(tokens)
+            if not opened.read(tokens, events):
+                self.stopped = opened.stopped_at_blanks(self._encoding)
             return events
         return self._route(self._repair.feed(tokens))
 
@@ -237,7 +241,7 @@ class HarmonyRouter:
     def _read_body(self, tokens: Sequence[int], events: list[Event]) -> None:
         opened = self._open
         assert opened is not None
-        if isinstance(opened.item, Reasoning):
+        if opened.is_reasoning:
             self.counter.reasoning += len(tokens)
         if not opened.read(tokens, events):
             self.stopped = opened.stopped_at_blanks(self._encoding)

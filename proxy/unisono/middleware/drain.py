@@ -69,22 +69,22 @@ class Interruption:
     """
 
     # Rules.
-    # - Only a wait for the next batch is interrupted. Between `pause` and `resume`, the consumer handles a batch.
+    # - Only a wait for the next batch is interrupted. `waiting_task` is None while the consumer handles a batch.
     # - A failure while nothing waits is raised by the next wait.
 
-    __slots__ = ("_has_failed", "_request", "_waiting_task")
+    __slots__ = ("_has_failed", "_request", "waiting_task")
 
     def __init__(self, request: OpenRequest | None) -> None:
         self._request = request
-        self._waiting_task: asyncio.Task[object] | None = None
+        self.waiting_task: asyncio.Task[object] | None = None
         self._has_failed = False
 
     def fail(self) -> None:
         """Raise `ShuttingDown` in the consumer, now or at its next batch."""
         if not self._has_failed:
             self._has_failed = True
-            if self._waiting_task is not None:
-                self._waiting_task.cancel()
+            if self.waiting_task is not None:
+                self.waiting_task.cancel()
 
     def enter(self) -> None:
         """Add the stream to its request and begin to wait."""
@@ -92,25 +92,21 @@ class Interruption:
             self._request.streams.add(self)
         self.resume()
 
-    def pause(self) -> None:
-        """End a wait: a batch is emitted."""
-        self._waiting_task = None
-
     def resume(self) -> None:
         """Begin to wait for the next batch. Raises ShuttingDown if the grace period is over."""
         if self._request is not None:
             if self._has_failed:
                 raise shutdown_error()
-            self._waiting_task = asyncio.current_task()
+            self.waiting_task = asyncio.current_task()
 
     def leave(self) -> None:
         """Remove the stream, which has ended, from its request."""
-        self._waiting_task = None
+        self.waiting_task = None
         if self._request is not None:
             self._request.streams.discard(self)
 
     def undo_cancellation(self) -> bool:
         """Return whether the wait was cancelled by `fail`, after undoing that in the task."""
-        task = self._waiting_task
+        task = self.waiting_task
         # If the client left at the same moment, the failure has no reader either.
         return self._has_failed and task is not None and not task.uncancel()

@@ -140,7 +140,7 @@ class GuardedStream(BatchStream):
                     else:
                         for observe in observers:
                             observe(batch)
-                    interruption.pause()
+                    interruption.waiting_task = None
                     yield batch
                     interruption.resume()
         except asyncio.CancelledError as error:

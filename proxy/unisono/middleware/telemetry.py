@@ -186,7 +186,9 @@ class ObservationGate(Gate):
             return
         if seen.first_s is None:
             seen.first_s = self.report.now_s()
-        seen.count(batch)
+        # Nearly all batches are one delta, which is not counted.
+        if len(batch) > 1 or type(batch[0]) is not Delta:
+            seen.count(batch)
 
     def end(self, error: BaseException | None) -> None:
         if self._seen is None:
