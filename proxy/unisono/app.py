@@ -16,6 +16,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from unisono import __version__, schemas
@@ -37,7 +38,7 @@ from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.server_tools.servers import ServerRules
-from unisono.api.route_table import mount, prepare_routes
+from unisono.api.route_table import DirectRoutes, mount, prepare_routes
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.hooks import Hookset, build_hooks
@@ -209,17 +210,20 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=asgi_layers(
-            authenticate=keys.identify,
-            keyless=master_key is None,
-            new_id=lambda: token_hex(16),
-            origins=config.unisono.cors_origins,
-            open_paths=HEALTH_PATHS | PATHS,
-            max_body_bytes=config.unisono.max_body_bytes,
-            body_deadline_s=config.unisono.body_timeout_s,
-            answered=gateway.parts.observing.answered,
-            formats=FORMATS,
-        ),
+        middleware=[
+            *asgi_layers(
+                authenticate=keys.identify,
+                keyless=master_key is None,
+                new_id=lambda: token_hex(16),
+                origins=config.unisono.cors_origins,
+                open_paths=HEALTH_PATHS | PATHS,
+                max_body_bytes=config.unisono.max_body_bytes,
+                body_deadline_s=config.unisono.body_timeout_s,
+                answered=gateway.parts.observing.answered,
+                formats=FORMATS,
+            ),
+            Middleware(DirectRoutes, routes=ROUTES),
+        ],
     )
     register(app)
     return app

@@ -282,6 +282,8 @@ class ErrorResponses:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientGone:
+            await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
         except Exception as error:
             failure = failure_of(error)
             if has_started:

@@ -113,12 +113,17 @@ class ModelRules:
 
     def applied_to(self, request: GenerationRequest, recoveries: tuple[str, ...] = ()) -> GenerationRequest:
         """Apply the rules that a request cannot change; `recoveries` were applied to its body."""
-        return replace(
-            request,
-            answer=replace(request.answer, disabled_rules=self.unmended, forbidden_tools=self.forbidden_tools),
-            routing=replace(request.routing, failover=self.failover),
-            origin=replace(request.origin, recoveries=recoveries),
-        )
+        answer, routing, origin = request.answer, request.routing, request.origin
+        # Most models have no rules, and a copy of a request takes longer than the comparison.
+        if (answer.disabled_rules, answer.forbidden_tools) != (self.unmended, self.forbidden_tools):
+            answer = replace(answer, disabled_rules=self.unmended, forbidden_tools=self.forbidden_tools)
+        if routing.failover != self.failover:
+            routing = replace(routing, failover=self.failover)
+        if origin.recoveries != recoveries:
+            origin = replace(origin, recoveries=recoveries)
+        if answer is request.answer and routing is request.routing and origin is request.origin:
+            return request
+        return replace(request, answer=answer, routing=routing, origin=origin)
 
 
 NO_RULES: Final = ModelRules()

@@ -161,6 +161,44 @@ class EventWriter:
             self._waiters.clear()
 
 
+class KeepAlives:
+    """Keep-alives of one stream: after `interval_s` seconds of silence, and to detect a disconnected client.
+
+    `content` returns the bytes of one. A write that waits for the client does not count as silence.
+    """
+
+    def __init__(self, writer: EventWriter, content: Callable[[], bytes], interval_s: float) -> None:
+        self._writer = writer
+        self._content = content
+        self._interval_s = interval_s
+        self._writes: list[asyncio.Task[None]] = []
+        self._call_later = asyncio.get_running_loop().call_later
+        self._timer = self._call_later(interval_s, self._on_timer)
+
+    def probe(self) -> None:
+        """Write a keep-alive now if the head was sent. A write in progress detects the same."""
+        if self._writer.is_head_sent and not self._writer.is_writing:
+            self._write()
+
+    async def stop(self) -> None:
+        """End all keep-alives. Repeatable."""
+        self._timer.cancel()
+        if self._writes:
+            await cancel_all(*self._writes)
+
+    def _on_timer(self) -> None:
+        silent_s = self._writer.now() - self._writer.last_write_at
+        is_silent = silent_s >= self._interval_s
+        if is_silent and not self._writer.is_writing:
+            self._write()
+        self._timer = self._call_later(self._interval_s - (0.0 if is_silent else silent_s), self._on_timer)
+
+    def _write(self) -> None:
+        # Failed writes stay, so that `stop` retrieves their errors.
+        self._writes = [task for task in self._writes if not task.done() or task.exception() is not None]
+        self._writes.append(asyncio.create_task(self._writer.write(self._content())))
+
+
 class EventStream(Response):
     """Response of server-sent events.
 
@@ -198,21 +236,14 @@ class EventStream(Response):
         writer = self._writer = EventWriter(send, state.get(SEND_BODY, send), self._head)
         pump = asyncio.create_task(outcome(self._drain(writer)))
         disconnect = asyncio.create_task(disconnected(receive))
-        pulse = asyncio.create_task(self._send_keep_alives(writer))
-        probes: list[asyncio.Task[None]] = []
-
-        def probe() -> None:
-            # A write in progress detects the same.
-            if writer.is_head_sent and not writer.is_writing:
-                probes.append(asyncio.create_task(writer.write(self._keep_alive())))
-
-        state[PROBE] = probe
+        keep_alives = KeepAlives(writer, self._keep_alive, self._keep_alive_s)
+        state[PROBE] = keep_alives.probe
         try:
             await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
                 return
             # Nothing may be written after the last event.
-            await cancel_all(pulse, *probes)
+            await keep_alives.stop()
             failure = pump.result()
             if failure is None:
                 await writer.write(b"", last=True)
@@ -223,7 +254,8 @@ class EventStream(Response):
                 await to_response(failure, scope)(scope, receive, send)
         finally:
             state.pop(PROBE)
-            await cancel_all(pump, disconnect, pulse, *probes)
+            await cancel_all(pump, disconnect)
+            await keep_alives.stop()
             # The source holds slots on backends, so it is closed on every path.
             await self._source.aclose()
 
@@ -242,17 +274,3 @@ class EventStream(Response):
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": raw}
-
-    async def _send_keep_alives(self, writer: EventWriter) -> None:
-        """Write a keep-alive whenever the stream has been silent for too long.
-
-        A write that waits for the client does not count as silence.
-        """
-        while True:
-            silent_s = writer.now() - writer.last_write_at
-            if silent_s < self._keep_alive_s:
-                await asyncio.sleep(self._keep_alive_s - silent_s)
-            elif writer.is_writing:
-                await asyncio.sleep(self._keep_alive_s)
-            else:
-                await writer.write(self._keep_alive())

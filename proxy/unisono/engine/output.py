@@ -104,7 +104,7 @@ class OutputReader:
     @property
     def token_count(self) -> int:
         """Return the number of generated tokens of all steps so far."""
-        return self.transcript.router.usage.completion_tokens
+        return self.transcript.router.counter.completion
 
     @property
     def unsettled(self) -> int:

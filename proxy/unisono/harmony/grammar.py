@@ -22,7 +22,13 @@ from unisono.core.generation import (
 )
 
 
-class State(Enum):
+class TableKey(Enum):
+    """Enum whose members have the hash of an object: Enum's own is a Python function, too slow for each token."""
+
+    __hash__ = object.__hash__
+
+
+class State(TableKey):
     """Position of the next token in the output."""
 
     # Inside a header; its tokens are buffered until their meaning is known.
@@ -34,7 +40,7 @@ class State(Enum):
     GAP = auto()
 
 
-class TokenMark(Enum):
+class TokenMark(TableKey):
     """Class of a token in the grammar."""
 
     TEXT = auto()
@@ -70,7 +76,7 @@ def mark_of(token: int) -> TokenMark:
     return MARKS.get(token) or (TokenMark.SPECIAL if 0 <= token < VOCABULARY else TokenMark.BAD)
 
 
-class GrammarAction(Enum):
+class GrammarAction(TableKey):
     """Action of `repair` for a token."""
 
     # Body text: forward it.

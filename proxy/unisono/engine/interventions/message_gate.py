@@ -91,7 +91,7 @@ class ReadingLimits:
             # reasoning may follow.
             size = next((at for at, token in enumerate(tokens[:size], 1) if token >= FIRST_SPECIAL), size)
             if self._router.is_reasoning is not False:
-                size = min(size, max(self._budget - self._router.usage.reasoning_tokens, 1))
+                size = min(size, max(self._budget - self._router.counter.reasoning, 1))
         return size
 
     def has_room_for(self, token: int, tokens_read: Callable[[], Sequence[int]]) -> bool:
@@ -99,7 +99,7 @@ class ReadingLimits:
 
         `tokens_read` returns the tokens since the last note or step.
         """
-        used, is_reasoning = self._router.usage.reasoning_tokens, self._router.is_reasoning
+        used, is_reasoning = self._router.counter.reasoning, self._router.is_reasoning
         if self._budget is None or not self._has_budget or used < self._budget:
             return True
         # The rest of a character that bytes were read of may exceed the budget. Bytes that never make a character must
