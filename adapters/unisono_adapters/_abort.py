@@ -23,26 +23,27 @@ class AbortTimer:
     Time spent waiting for the backend counts. Time that the reader spends elsewhere counts only for the total
     limit. On expiry the socket is dropped, which wakes its reader."""
 
-    __slots__ = ("_due_at", "_first", "_is_late", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
+    __slots__ = ("_first", "_is_late", "_loop", "_response", "_silence_s", "_timer", "_total_at", "due_at", "expired")
 
     def __init__(self, started: float, timeouts: Timeouts, response: HttpResponse) -> None:
         self._loop = asyncio.get_running_loop()
         self._response = response
         self._silence_s = timeouts.silence_s
         self._total_at = started + timeouts.total_s
-        self._due_at: float | None = started + timeouts.first_token_s
+        # End of the silence limit; None while the reader handles data.
+        self.due_at: float | None = started + timeouts.first_token_s
         self._first = True
         self._is_late = False
         self.expired: str | None = None
-        self._timer = self._loop.call_at(min(self._due_at, self._total_at), self._on_timer)
+        self._timer = self._loop.call_at(min(self.due_at, self._total_at), self._on_timer)
 
-    def waiting(self) -> None:
-        if self._due_at is None:
-            self._due_at = self._loop.time() + self._silence_s
+    def start_silence(self) -> None:
+        """Start the silence limit, since the reader waits for data."""
+        self.due_at = self._loop.time() + self._silence_s
 
     def delivered(self) -> None:
-        """Stop the silence limit after data arrived, until `waiting`."""
-        self._due_at = None
+        """Stop the silence limit after data arrived, until `start_silence`."""
+        self.due_at = None
         self._is_late = False
         if self._first:
             self._first = False
@@ -55,7 +56,7 @@ class AbortTimer:
     def _on_timer(self) -> None:
         now = self._loop.time()
         # No reader waits: the earliest end of a silence that would begin now.
-        due = now + self._silence_s if self._due_at is None else self._due_at
+        due = now + self._silence_s if self.due_at is None else self.due_at
         if now >= self._total_at:
             self.expired = NOT_COMPLETE
         elif now >= due and not self._is_late:

@@ -70,7 +70,9 @@ class BackendAnswer:
 
     def next_data(self) -> Future[None]:
         """Return a future for the next data, the end or a failure."""
-        self._watch.waiting()
+        watch = self._watch
+        if watch.due_at is None:
+            watch.start_silence()
         return self.response.next_data()
 
     def read_nowait(self) -> list[bytes]:

@@ -67,13 +67,13 @@ class HttpResponse:
         "_is_paused",
         "_new_future",
         "_size",
-        "_waiter",
         "has_data",
         "headers",
         "is_complete",
         "is_finished",
         "is_readable",
         "status",
+        "waiter",
     )
 
     def __init__(self, connection: BackendConnection) -> None:
@@ -88,7 +88,7 @@ class HttpResponse:
         self._chunks: list[bytes] = []
         self._size = 0
         self._is_paused = False
-        self._waiter: Future[None] | None = None
+        self.waiter: Future[None] | None = None
         self._new_future = asyncio.get_running_loop().create_future
 
     @property
@@ -132,7 +132,7 @@ class HttpResponse:
 
     def next_data(self) -> Future[None]:
         """Return a future for the next data, the end or a failure. Only one reader may wait."""
-        waiter = self._waiter = self._new_future()
+        waiter = self.waiter = self._new_future()
         return waiter
 
     async def read(self, limit: int) -> bytes:
@@ -181,7 +181,7 @@ class HttpResponse:
 
     def wake(self) -> None:
         """Wake the reader."""
-        waiter, self._waiter = self._waiter, None
+        waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -331,7 +331,10 @@ class BackendConnection(asyncio.Protocol):
         if self._bytes_without_body > MAX_HEAD_BYTES and not response.is_complete:
             response.fail(InvalidResponse("more than 64 KiB of response head, chunk extensions or trailers"))
             return
-        response.wake()
+        # `wake` inlined, as this runs for nearly every token.
+        waiter, response.waiter = response.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _deliver_body(self, response: HttpResponse) -> None:
         """Move the parts of the body to the response, and pause reading if it buffers too much."""

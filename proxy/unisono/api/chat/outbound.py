@@ -219,11 +219,9 @@ class ChoiceChunks:
 
         The finish chunk is excluded: `finish` returns it, because it may depend on other choices.
         """
-        if len(batch) == 1 and isinstance(entry := batch[0], Delta):
-            return self._delta(entry.item, entry.text)
         chunks: list[bytes] = []
         for entry in join_deltas(batch):
-            chunks.append(self._delta(entry.item, entry.text) if isinstance(entry, Delta) else self._entry(entry))
+            chunks.append(self.delta(entry.item, entry.text) if isinstance(entry, Delta) else self._entry(entry))
         return b"".join(chunks)
 
     def finish(self, extra: dict[str, Any]) -> bytes:
@@ -239,7 +237,8 @@ class ChoiceChunks:
     def _chunk(self, delta: bytes) -> bytes:
         return self._head + delta + self._after
 
-    def _delta(self, item: Item, text: str) -> bytes:
+    def delta(self, item: Item, text: str) -> bytes:
+        """Return the chunk of a delta."""
         if not text:
             return b""
         match item:
@@ -342,6 +341,9 @@ class ChatStreamChunks:
         The batch that ends the last choice ends the stream.
         """
         choice = self._choices[index]
+        # Nearly all batches are one delta.
+        if self._has_started and len(batch) == 1 and isinstance(entry := batch[0], Delta):
+            return choice.delta(entry.item, entry.text)
         chunks = choice.write(batch)
         if not self._has_started:
             self._has_started = True
