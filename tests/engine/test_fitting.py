@@ -41,7 +41,7 @@ from unisono.engine.request import (
 from unisono.engine.service import Engine
 from unisono.errors import ContextTooLong, InvalidRequest
 from unisono.harmony.encoding import Encoding, load_encoding
-from unisono.harmony.render import Renderer
+from unisono.harmony.render import PromptPlan, Renderer
 from unisono.harmony.tools import ToolSet, plan_tools
 
 WORDS = "one two three four five six seven eight nine ten "
@@ -218,9 +218,9 @@ async def test_a_counted_prompt_is_not_rendered_again(encoding: Encoding, monkey
     rendered: list[Conversation] = []
     prompt = Renderer.prompt
 
-    def counted(renderer: Renderer, conversation: Conversation, tools: ToolSet) -> list[int]:
+    def counted(renderer: Renderer, conversation: Conversation, tools: ToolSet, plan: PromptPlan | None) -> list[int]:
         rendered.append(conversation)
-        return prompt(renderer, conversation, tools)
+        return prompt(renderer, conversation, tools, plan)
 
     monkeypatch.setattr(Renderer, "prompt", counted)
     await runner.engine.count(request)

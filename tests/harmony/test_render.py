@@ -349,15 +349,15 @@ def test_cold_chars_counts_only_new_text(encoding: Encoding) -> None:
     items = conversation_items(5, 40)
     conversation = Conversation(DATED, items)
     whole = sum(len(item.text) for item in items if isinstance(item, UserMessage | AssistantMessage))
-    assert renderer.cold_chars(conversation, TOOLS) > whole + TOOLS.characters
+    assert renderer.plan(conversation, TOOLS).cold_chars > whole + TOOLS.characters
     renderer.prompt(conversation, TOOLS)
-    assert renderer.cold_chars(conversation, TOOLS) == 0
+    assert renderer.plan(conversation, TOOLS).cold_chars == 0
     grown = Conversation(DATED, (*items, UserMessage("x" * 50)), "y" * 7)
-    assert renderer.cold_chars(grown, TOOLS) == 57
+    assert renderer.plan(grown, TOOLS).cold_chars == 57
     other_effort = Conversation(Preamble(instructions="Be brief.", date="2026-11-20", effort=Effort.LOW), items)
-    assert 0 < renderer.cold_chars(other_effort, TOOLS) < 600
+    assert 0 < renderer.plan(other_effort, TOOLS).cold_chars < 600
     generated = Conversation(DATED, (AssistantMessage("z", Phase.FINAL, (START, MESSAGE, END)),))
-    assert renderer.cold_chars(generated, TOOLS) == 0
+    assert renderer.plan(generated, TOOLS).cold_chars == 0
 
 
 def test_the_message_cache_is_bounded_and_evicts_the_oldest(encoding: Encoding) -> None:
@@ -367,8 +367,8 @@ def test_the_message_cache_is_bounded_and_evicts_the_oldest(encoding: Encoding) 
     renderer.prompt(Conversation(Preamble(), conversation_items(40, 30)), NO_TOOLS)
     renderer.prompt(Conversation(Preamble(), last), NO_TOOLS)
     assert renderer.cached_tokens <= 2_000
-    assert renderer.cold_chars(Conversation(Preamble(), last), NO_TOOLS) == 0
-    assert renderer.cold_chars(Conversation(Preamble(), first), NO_TOOLS) == len("first")
+    assert renderer.plan(Conversation(Preamble(), last), NO_TOOLS).cold_chars == 0
+    assert renderer.plan(Conversation(Preamble(), first), NO_TOOLS).cold_chars == len("first")
 
 
 def test_messages_of_different_kinds_or_tools_differ(encoding: Encoding, renderer: Renderer) -> None:
@@ -394,13 +394,13 @@ def test_the_next_turn_of_a_long_conversation_encodes_only_new_text(encoding: En
     items = conversation_items(40, 400)
     renderer = Renderer(encoding)
     conversation = Conversation(DATED, items)
-    cold = renderer.cold_chars(conversation, TOOLS)
+    cold = renderer.plan(conversation, TOOLS).cold_chars
     prompt = renderer.prompt(conversation, TOOLS)
     assert len(prompt) > 50_000
     assert cold > 4 * 50_000
-    assert renderer.cold_chars(conversation, TOOLS) == 0
+    assert renderer.plan(conversation, TOOLS).cold_chars == 0
     grown = Conversation(DATED, (*items, UserMessage("And then?")))
-    assert renderer.cold_chars(grown, TOOLS) == len("And then?")
+    assert renderer.plan(grown, TOOLS).cold_chars == len("And then?")
 
 
 ASKED = UserMessage("What time is it?")
@@ -455,8 +455,8 @@ def test_the_text_prompt_of_added_tools_has_the_same_tokens(renderer: Renderer, 
     conversation = Conversation(FINDING, (ASKED, AddedTools((WEATHER, CLOCK))))
     tools = plan_tools(conversation.tools)
     assert encoding.encode_marked(renderer.text_prompt(conversation, tools)) == renderer.prompt(conversation, tools)
-    assert renderer.cold_chars(conversation, tools) == 0
-    assert Renderer(encoding).cold_chars(conversation, tools) > len(WEATHER.description)
+    assert renderer.plan(conversation, tools).cold_chars == 0
+    assert Renderer(encoding).plan(conversation, tools).cold_chars > len(WEATHER.description)
 
 
 def test_the_last_definition_of_a_tool_counts() -> None:

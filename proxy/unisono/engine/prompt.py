@@ -29,7 +29,7 @@ from unisono.errors import CannotGoOn
 from unisono.harmony.decode import Decoder, decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
-from unisono.harmony.render import Renderer
+from unisono.harmony.render import PromptPlan, Renderer
 from unisono.harmony.retokenize import retokenized
 from unisono.harmony.tools import ToolSet
 
@@ -86,15 +86,17 @@ async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet,
 
     Raises InvalidRequest for text that cannot be tokenised.
     """
-    # Counting hashes every message, so it is skipped if there are many items anyway.
-    many = len(conversation.items) > OFF_LOOP_ITEMS
-    if many or renderer.cold_chars(conversation, tools) > OFF_LOOP_CHARS:
-        return await asyncio.to_thread(_rendered, renderer, conversation, tools, salt)
-    return _rendered(renderer, conversation, tools, salt)
+    # The plan hashes every message, so it is made in the thread if there are many items anyway.
+    plan = None if len(conversation.items) > OFF_LOOP_ITEMS else renderer.plan(conversation, tools)
+    if plan is None or plan.cold_chars > OFF_LOOP_CHARS:
+        return await asyncio.to_thread(_rendered, renderer, conversation, tools, salt, plan)
+    return _rendered(renderer, conversation, tools, salt, plan)
 
 
-def _rendered(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str) -> RenderedPrompt:
-    tokens = renderer.prompt(conversation, tools)
+def _rendered(
+    renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str, plan: PromptPlan | None = None
+) -> RenderedPrompt:
+    tokens = renderer.prompt(conversation, tools, plan)
     opening = () if conversation.prefill is None else tuple(tokens[_last_start(tokens) :])
     return RenderedPrompt(Prompt(tokens), opening, blocks_of(tokens, salt))
 

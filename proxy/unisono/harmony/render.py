@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from hashlib import sha256
@@ -115,6 +116,19 @@ class PromptPart(NamedTuple):
 Piece: TypeAlias = PromptPart | Tokens
 
 
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """Messages of a prompt with the cached tokens of each, and the number of characters left to tokenize.
+
+    `pieces` is None if sections of tools must be written first.
+    """
+
+    cold_chars: int
+    pieces: Sequence[Piece] | None = None
+    keys: Sequence[bytes] = ()
+    known: Sequence[Tokens | None] = ()
+
+
 @cache
 def _shared_ids() -> list[int]:
     # One object per id, shared by all cached messages: a token costs 8 bytes and not 40.
@@ -146,15 +160,37 @@ class Renderer:
         """Weight of the cache, as it counts against its capacity."""
         return self._messages.weight
 
-    def prompt(self, conversation: Conversation, tools: ToolSet) -> list[int]:
-        """Return the prompt's token ids.
+    def plan(self, conversation: Conversation, tools: ToolSet) -> PromptPlan:
+        """Look up the messages of a prompt in the cache, without tokenizing or writing anything."""
+        cold = len(conversation.prefill or "")
+        first, added = declarations_by_message(conversation, tools)
+        sections = [declarations for declarations in (first, *added.values()) if declarations]
+        if any(self._sections.get(_section_key(tools, section)) is None for section in sections):
+            # Writing a section is the expensive part, so the whole text counts.
+            cold += tools.characters + len(conversation.preamble.instructions)
+            parts = self._messages_of(conversation, tools, {})
+            return PromptPlan(cold + sum(len(part.text) for part in parts if isinstance(part, PromptPart)))
+        return self._planned(self._pieces(conversation, tools), cold)
+
+    def _planned(self, pieces: list[Piece], cold: int = 0) -> PromptPlan:
+        keys = [piece.key if isinstance(piece, PromptPart) else b"" for piece in pieces]
+        known = self._messages.get_all(keys)
+        for piece, tokens in zip(pieces, known, strict=True):
+            if tokens is None and isinstance(piece, PromptPart):
+                cold += len(piece.text)
+        return PromptPlan(cold, pieces, keys, known)
+
+    def prompt(self, conversation: Conversation, tools: ToolSet, plan: PromptPlan | None = None) -> list[int]:
+        """Return the prompt's token ids; `plan` saves the lookups if it was made from the same arguments.
 
         They end in `<|start|>assistant`, or in the open message of a prefill. `tools` must be made from the tools in
         `conversation.preamble`. Raises InvalidRequest for a run of characters that is too long for the tokenizer, and
         for a tool schema with a value that JSON cannot express.
         """
+        if plan is None or plan.pieces is None:
+            plan = self._planned(self._pieces(conversation, tools))
         prompt: list[int] = []
-        for tokens in self._rendered(self._pieces(conversation, tools)):
+        for tokens in self._rendered(plan):
             prompt.extend(tokens)
         prompt.extend(self._answer if conversation.prefill is None else self.opening(conversation))
         return prompt
@@ -176,7 +212,7 @@ class Renderer:
         keys = [_key(piece) for piece in pieces]
         for key, checked, piece, text in zip(keys, self._checked.get_all(keys), pieces, texts, strict=True):
             if not checked:
-                [tokens] = self._rendered([piece])
+                [tokens] = self._rendered(self._planned([piece]))
                 self._check(text, tokens)
                 self._checked.put(key, True, 1)
         if conversation.prefill is None:
@@ -185,24 +221,9 @@ class Renderer:
         self._check(last, self._prefill)
         return "".join(texts) + last
 
-    def cold_chars(self, conversation: Conversation, tools: ToolSet) -> int:
-        """Return the number of uncached characters that `prompt` would have to tokenise."""
-        cold = len(conversation.prefill or "")
-        first, added = declarations_by_message(conversation, tools)
-        sections = [declarations for declarations in (first, *added.values()) if declarations]
-        if any(self._sections.get(_section_key(tools, section)) is None for section in sections):
-            # Writing a section is the expensive part, so none is written for counting.
-            cold += tools.characters + len(conversation.preamble.instructions)
-            parts = self._messages_of(conversation, tools, {})
-        else:
-            parts = self._pieces(conversation, tools)
-        texts = [part for part in parts if isinstance(part, PromptPart)]
-        known = self._messages.get_all(part.key for part in texts)
-        return cold + sum(len(part.text) for part, tokens in zip(texts, known, strict=True) if tokens is None)
-
     def item(self, item: Message, tools: ToolSet) -> Tokens:
         """Return one message of a conversation, from `<|start|>` to its terminator."""
-        [tokens] = self._rendered([_piece(item, tools)])
+        [tokens] = self._rendered(self._planned([_piece(item, tools)]))
         return tokens
 
     def _pieces(self, conversation: Conversation, tools: ToolSet) -> list[Piece]:
@@ -253,10 +274,10 @@ class Renderer:
         at = header.index(CHANNEL) if CHANNEL in header else len(header)
         return header[at : at + len(self._commentary)] == self._commentary
 
-    def _rendered(self, pieces: list[Piece]) -> list[Tokens]:
-        keys = [piece.key if isinstance(piece, PromptPart) else b"" for piece in pieces]
+    def _rendered(self, plan: PromptPlan) -> list[Tokens]:
+        assert plan.pieces is not None
         rendered: list[Tokens] = []
-        for key, known, piece in zip(keys, self._messages.get_all(keys), pieces, strict=True):
+        for key, known, piece in zip(plan.keys, plan.known, plan.pieces, strict=True):
             if not isinstance(piece, PromptPart):
                 rendered.append(piece)
             elif known is not None:
