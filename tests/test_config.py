@@ -297,12 +297,15 @@ UNUSED: dict[str, tuple[dict[str, Any], str]] = {
         "instead",
     ),
     "rate limit": (
-        {"model_list": [entry(litellm_params={"itpm": 10})]},
-        "model_list[0].litellm_params.itpm: this LiteLLM setting has no effect in Unisono",
+        {"model_list": [{**entry(), "rpm": 10}]},
+        "model_list[0].rpm: read as `litellm_params.rpm`",
     ),
-    "price": (
-        {"model_list": [entry(model_info={"input_cost_per_second": 0.1})]},
-        "model_list[0].model_info.input_cost_per_second: this LiteLLM setting has no effect in Unisono",
+    "cosmetic settings": (
+        {
+            "model_list": [entry(model_info={"input_cost_per_second": 0.1})],
+            "litellm_settings": {"set_verbose": True, "force_ipv4": False},
+        },
+        "LiteLLM settings without effect in Unisono: force_ipv4, input_cost_per_second, set_verbose",
     ),
     "tool server setting": (
         {"mcp_servers": {"docs": {"url": "http://x", "extra_headers": ["Authorization"]}}},

@@ -7,15 +7,21 @@ litellm/proxy/example_config_yaml), which are under the MIT licence, copyright (
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from pydantic import BaseModel
 
 from unisono.cli import main
-from unisono.config import Loaded, ModelRegistry, imported, load, parse
+from unisono.config import Config, Loaded, ModelRegistry, imported, load, parse
+from unisono.config.litellm_keys import PROTECTIVE_IF_FALSE, KeyClass, keys_of
+from unisono.config.mcp_settings import McpServerSettings
+from unisono.config.model_settings import LitellmParams, ModelEntry, ModelInfo
+from unisono.config.sections import GeneralSettings, LitellmSettings, RouterSettings
 from unisono.core.passthrough_request import AnswerMode
 from unisono.errors import ConfigError
 from unisono.observe.redaction import secrets_of
@@ -25,8 +31,34 @@ FILES = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 ENV_REFERENCE = re.compile(r"os\.environ/(\w+)")
 
 
+# Protective settings of the files that Unisono does not support.
+PROTECTIVE: dict[str, list[str]] = {
+    "guardrails": ["guardrails"],
+    "providers": ["litellm_settings.default_team_settings"],
+    "settings": [
+        "litellm_settings.turn_off_message_logging",
+        "litellm_settings.redact_user_api_key_info",
+        "general_settings.enable_jwt_auth",
+        "general_settings.enforce_user_param",
+        "general_settings.reject_clientside_metadata_tags",
+        "general_settings.allowed_routes",
+        "general_settings.custom_auth",
+        "router_settings.enable_tag_filtering",
+    ],
+    "tokenizer": ["model_list[0].model_info.access_groups"],
+}
+
+
+def acknowledged(path: Path) -> dict[str, Any]:
+    """Return a file's content with all of its protective settings acknowledged."""
+    names = [setting.rpartition(".")[2] for setting in PROTECTIVE.get(path.stem, ())]
+    raw: dict[str, Any] = yaml.safe_load(path.read_text())
+    return {**raw, "unisono": {"acknowledge": names}} if names else raw
+
+
 def loaded(path: Path) -> Loaded:
-    return load(path, dict.fromkeys(ENV_REFERENCE.findall(path.read_text()), "https://set.example.com"))
+    environ = dict.fromkeys(ENV_REFERENCE.findall(path.read_text()), "https://set.example.com")
+    return parse(acknowledged(path), environ)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -37,8 +69,18 @@ def test_an_example_file_of_litellm_loads(name: str) -> None:
         assert "https://set.example.com" not in warning
 
 
+@pytest.mark.parametrize("name", PROTECTIVE)
+def test_a_file_with_protective_settings_is_refused_and_all_are_named(name: str) -> None:
+    environ = dict.fromkeys(ENV_REFERENCE.findall(FILES[name].read_text()), "https://set.example.com")
+    with pytest.raises(ConfigError) as refused:
+        load(FILES[name], environ)
+    lines = [line.strip() for line in str(refused.value).splitlines()]
+    named = [line.partition(":")[0] for line in lines if "unisono.acknowledge" in line]
+    assert named == PROTECTIVE[name]
+
+
 def test_a_fallback_must_be_a_model_of_the_list() -> None:
-    raw = yaml.safe_load(FILES["providers"].read_text())
+    raw = acknowledged(FILES["providers"])
     raw["litellm_settings"]["context_window_fallbacks"] = [{"gpt-5-mini": ["gpt-5.5"]}]
     environ = dict.fromkeys(ENV_REFERENCE.findall(FILES["providers"].read_text()), "set")
     with pytest.raises(ConfigError, match=r"unknown model `gpt-5.5`"):
@@ -74,8 +116,8 @@ ENTRY_WARNINGS: dict[str, tuple[dict[str, Any], str]] = {
         "model_list[0].litellm_params.tags: this LiteLLM setting has no effect in Unisono",
     ),
     "unknown key": (
-        entry(api_bse="http://x"),
-        "model_list[0].litellm_params.api_bse: unknown key `api_bse`; it is passed to litellm unchanged",
+        entry(own_option="x"),
+        "model_list[0].litellm_params.own_option: unknown key `own_option`; it is passed to litellm unchanged",
     ),
     "gpt-oss at a generic endpoint": (
         entry("openai/gpt-oss-20b", api_base="http://h"),
@@ -83,6 +125,126 @@ ENTRY_WARNINGS: dict[str, tuple[dict[str, Any], str]] = {
         "as Harmony, such as `model: vllm/gpt-oss-20b`",
     ),
 }
+
+
+SECTIONS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
+    "": lambda key, value: {key: value},
+    "model_list[]": lambda key, value: {
+        "model_list": [{**entry("vllm/x", api_base="http://h")["model_list"][0], key: value}]
+    },
+    "model_list[].litellm_params": lambda key, value: entry("vllm/x", api_base="http://h", **{key: value}),
+    "model_list[].model_info": lambda key, value: {
+        "model_list": [{**entry("vllm/x", api_base="http://h")["model_list"][0], "model_info": {key: value}}]
+    },
+    "litellm_settings": lambda key, value: {"litellm_settings": {key: value}},
+    "general_settings": lambda key, value: {"general_settings": {key: value}},
+    "router_settings": lambda key, value: {"router_settings": {key: value}},
+    "mcp_servers[]": lambda key, value: {"mcp_servers": {"docs": {"url": "http://x", key: value}}},
+}
+MODELS: dict[str, type[BaseModel]] = {
+    "": Config,
+    "model_list[]": ModelEntry,
+    "model_list[].litellm_params": LitellmParams,
+    "model_list[].model_info": ModelInfo,
+    "litellm_settings": LitellmSettings,
+    "general_settings": GeneralSettings,
+    "router_settings": RouterSettings,
+    "mcp_servers[]": McpServerSettings,
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_listed_key_is_treated_by_its_class(section: str) -> None:
+    keys = keys_of(section)
+    assert keys
+    for key, kind in keys.items():
+        assert key not in MODELS[section].model_fields, "a supported key must not be listed"
+        raw = SECTIONS[section](key, key not in PROTECTIVE_IF_FALSE)
+        name = f"{section}.{key}".lstrip(".")
+        match kind:
+            case KeyClass.PROTECTIVE:
+                with pytest.raises(ConfigError, match=rf"{key}: this LiteLLM setting protects the gateway"):
+                    parse(raw, {})
+                given = {**raw, "unisono": {"acknowledge": [key]}}
+                [warning] = parse(given, {}).warnings
+                assert warning.endswith("not supported, as acknowledged in `unisono.acknowledge`")
+                assert parse({**raw, "unisono": {"acknowledge": [name]}}, {}).warnings == (warning,)
+            case KeyClass.NOTED:
+                [warning] = parse(raw, {}).warnings
+                assert warning.endswith(f"{key}: this LiteLLM setting has no effect in Unisono")
+            case KeyClass.COSMETIC:
+                assert parse(raw, {}).warnings == (f"LiteLLM settings without effect in Unisono: {key}",)
+
+
+MISSPELLED = {
+    "default_fallback": ({"litellm_settings": {"default_fallback": ["m"]}}, "default_fallbacks"),
+    "stream_timeouts": (entry(stream_timeouts=3), "stream_timeout"),
+    "cooldown_tme": ({"router_settings": {"cooldown_tme": 3}}, "cooldown_time"),
+    "input_cost_per_tokens": (entry(input_cost_per_tokens=3), "input_cost_per_token"),
+    "input_cost_per_tokens of a backend": (
+        entry("vllm/gpt-oss", api_base="http://h", input_cost_per_tokens=3),
+        "input_cost_per_token",
+    ),
+    "api_bse": (entry(api_bse="http://x"), "api_base"),
+    "alowed_ips": ({"general_settings": {"alowed_ips": ["10.0.0.1"]}}, "allowed_ips"),
+}
+
+
+@pytest.mark.parametrize(("raw", "meant"), MISSPELLED.values(), ids=MISSPELLED)
+def test_a_misspelled_key_is_an_error_that_names_the_right_one(raw: dict[str, Any], meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown key `.*` \(did you mean `{meant}`\?\)"):
+        parse(raw, {})
+
+
+@pytest.mark.parametrize("value", [None, False, "", [], {}])
+def test_a_protective_setting_that_protects_nothing_needs_no_acknowledgement(value: Any) -> None:
+    raw = {"general_settings": {"allowed_routes": value}, "litellm_settings": {"turn_off_message_logging": value}}
+    assert parse(raw, {}).warnings == (
+        "LiteLLM settings without effect in Unisono: allowed_routes, turn_off_message_logging",
+    )
+
+
+@pytest.mark.parametrize("key", ["callbacks", "success_callback"])
+def test_callbacks_that_check_requests_are_protective(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"litellm_settings\.{key}: this LiteLLM setting protects"):
+        parse({"litellm_settings": {key: ["otel", "presidio"]}}, {})
+
+
+def test_an_acknowledgement_without_a_setting_causes_a_warning() -> None:
+    assert parse({"unisono": {"acknowledge": ["guardrails"]}}, {}).warnings == (
+        "unisono.acknowledge: `guardrails` names no protective setting of this file",
+    )
+
+
+def test_all_errors_of_a_file_are_reported_at_once() -> None:
+    raw = {
+        "model_list": [
+            {"model_name": "m", "litellm_params": {"model": "vllm/x", "api_base": "os.environ/UNSET", "rpm": 0}},
+            {"litellm_params": {"model": "vllm/x", "modl": 1}},
+        ],
+        "general_settings": {"allowed_routes": ["/v1"]},
+        "router_settings": {"cooldown_tme": 3, "model_group_alias": {"a": 7}, "num_retries": -1},
+    }
+    with pytest.raises(ConfigError) as refused:
+        parse(raw, {})
+    head, *lines = str(refused.value).splitlines()
+    assert head == "the configuration has 7 errors:"
+    assert [line.strip().partition(":")[0] for line in lines] == [
+        "model_list[0].litellm_params.api_base",
+        "model_list[1].litellm_params.modl",
+        "router_settings.cooldown_tme",
+        "model_list[0].litellm_params.rpm",
+        "model_list[1].model_name",
+        "router_settings.num_retries",
+        "router_settings.model_group_alias.a.constrained-str",
+    ]
+
+
+def test_limits_of_an_entry_are_limits_of_its_backend() -> None:
+    raw = entry("vllm/x", api_base="http://h")
+    raw["model_list"][0] |= {"rpm": 3, "tpm": 500, "model_info": {"rpm": 9}}
+    params = parse(raw, {}).config.model_list[0].litellm_params
+    assert (params.rpm, params.tpm) == (3, 500)
 
 
 @pytest.mark.parametrize(("raw", "warning"), ENTRY_WARNINGS.values(), ids=ENTRY_WARNINGS)
@@ -170,15 +332,26 @@ def test_examples_are_not_empty() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_an_imported_file_loads_as_the_same_configuration(name: str, tmp_path: Path) -> None:
     before = loaded(FILES[name])
-    target = tmp_path / "ours.yaml"
-    target.write_text(imported(FILES[name]))
-    after = loaded(target)
+    source, target = tmp_path / "theirs.yaml", tmp_path / f"{name}.yaml"
+    source.write_text(yaml.safe_dump(acknowledged(FILES[name])))
+    target.write_text(imported(source))
+    environ = dict.fromkeys(ENV_REFERENCE.findall(FILES[name].read_text()), "https://set.example.com")
+    after = load(target, environ)
     models = [entry.litellm_params.model for entry in before.config.model_list]
     assert [entry.litellm_params.model for entry in after.config.model_list] == models
     assert after.config == before.config
-    assert not [warning for warning in after.warnings if "has no effect" in warning]
+    assert not [warning for warning in after.warnings if "no effect" in warning or "without effect" in warning]
     text = target.read_text()
-    assert all(f"#   {warning}" in text for warning in before.warnings)
+    noted = [warning for warning in before.warnings if not warning.startswith("LiteLLM settings without effect")]
+    assert all(f"#   {warning}" in text for warning in noted)
+
+
+def test_import_keeps_protective_settings_so_that_serve_refuses_them(tmp_path: Path) -> None:
+    target = tmp_path / "ours.yaml"
+    target.write_text(text := imported(FILES["guardrails"]))
+    assert "#   guardrails: this LiteLLM setting protects the gateway" in text
+    with pytest.raises(ConfigError, match=r"guardrails: this LiteLLM setting protects the gateway"):
+        load(target, dict.fromkeys(ENV_REFERENCE.findall(text), "set"))
 
 
 def test_import_keeps_environment_references() -> None:
@@ -188,11 +361,11 @@ def test_import_keeps_environment_references() -> None:
 
 def test_import_renames_backend_kinds(tmp_path: Path) -> None:
     source = tmp_path / "theirs.yaml"
-    source.write_text(yaml.safe_dump(entry("hosted_vllm/qwen", api_base="http://h", rpm=3, itpm=4)))
+    source.write_text(yaml.safe_dump(entry("hosted_vllm/qwen", api_base="http://h", rpm=3, tags=["a"])))
     tree = yaml.safe_load(text := imported(source))
     params = {"model": "vllm/qwen", "api_base": "http://h", "rpm": 3}
     assert tree["model_list"] == [{"model_name": "m", "litellm_params": params}]
-    assert "#   model_list[0].litellm_params.itpm: this LiteLLM setting has no effect in Unisono\n" in text
+    assert "#   model_list[0].litellm_params.tags: this LiteLLM setting has no effect in Unisono\n" in text
 
 
 def test_import_litellm_prints_or_writes_a_private_file(tmp_path: Path) -> None:

@@ -15,15 +15,8 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
 from unisono.errors import BackendUnavailable
-from unisono_adapters._http_connection import (
-    RECEIVE_BUFFER_BYTES,
-    BackendConnection,
-    ClosedBeforeResponse,
-    ConnectFailed,
-    ConnectionLost,
-    ConnectTimeout,
-    HttpResponse,
-)
+from unisono_adapters._connection_faults import ClosedBeforeResponse, ConnectFailed, ConnectionLost, ConnectTimeout
+from unisono_adapters._http_connection import RECEIVE_BUFFER_BYTES, BackendConnection, HttpResponse
 
 KEEP_ALIVE_S = 4.0  # lifetime of idle connections, below uvicorn's default of 5 s
 DNS_CACHE_S = 10.0  # lifetime of a DNS lookup

@@ -26,8 +26,7 @@ from unisono.errors import (
     ContextTooLong,
     Symptom,
 )
-from unisono_adapters._framing import EventTooLong
-from unisono_adapters._http_connection import (
+from unisono_adapters._connection_faults import (
     ClosedBeforeResponse,
     ConnectFailed,
     ConnectionFault,
@@ -35,6 +34,7 @@ from unisono_adapters._http_connection import (
     InvalidResponse,
     ResponseCutShort,
 )
+from unisono_adapters._framing import EventTooLong
 
 MAX_DETAIL_LENGTH = 300
 # Upper bound of a Retry-After, in seconds.

@@ -16,6 +16,14 @@ from typing import cast
 
 import httptools
 
+from unisono_adapters._connection_faults import (
+    ClosedBeforeResponse,
+    ConnectionFault,
+    ConnectionLost,
+    InvalidResponse,
+    ResponseCutShort,
+)
+
 # Reading pauses above twice this many buffered bytes of a body, and resumes at this many.
 BUFFER_BYTES = 16 * 1024
 # Bytes that may arrive without a part of the body: a response head, a chunk extension or trailers.
@@ -24,34 +32,6 @@ MAX_HEAD_BYTES = 64 * 1024
 RECEIVE_BUFFER_BYTES = 32 * 1024
 # More buffered chunks than this are joined: a tiny bytes object takes about twenty times the memory of its content.
 MAX_SEPARATE_CHUNKS = 256
-
-
-class ConnectionFault(Exception):
-    """Failure of a connection or of the response on it."""
-
-
-class ConnectFailed(ConnectionFault):
-    """No connection could be opened."""
-
-
-class ConnectTimeout(ConnectionFault):
-    """No connection was accepted in time."""
-
-
-class ClosedBeforeResponse(ConnectionFault):
-    """The backend closed the connection before it sent a response head."""
-
-
-class ResponseCutShort(ConnectionFault):
-    """The connection ended inside the body of a response."""
-
-
-class InvalidResponse(ConnectionFault):
-    """The backend sent something other than an HTTP response."""
-
-
-class ConnectionLost(ConnectionFault):
-    """The connection was reset before the response head, or the gateway closed it."""
 
 
 class HttpResponse:

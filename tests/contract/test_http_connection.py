@@ -27,12 +27,7 @@ from unisono.core.generation import Timeouts
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendTimeout, BackendUnavailable
 from unisono_adapters import _connection_pool
-from unisono_adapters._connection_pool import ConnectionPool
-from unisono_adapters._http import BackendHttp
-from unisono_adapters._http_connection import (
-    BUFFER_BYTES,
-    MAX_HEAD_BYTES,
-    BackendConnection,
+from unisono_adapters._connection_faults import (
     ClosedBeforeResponse,
     ConnectFailed,
     ConnectionFault,
@@ -41,6 +36,9 @@ from unisono_adapters._http_connection import (
     InvalidResponse,
     ResponseCutShort,
 )
+from unisono_adapters._connection_pool import ConnectionPool
+from unisono_adapters._http import BackendHttp
+from unisono_adapters._http_connection import BUFFER_BYTES, MAX_HEAD_BYTES, BackendConnection
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\n"

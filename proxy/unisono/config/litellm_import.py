@@ -32,7 +32,7 @@ def imported(path: Path) -> str:
         _as_ours(entry)
     text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
     # Validate the result as at start. Every environment variable counts as set.
-    loaded = parse(yaml.safe_load(text), dict.fromkeys(_NAMED.findall(text), "1"))
+    loaded = parse(yaml.safe_load(text), dict.fromkeys(_NAMED.findall(text), "1"), keeps_protective=True)
     # A warning that the result still causes is listed once, under the settings to review.
     left_out = tuple(line for line in left_out if line not in loaded.warnings)
     return "\n".join([HEAD, *_comment_block(LEFT_OUT, left_out), *_comment_block(TO_SEE, loaded.warnings), text])

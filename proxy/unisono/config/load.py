@@ -16,20 +16,28 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from unisono.config.litellm_keys import UNSERVED, default_reason, is_passed_to_litellm, unused_reason
+from unisono.config.litellm_keys import (
+    LITELLM,
+    UNSERVED,
+    KeyClass,
+    class_of,
+    default_reason,
+    is_passed_to_litellm,
+    keys_of,
+    other_reason,
+)
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, is_of_litellm
 from unisono.config.sections import Config
+from unisono.config.validation import PROVIDER, all_errors, validated
 from unisono.core.json_syntax import is_well_formed
 from unisono.errors import ConfigError, well_formed
 
 ENVIRONMENT_PREFIX = "os.environ/"
 MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
 DATA_HOME = "XDG_DATA_HOME"
-PROVIDER = "provider"
-"""Field of `LitellmParams` for the keys that are passed to litellm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,38 +107,42 @@ def data_folder(environ: Mapping[str, str] | None = None) -> str:
     return f"{home if Path(home).is_absolute() else '~/.local/share'}/unisono"
 
 
-def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
-    """Validate a parsed file. Raises ConfigError."""
+def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = False) -> Loaded:
+    """Validate a parsed file. Raises ConfigError with all errors, one per line.
+
+    With `keeps_protective`, protective settings that are not acknowledged are warnings.
+    """
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration must be a mapping of sections, not {_described(raw)}")
     # As in LiteLLM, references in all other sections may name a variable of this section.
     reading = _Reading({**environ, **_own_environment(raw)})
     tree = reading.all_of(raw)
     _refuse_lone_surrogates(tree, "")
-    try:
-        config = Config.model_validate(tree)
-    except ValidationError as error:
-        # The input is excluded, because it may contain a secret.
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise ConfigError(f"{_path(first['loc'])}: {_sentence(first['msg'])}") from None
+    config = validated(tree, reading.errors)
+    reading.check_protective(config.unisono.acknowledge, keeps=keeps_protective)
+    if reading.errors:
+        raise all_errors(reading.errors)
     hints = (
         f"model_list[{index}].litellm_params.model: {entry.harmony_hint}"
         for index, entry in enumerate(config.model_list)
         if entry.harmony_hint
     )
-    return Loaded(config, (*reading.warnings, *hints))
+    return Loaded(config, (*reading.warnings, *reading.summary, *hints))
 
 
 def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the part of a parsed file that has an effect, and warnings about all other keys.
 
-    References to the environment are not resolved. Raises ConfigError.
+    References to the environment are not resolved. Protective settings stay, so that nobody serves without them by
+    mistake. Raises ConfigError.
     """
     reading = _Reading({}, resolves=False)
     tree = reading.all_of(raw)
     _refuse_lone_surrogates(tree, "")
+    if reading.errors:
+        raise all_errors(reading.errors)
     assert isinstance(tree, dict)
-    return tree, tuple(reading.warnings)
+    return tree, (*reading.warnings, *(f"{path}: {LITELLM}" for path in reading.cosmetic))
 
 
 def _own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
@@ -150,7 +162,33 @@ class _Reading:
 
     environ: Mapping[str, str]
     warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    cosmetic: list[str] = field(default_factory=list)  # paths of keys without effect that need no warning of their own
+    protective: list[tuple[str, str]] = field(default_factory=list)  # paths of protective keys, and without indices
     resolves: bool = True
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """Return the line about cosmetic keys, if there are any."""
+        names = sorted({path.rpartition(".")[2] for path in self.cosmetic})
+        return (f"LiteLLM settings without effect in Unisono: {', '.join(names)}",) if names else ()
+
+    def check_protective(self, acknowledged: Sequence[str], *, keeps: bool) -> None:
+        """Add an error for each protective key that is not acknowledged, and warnings for the others."""
+        unused = dict.fromkeys(acknowledged)
+        for path, general in self.protective:
+            names = [name for name in acknowledged if f".{general}".endswith(f".{name}")]
+            for name in names:
+                unused.pop(name, None)
+            if names:
+                self.warnings.append(f"{path}: not supported, as acknowledged in `unisono.acknowledge`")
+                continue
+            message = (
+                f"{path}: this LiteLLM setting protects the gateway, and Unisono does not support it; replace it, or "
+                f"add `{general.rpartition('.')[2]}` to `unisono.acknowledge` to serve without it"
+            )
+            (self.warnings if keeps else self.errors).append(message)
+        self.warnings += (f"unisono.acknowledge: `{name}` names no protective setting of this file" for name in unused)
 
     def all_of(self, raw: object) -> object:
         """Process the whole file. Raises ConfigError."""
@@ -164,7 +202,8 @@ class _Reading:
 
     def section(self, raw: object, model: type[BaseModel], path: str) -> object:
         if not isinstance(raw, Mapping):
-            raise ConfigError(f"{path}: must be a mapping, not {_described(raw)}")
+            self.errors.append(f"{path}: must be a mapping, not {_described(raw)}")
+            return raw
         effective: dict[str, object] = {}
         more: dict[str, object] = {}
         # litellm has options for every provider, so unknown keys of such entries are passed on.
@@ -177,11 +216,16 @@ class _Reading:
                 effective[str(key)] = dict(_own_environment(raw))
                 continue
             if handed and key not in model.model_fields and is_passed_to_litellm(str(key)):
+                known = keys_of(_general(path))
+                if key not in known and (close := get_close_matches(str(key), [*model.model_fields, *known], 1, 0.9)):
+                    self.errors.append(f"{key_path}: unknown key `{key}` (did you mean `{close[0]}`?)")
+                    continue
                 more[str(key)] = self._resolved(value, key_path)
-                if unused_reason(_general(path), str(key)) is None:
+                if key not in known:
                     self.warnings.append(f"{key_path}: unknown key `{key}`; it is passed to litellm unchanged")
             elif key not in model.model_fields:
-                self._unused(_general(path), str(key), key_path, tuple(model.model_fields))
+                if self._is_protective(_general(path), str(key), key_path, value, tuple(model.model_fields)):
+                    effective[str(key)] = value
             elif (why := default_reason(_general(path), str(key), value)) is not None:
                 self.warnings.append(f"{key_path}: `{value}` {why}")
             # YAML parses a key without a value as null. It then counts as missing, unless null is a valid value of the
@@ -191,13 +235,34 @@ class _Reading:
         return {**effective, PROVIDER: more} if more else effective
 
     def _with_canonical_keys(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
-        """Replace synonyms of keys. Raises ConfigError if both names of a key are present."""
+        """Replace synonyms of keys. Both names of a key are an error."""
+        if model is ModelEntry:
+            return self._with_limits(raw, path)
         if model is not LitellmParams or "base_url" not in raw:
             return raw
         # LiteLLM accepts both names. Two addresses would leave open which one is used.
         if raw.get("api_base") is not None:
-            raise ConfigError(f"{path}.base_url: same setting as `api_base`; remove one of them")
+            self.errors.append(f"{path}.base_url: same setting as `api_base`; remove one of them")
+            return {key: value for key, value in raw.items() if key != "base_url"}
         return {("api_base" if key == "base_url" else key): value for key, value in raw.items()}
+
+    def _with_limits(self, entry: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
+        """Move `rpm` and `tpm` of an entry and of its `model_info` to `litellm_params`, as LiteLLM reads all three."""
+        params, info = entry.get("litellm_params"), entry.get("model_info")
+        if not isinstance(params, Mapping):
+            return entry
+        moved = dict(entry)
+        for part, where in ((entry, path), (info, f"{path}.model_info")):
+            for name in ("rpm", "tpm"):
+                if not isinstance(part, Mapping) or name not in part:
+                    continue
+                self.warnings.append(f"{where}.{name}: read as `litellm_params.{name}`")
+                moved["litellm_params"] = {name: part[name], **moved["litellm_params"]}
+                if part is entry:
+                    del moved[name]
+                else:
+                    moved["model_info"] = {key: value for key, value in moved["model_info"].items() if key != name}
+        return moved
 
     def _value(self, value: object, model: type[BaseModel], key: str, path: str) -> object:
         inner = model.model_fields[key].annotation
@@ -205,7 +270,8 @@ class _Reading:
             return self.section(value, inner, path)
         if (model, key) == (Config, "model_list"):
             if not isinstance(value, Sequence) or isinstance(value, str):
-                raise ConfigError(f"{path}: must be a list of models, not {_described(value)}")
+                self.errors.append(f"{path}: must be a list of models, not {_described(value)}")
+                return []
             entries = ((f"{path}[{index}]", entry) for index, entry in enumerate(value))
             return [
                 self.section(entry, ModelEntry, key_path)
@@ -214,7 +280,8 @@ class _Reading:
             ]
         if (model, key) == (Config, "mcp_servers"):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{path}: must be a mapping of labels to servers, not {_described(value)}")
+                self.errors.append(f"{path}: must be a mapping of labels to servers, not {_described(value)}")
+                return {}
             return {label: self.section(entry, McpServerSettings, f"{path}.{label}") for label, entry in value.items()}
         return self._resolved(value, path)
 
@@ -233,7 +300,8 @@ class _Reading:
             case str() if value.startswith(ENVIRONMENT_PREFIX) and self.resolves:
                 name = value.removeprefix(ENVIRONMENT_PREFIX)
                 if name not in self.environ:
-                    raise ConfigError(f"{path}: the environment variable {name} is not set")
+                    self.errors.append(f"{path}: the environment variable {name} is not set")
+                    return value
                 return self.environ[name]
             case Mapping():
                 return {key: self._resolved(inner, f"{path}.{key}") for key, inner in value.items()}
@@ -245,14 +313,26 @@ class _Reading:
             case _:
                 return value
 
-    def _unused(self, section: str, key: str, path: str, fields: Sequence[str]) -> None:
-        reason = unused_reason(section, key)
-        if reason is not None:
-            self.warnings.append(f"{path}: {reason}")
-            return
-        close = get_close_matches(key, fields, n=1)
-        meant = f" (did you mean `{close[0]}`?)" if close else ""
-        raise ConfigError(f"{path}: unknown key `{key}`{meant}")
+    def _is_protective(self, section: str, key: str, path: str, value: object, fields: Sequence[str]) -> bool:
+        """Record a key without effect; return whether it is protective and has to stay in an imported file.
+
+        An unknown key is an error.
+        """
+        match class_of(section, key, value):
+            case KeyClass.PROTECTIVE:
+                self.protective.append((path, f"{section}.{key}".lstrip(".")))
+                return not self.resolves
+            case KeyClass.NOTED:
+                self.warnings.append(f"{path}: {LITELLM}")
+            case KeyClass.COSMETIC:
+                self.cosmetic.append(path)
+            case None if (reason := other_reason(section, key)) is not None:
+                self.warnings.append(f"{path}: {reason}")
+            case None:
+                close = get_close_matches(key, [*fields, *keys_of(section)], n=1)
+                meant = f" (did you mean `{close[0]}`?)" if close else ""
+                self.errors.append(f"{path}: unknown key `{key}`{meant}")
+        return False
 
 
 def _refuse_lone_surrogates(value: object, path: str) -> None:
@@ -283,22 +363,6 @@ def _general(path: str) -> str:
         return "mcp_servers[]"
     head, bracket, rest = path.partition("[")
     return f"{head}[]{rest.partition(']')[2]}" if bracket else path
-
-
-def _path(loc: Sequence[int | str]) -> str:
-    text = ""
-    for part in loc:
-        if part == PROVIDER:
-            # In the file these keys are one level up.
-            continue
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".")
-
-
-def _sentence(message: str) -> str:
-    # Lists are validated as tuples, a term that YAML does not have.
-    message = message.removeprefix("Value error, ").replace("a valid tuple", "a list")
-    return message[:1].lower() + message[1:]
 
 
 def _described(value: object) -> str:

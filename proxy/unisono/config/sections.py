@@ -194,6 +194,9 @@ class GatewaySettings(Section):
     """Secret for virtual keys and for sealed data that clients hold (`encrypted_content`).
     It has at least 16 characters and is equal on all replicas. A new value invalidates both. By default it is
     generated once and stored."""
+    acknowledge: tuple[Name, ...] = ()
+    """Protective LiteLLM settings in this file that Unisono does not support, such as `allowed_routes`.
+    The gateway starts only if each of them is listed. By default none."""
     cors_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the gateway, such as `https://app.example.com`.
     By default none."""

@@ -76,7 +76,7 @@ class OutputReader:
         rejects_preambles = self.transcript.controller.requirements.rejects_dangling_preambles
         self.items = AnswerItems(self._filter, rejects_preambles=rejects_preambles)
         self._stops = StopStrings(request.answer.stop) if request.answer.stop else None
-        self._recoveries = recoveries
+        self.recoveries = recoveries
         self._wire_name = tools.wire
         self._final_header = final_header
         self._state = AnswerState()  # at the end of the last step
@@ -135,17 +135,6 @@ class OutputReader:
     def should_continue(self) -> bool:
         """Return whether the model continues the answer after the last step, without calls."""
         return isinstance(self.next_step, ContinueTurn | OpenFinal) and self.stop_sequence is None
-
-    @contextmanager
-    def detached(self) -> Iterator[None]:
-        """Work on copies of the journal and recoveries; merge them if the block raises no error."""
-        journal = self.transcript.journal
-        numbers, recoveries = journal.numbers, self._recoveries
-        journal.numbers, self._recoveries = [*numbers], [*recoveries]
-        yield
-        numbers += journal.numbers[len(numbers) :]
-        recoveries += self._recoveries[len(recoveries) :]
-        journal.numbers, self._recoveries = numbers, recoveries
 
     # -- generation
 
@@ -303,9 +292,21 @@ class OutputReader:
         for event in events:
             if isinstance(event, Closed):
                 self.items.closed.append(event)
-            elif isinstance(event, Repaired) and event.rule not in self._recoveries:
-                self._recoveries.append(event.rule)
+            elif isinstance(event, Repaired) and event.rule not in self.recoveries:
+                self.recoveries.append(event.rule)
         return events
+
+
+@contextmanager
+def detached(reader: OutputReader) -> Iterator[None]:
+    """Work on copies of the reader's journal and recoveries; merge them if the block raises no error."""
+    journal = reader.transcript.journal
+    numbers, recoveries = journal.numbers, reader.recoveries
+    journal.numbers, reader.recoveries = [*numbers], [*recoveries]
+    yield
+    numbers += journal.numbers[len(numbers) :]
+    recoveries += reader.recoveries[len(recoveries) :]
+    journal.numbers, reader.recoveries = numbers, recoveries
 
 
 def replay(reader: OutputReader, journal: Sequence[int], opening: Tokens) -> list[Event]:

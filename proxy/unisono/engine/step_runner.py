@@ -39,7 +39,7 @@ from unisono.engine.attempt import (
     with_last_tokens,
 )
 from unisono.engine.deps import EngineDeps, RefusedConstraints
-from unisono.engine.output import OutputReader, replay
+from unisono.engine.output import OutputReader, detached, replay
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused, UnsupportedValue
@@ -250,10 +250,7 @@ class StepRunner:
     async def _read(
         self, slot: Slot, job: CompletionJob, decoder: Decoder, reader: OutputReader, first: PromptBuilder | None
     ) -> Generated:
-        """Yield the events of one generation.
-
-        `first` is the builder if this is the first prompt's generation.
-        """
+        """Yield the events of one generation; `first` is the builder if it continues the first prompt."""
         deployment, transcript = slot.deployment, reader.transcript
         stream = deployment.backend.complete(job)
         self.session.record_use()
@@ -289,12 +286,7 @@ class StepRunner:
                     if events and not (reader.has_pending_edit or reader.is_step_complete):
                         yield events, None
                         events = []
-                    if pauses.count(portion):
-                        await asyncio.sleep(0)
-                    if is_slow(reader, portion):
-                        events += await in_thread(reader, partial(reader.feed, portion))
-                    else:
-                        events += reader.feed(portion)
+                    events += await read_portion(reader, portion, pauses)
                 if transcript.is_broken_off:
                     # Clients treat an answer that the gateway ends like one that reached its token limit.
                     finish = FinishReason.LENGTH
@@ -304,6 +296,15 @@ class StepRunner:
                 if events or reader.has_pending_edit:
                     yield events, None
             raise BackendProtocolError("the backend ended its stream without a finish reason")
+
+
+async def read_portion(reader: OutputReader, portion: Sequence[int], pauses: PauseSchedule) -> list[Event]:
+    """Read a portion, after a pause if one is due, and in a thread if it may take long."""
+    if pauses.count(portion):
+        await asyncio.sleep(0)
+    if is_slow(reader, portion):
+        return await in_thread(reader, partial(reader.feed, portion))
+    return reader.feed(portion)
 
 
 def is_slow(reader: OutputReader, portion: Sequence[int]) -> bool:
@@ -335,7 +336,7 @@ async def with_end(reader: OutputReader, events: list[Event], reason: FinishReas
 async def in_thread(reader: OutputReader, work: Callable[[], T]) -> T:
     """Run `work` on `reader` in a thread."""
     # The thread continues when its caller is cancelled. It must not change a report that was already sent.
-    with reader.detached():
+    with detached(reader):
         return await asyncio.to_thread(work)
 
 

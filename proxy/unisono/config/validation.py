@@ -1,0 +1,64 @@
+"""Validation of a parsed configuration: all errors in one message, by their paths in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from unisono.config.sections import Config
+from unisono.errors import ConfigError
+
+PROVIDER = "provider"
+"""Field of `LitellmParams` for the keys that are passed to litellm."""
+
+
+def validated(tree: object, errors: Sequence[str]) -> Config:
+    """Return the configuration. Raises ConfigError with `errors` and those of the validation."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        found = list(errors)
+        # One error per place: every form that a value may have reports one of its own.
+        places = {line.partition(":")[0] for line in errors}
+        # The input is excluded, because it may contain a secret.
+        for each in error.errors(include_url=False, include_input=False, include_context=False):
+            place = _path(_place(each["loc"], tree, is_missing=each["type"] == "missing"))
+            if place not in places:
+                places.add(place)
+                found.append(f"{_path(each['loc'])}: {_sentence(each['msg'])}")
+        raise all_errors(found) from None
+
+
+def all_errors(errors: Sequence[str]) -> ConfigError:
+    if len(errors) == 1:
+        return ConfigError(errors[0])
+    return ConfigError("\n".join((f"the configuration has {len(errors)} errors:", *(f"  {line}" for line in errors))))
+
+
+def _place(loc: tuple[int | str, ...], tree: object, *, is_missing: bool) -> tuple[int | str, ...]:
+    """Return the part of an error's location that exists in the file; the rest names a form of the value."""
+    node: Any = tree
+    for depth, part in enumerate(loc):
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            return loc[: depth + is_missing]
+    return loc
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    text = ""
+    for part in loc:
+        if part == PROVIDER:
+            # In the file these keys are one level up.
+            continue
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")
+
+
+def _sentence(message: str) -> str:
+    # Lists are validated as tuples, a term that YAML does not have.
+    message = message.removeprefix("Value error, ").replace("a valid tuple", "a list")
+    return message[:1].lower() + message[1:]
