@@ -314,9 +314,22 @@ NEUTRAL: dict[str, Any] = {
     "max_tokens": [None],
     "reasoning": [None, {}],
     "reasoning_effort": [None, "medium"],
-    "store": [None, False],
-    "metadata": [None, {}],
-    "user": [None, ""],
+    "store": [None],
+    "metadata": [None],
+    "user": [None],
+    "include_reasoning": [None, True],
+    "skip_special_tokens": [None, True],
+    "spaces_between_special_tokens": [None, True, False],
+    "min_tokens": [None, 0],
+    "ignore_eos": [None, False],
+    "stop_token_ids": [None, [], [200002, 200012], [199999]],
+    "continue_final_message": [None, False],
+    "add_generation_prompt": [None, True, False],
+    "web_search_options": [None],
+    "structured_outputs": [None, {}],
+    "guided_json": [None],
+    "mock_response": [None],
+    "fallbacks": [None, []],
 }
 
 
@@ -338,8 +351,18 @@ def test_a_neutral_value_has_no_effect(field: str, value: Any) -> None:
         {"prompt_cache_retention": "24h"},
         {"verbosity": "low"},
         {"prediction": {"type": "content"}},
-        {"web_search_options": {"a": 1}},
         {"something_new": 5},
+        {"priority": 1},
+        {"num_retries": 2},
+        {"tags": ["a"]},
+        {"guided_decoding_backend": "xgrammar"},
+        # Values that look like nothing ask for something too.
+        {"store": False},
+        {"metadata": {}},
+        {"user": ""},
+        {"something_new": 0},
+        {"priority": 0},
+        {"tags": []},
     ],
     ids=lambda field: next(iter(field)),
 )
@@ -349,8 +372,59 @@ def test_a_field_without_effect_is_accepted_and_noted(field: dict[str, Any]) -> 
     assert noted.request == generation_of().request
 
 
+REFUSED: dict[str, Any] = {
+    "skip_special_tokens": False,
+    "min_tokens": 5,
+    "ignore_eos": True,
+    "include_stop_str_in_output": True,
+    "echo": True,
+    "prompt_logprobs": 1,
+    "return_token_ids": True,
+    "use_beam_search": True,
+    "length_penalty": 1.5,
+    "bad_words": ["a"],
+    "allowed_token_ids": [1],
+    "truncate_prompt_tokens": 100,
+    "chat_template": "{{ messages }}",
+    "documents": [{"text": "a"}],
+    "mock_response": "Hi",
+    "fallbacks": ["other"],
+    "stop_token_ids": [13],
+    "web_search_options": {},
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_field_that_cannot_be_honoured_is_an_error(field: str) -> None:
+    error = error_of(**{field: REFUSED[field]})
+    assert (error.status, error.param, error.code) == (400, field, "unsupported_value")
+
+
+def test_reasoning_is_left_out_on_request() -> None:
+    assert generation_of().shows_reasoning
+    assert not generation_of(include_reasoning=False).shows_reasoning
+    assert not generation_of(reasoning={"exclude": True}).shows_reasoning
+    assert generation_of(reasoning={"enabled": False}).request.conversation.preamble.effort is Effort.LOW
+
+
+UNFINISHED = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]}
+
+
+def test_a_message_of_the_assistant_at_the_end_is_continued_unless_the_request_says_otherwise() -> None:
+    for fields in ({}, {"continue_final_message": True}, {"add_generation_prompt": False}):
+        assert generation_of(**UNFINISHED, **fields).request.conversation.prefill == "Hel"
+    for fields in ({"continue_final_message": False}, {"add_generation_prompt": True}):
+        assert generation_of(**UNFINISHED, **fields).request.conversation.prefill is None
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert error_of(**UNFINISHED, **both).param == "add_generation_prompt"
+    assert error_of(continue_final_message=True).param == "continue_final_message"
+
+
 def test_notes_cover_nested_options_and_are_limited() -> None:
-    assert generation_of(reasoning={"exclude": True}).notes == ("reasoning.exclude: no effect",)
+    assert generation_of(reasoning={"something": False}).notes == ("reasoning.something: no effect",)
+    assert generation_of(structured_outputs={"disable_fallback": True}).notes == (
+        "structured_outputs.disable_fallback: no effect",
+    )
     assert generation_of(chat_template_kwargs={"enable_thinking": True}).notes == (
         "chat_template_kwargs.enable_thinking: no effect",
     )

@@ -7,7 +7,7 @@ per streamed event, except for the request id header on the first.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from ipaddress import ip_address
 from time import monotonic
@@ -20,13 +20,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, FORMAT, ErrorResponses, Formats, format_at
+from unisono.api.request_options import MAX_HEADER_FIELDS, NOTES, noted_fields
 from unisono.core.access import Caller
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.errors import NotAllowed
 
 HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness"})
 # Headers that a web page may read.
-EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries"
+EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries, "
+EXPOSED += "x-unisono-notes"
 # Other ASGI scopes, such as `lifespan`, have no headers and pass through the layers.
 REQUESTS = frozenset({"http", "websocket"})
 # ASGI messages that carry the response headers.
@@ -35,8 +37,8 @@ ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "we
 # Status of a WebSocket.
 SWITCHED = 101
 
-# Callback for each finished request: route, method, status, and duration in seconds.
-Answered = Callable[[str, str, int, float], None]
+# Callback for each finished request: route, method, status, duration in seconds, and fields without effect.
+Answered = Callable[[str, str, int, float, Sequence[str]], None]
 
 # Look up the caller of a bearer key. Raises NotAuthenticated for an unknown key.
 Authenticate = Callable[[str | None], Awaitable[Caller]]
@@ -85,6 +87,8 @@ class RequestIds:
                 headers["x-request-id"] = request_id
                 if failure_format.id_header:
                     headers[failure_format.id_header] = request_id
+                if notes := state.get(NOTES):
+                    headers["x-unisono-notes"] = ", ".join(noted_fields(notes)[:MAX_HEADER_FIELDS])
             await send(message)
 
         arrived = ARRIVED.set(trace_of(scope))
@@ -93,7 +97,8 @@ class RequestIds:
         finally:
             ARRIVED.reset(arrived)
             if self._answered is not None:
-                self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - started_at)
+                noted = noted_fields(state.get(NOTES, ()))
+                self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - started_at, noted)
 
 
 def trace_of(scope: Scope) -> TraceContext | None:

@@ -12,6 +12,7 @@ from unisono.api.request_options import without_effect
 from unisono.core.conversation import Item, ToolResult
 from unisono.core.tools import Approval, ToolServer, ToolTransport
 from unisono.engine.request import ServerTools
+from unisono.errors import UnsupportedValue
 
 # OpenAI's builtin tools, run by the gateway as the tools that gpt-oss was trained on.
 #
@@ -106,15 +107,31 @@ class GatewayOptions(OpenModel):
 
 @dataclass(frozen=True, slots=True)
 class RunnableTools:
-    """Servers whose tools run without approval, and the default for requests without the option."""
+    """Servers whose tools run without approval, and the default for requests without the option.
+
+    `browser` is the server for web searches, which a request can enable by itself.
+    """
 
     servers: tuple[ToolServer, ...] = ()
     by_default: bool = False
+    browser: ToolServer | None = None
 
     def servers_for(self, requested: bool | None, tenant: str) -> tuple[ToolServer, ...]:
         """Return the servers to use; `requested` is the request's option."""
         should_run = self.by_default if requested is None else requested
         return tuple(replace(server, owner=tenant) for server in self.servers) if should_run else ()
+
+    def browser_for(self, at: str, tenant: str) -> tuple[ToolServer, ...]:
+        """Return the server for web searches; `at` is the field that asks for it.
+
+        Raises UnsupportedValue if there is none.
+        """
+        if self.browser is None:
+            setting = missing_setting("web_search")
+            raise UnsupportedValue(
+                f"'{at}': this gateway has no web search; its operator can enable it with '{setting}'.", param=at
+            )
+        return (replace(self.browser, owner=tenant),)
 
 
 NOTHING_TO_RUN = RunnableTools()

@@ -41,6 +41,7 @@ HEADERS: dict[str, Schema] = {
         "description": "Recovery rules applied to the output; not sent with streams.",
         "schema": TEXT,
     },
+    "x-unisono-notes": {"description": "Fields of the request without effect.", "schema": TEXT},
     "retry-after": {"description": "Seconds to wait before the next attempt.", "schema": {"type": "integer"}},
     "www-authenticate": {"schema": TEXT},
     NO_RETRY_HEADER[0]: {"description": "`false` if the client should not repeat the request.", "schema": TEXT},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -132,12 +133,24 @@ NO_RULES: Final = ModelRules()
 # Notes in an answer on request fields that were accepted without effect.
 
 MAX_NOTES = 32
-# Values of fields without effect that need no note, because they request nothing.
-SILENT: tuple[Any, ...] = (None, False, "", [], {})
 
 
 def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
-    return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value not in SILENT)
+    """Yield notes on fields without effect. Also `false`, 0 or an empty value asks for something; null does not."""
+    return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value is not None)
+
+
+# Key of a request's notes in its state, from which the header and the metric are made.
+NOTES: Final = "notes"
+MAX_HEADER_FIELDS: Final = 16
+# A note begins with the path of its field.
+_NOTED_FIELD: Final = re.compile(r"([A-Za-z0-9_.-]{1,100}): ")
+
+
+def noted_fields(notes: Iterable[str]) -> list[str]:
+    """Return the paths of the fields that the notes are about, each once."""
+    found = (_NOTED_FIELD.match(note) for note in notes)
+    return list(dict.fromkeys(match[1] for match in found if match is not None))
 
 
 def notes_on_prefill(request: GenerationRequest, fields: Mapping[str, object]) -> Iterator[str]:

@@ -43,6 +43,7 @@ ANSWER_HEADERS = (
     "x-unisono-served-model",
     "x-unisono-failovers",
     "x-unisono-recoveries",
+    "x-unisono-notes",
 )
 # The layer `Authentication` checks the key before any route. FastAPI's security dependencies would take another 50 us.
 KEYS: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]

@@ -10,7 +10,7 @@ from functools import partial
 
 from unisono.api.chat.routes import ChatModel
 from unisono.api.completions.routes import RawModel
-from unisono.api.gateway_tools import RunnableTools
+from unisono.api.gateway_tools import BROWSER, RunnableTools, allowed
 from unisono.api.health import Readiness
 from unisono.api.image_descriptions import DescriptionCache, ImageDescriber
 from unisono.api.messages.inbound import MessagesModel
@@ -85,12 +85,16 @@ def image_describer(
 def chat_model(catalogue: ModelRegistry, name: str, setup: ServerToolSetup, caller: Caller) -> ChatModel:
     """Return the settings of a model for Chat Completions. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
+    labels = model.settings.mcp_servers
+    browser = setup.rules.for_model(labels).for_caller(caller).trained.get(BROWSER) if setup.rules.builtins else None
     return ChatModel(
         group=model.name,
         reasoning=ReasoningField(model.settings.reasoning_field),
         stream_tool_arguments=model.settings.stream_tool_arguments,
         runnable=RunnableTools(
-            setup.servers_without_approval(model.settings.mcp_servers, caller), model.settings.run_tools
+            setup.servers_without_approval(labels, caller),
+            model.settings.run_tools,
+            None if browser is None else allowed(browser, BROWSER),
         ),
         rules=model_rules(catalogue, model),
     )

@@ -95,13 +95,21 @@ class Builtin:
 class AnswerForm:
     """Required form of an answer: JSON that matches `schema`, or any JSON object without one.
 
-    `strict` marks a schema that can be enforced exactly.
+    With `choices`, the answer is one of these texts instead, and with `grammar` a text of that grammar. `strict` marks
+    a schema that can be enforced exactly.
     """
 
     name: str = "json"
     schema: Mapping[str, Json] | None = None
     description: str = ""
     strict: bool = False
+    choices: tuple[str, ...] = ()
+    grammar: TextGrammar | None = None
+
+    @property
+    def is_json(self) -> bool:
+        """Return whether the answer has to be JSON."""
+        return not self.choices and self.grammar is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unisono.core.conversation import AddedTools, AnswerForm, Conversation, Json, Preamble
+from unisono.core.conversation import AddedTools, AnswerForm, Conversation, Json, Preamble, TextGrammar
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
@@ -153,7 +153,7 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
                 stop=tuple(record["stop"]),
                 disabled_rules=frozenset(record["unmended"]),
                 choice=None if record["choice"] is None else _to_choice(record["choice"]),
-                form=None if record["form"] is None else AnswerForm(**record["form"]),
+                form=None if record["form"] is None else _to_form(record["form"]),
             ),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -175,7 +175,29 @@ def _to_choice(choice: Mapping[str, Any]) -> Choice:
 
 def _form(form: AnswerForm) -> dict[str, Json]:
     schema = None if form.schema is None else dict(form.schema)
-    return {"name": form.name, "schema": schema, "description": form.description, "strict": form.strict}
+    record: dict[str, Json] = {
+        "name": form.name,
+        "schema": schema,
+        "description": form.description,
+        "strict": form.strict,
+    }
+    if form.choices:
+        record["choices"] = [*form.choices]
+    if form.grammar is not None:
+        record["grammar"] = {"syntax": form.grammar.syntax, "definition": form.grammar.definition}
+    return record
+
+
+def _to_form(record: Mapping[str, Any]) -> AnswerForm:
+    grammar = record.get("grammar")
+    return AnswerForm(
+        record["name"],
+        record["schema"],
+        record["description"],
+        record["strict"],
+        tuple(record.get("choices", ())),
+        None if grammar is None else TextGrammar(grammar["syntax"], grammar["definition"]),
+    )
 
 
 def _hosting(server_tools: ServerTools) -> dict[str, Json]:

@@ -57,10 +57,18 @@ def form_section(form: AnswerForm) -> str:
 
     Raises InvalidRequest for a schema that JSON cannot express.
     """
-    try:
-        schema = json.dumps(form.schema if form.schema is not None else ANY_OBJECT, ensure_ascii=False, allow_nan=False)
-    except (ValueError, TypeError, RecursionError) as failure:
-        raise InvalidRequest("The schema contains a value that JSON cannot represent; remove it.") from failure
     name = _UNTITLED.sub("_", form.name) or "json"
     described = "".join(f"// {line}\n" for line in form.description.splitlines())
-    return f"# Response Formats\n\n## {name}\n\n{described}{schema}"
+    return f"# Response Formats\n\n## {name}\n\n{described}{_format_text(form)}"
+
+
+def _format_text(form: AnswerForm) -> str:
+    if form.choices:
+        return "// The answer is exactly one of these texts, and nothing else:\n" + "\n".join(form.choices)
+    if form.grammar is not None:
+        notation = "regular expression" if form.grammar.syntax == "regex" else "grammar"
+        return f"// The whole answer matches this {notation}:\n{form.grammar.definition}"
+    try:
+        return json.dumps(form.schema if form.schema is not None else ANY_OBJECT, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as failure:
+        raise InvalidRequest("The schema contains a value that JSON cannot represent; remove it.") from failure

@@ -293,7 +293,7 @@ def _texts(conversation: Conversation) -> Iterator[str]:
         yield tool.description
         yield str(tool.parameters or "")
     if preamble.form is not None:
-        yield str(preamble.form.schema or "")
+        yield str(preamble.form.schema or preamble.form.grammar or preamble.form.choices or "")
     for item in conversation.items:
         match item:
             case AssistantCall(name=name, arguments=arguments):

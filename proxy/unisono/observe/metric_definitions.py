@@ -92,6 +92,7 @@ class Instruments:
     # No label has values that clients can choose freely, because every value costs memory for ever.
     def _define_http(self) -> None:
         self.http = self._counter("http_requests", "HTTP requests, by route.", "route", "method", "status")
+        self.notes = self._counter("notes", "Fields of requests that had no effect.", "field")
         self.http_s = self._histogram(
             "http_request_duration",
             "Time from a request's headers to the end of its response.",

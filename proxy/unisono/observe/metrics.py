@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -27,6 +27,23 @@ BEAT_S: Final = 0.1
 OTHER: Final = "other"
 # Any other method is counted as `other`: clients choose methods, and each label value costs memory.
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# Fields of requests that are counted by name if they have no effect. Clients may send any others.
+NOTED_FIELDS: Final = frozenset(
+    (
+        *("background", "cache_control", "context_management", "guided_decoding_backend", "guided_whitespace_pattern"),
+        *("include", "max_tool_calls", "metadata", "mm_processor_kwargs", "num_retries", "prediction", "priority"),
+        *(
+            "prompt",
+            "prompt_cache_retention",
+            "provider",
+            "reasoning.summary",
+            "repetition_detection",
+            "response_format",
+        ),
+        *("safety_identifier", "seed", "service_tier", "store", "tags", "text.verbosity", "timeout", "tool_choice"),
+        *("top_k", "transforms", "truncation", "user", "verbosity", "vllm_xargs"),
+    )
+)
 CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
 STATE: Final = Path("/proc/self/statm")
 
@@ -148,8 +165,13 @@ class Metrics(Observer):
 
     # -- requests and the store
 
-    def answered(self, route: str, method: str, status: int, took_s: float) -> None:
-        """Count one HTTP request. `route` is a template, empty for an unknown path."""
+    def answered(self, route: str, method: str, status: int, took_s: float, noted: Sequence[str] = ()) -> None:
+        """Count one HTTP request.
+
+        `route` is a template, empty for an unknown path. `noted` are its fields without effect.
+        """
+        for field in noted:
+            self._all.notes.labels(field if field in NOTED_FIELDS else OTHER).inc()
         route = route or OTHER
         self._all.http.labels(route, method if method in METHODS else OTHER, str(status)).inc()
         self._all.http_s.labels(route).observe(took_s)

@@ -244,7 +244,7 @@ async def test_fields_without_effect_are_noted() -> None:
             "tool_choice": "required",
         }
         body = (await compact(gateway, **fields, background=False)).json()
-        assert body["unisono"]["notes"] == [f"{name}: no effect" for name in fields]
+        assert body["unisono"]["notes"] == [f"{name}: no effect" for name in (*fields, "background")]
 
 
 async def test_a_backend_failure_is_an_http_error() -> None:

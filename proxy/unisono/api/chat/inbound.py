@@ -31,6 +31,7 @@ from unisono.api.request_options import (
     to_sampling,
     without_effect,
 )
+from unisono.api.structured_outputs import to_answer_form
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
 from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
 from unisono.core.access import Caller
@@ -62,6 +63,7 @@ class ChatGeneration:
 
     `request` is the generation request of the first choice, `choices` the number of choices. `stream` and
     `include_usage` are the fields of the request. `toolbox` has the client's tools, `notes` go into `unisono.notes`.
+    Without `shows_reasoning`, the client asked for no reasoning.
     """
 
     request: GenerationRequest
@@ -70,6 +72,7 @@ class ChatGeneration:
     include_usage: bool
     toolbox: Toolbox
     notes: tuple[str, ...]
+    shows_reasoning: bool = True
 
     @property
     def requests(self) -> Iterator[GenerationRequest]:
@@ -111,11 +114,12 @@ def to_generation_request(
 ) -> ChatGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     toolbox = to_toolbox(declared(request))
-    conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
+    effort, continues = _effort(request), _continues(request)
+    conversation, notes = to_conversation(request.messages, toolbox, effort, today, continues=continues)
     requested, requested_at = _requested_choice(request)
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     hosting = None if forbidden else to_server_tools(request, runnable, caller.tenant)
-    form = request.response_format.form("response_format") if request.response_format else None
+    form = to_answer_form(request, request.response_format.form("response_format") if request.response_format else None)
     generation_request = GenerationRequest(
         model=model,
         conversation=conversation,
@@ -138,15 +142,36 @@ def to_generation_request(
         routing=RoutingOptions(sticky=_sticky(request, caller)),
     )
     generation_request = rules.applied_to(generation_request, request.recoveries)
-    notes = [*_notes_on(request, generation_request, requested_at), *toolbox.notes, *request.media_notes, *notes]
     return ChatGeneration(
         request=generation_request,
         choices=request.n or 1,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         toolbox=toolbox,
-        notes=tuple(notes[:MAX_NOTES]),
+        notes=(*_notes_on(request, generation_request, requested_at), *toolbox.notes, *notes)[:MAX_NOTES],
+        shows_reasoning=_shows_reasoning(request),
     )
+
+
+def _shows_reasoning(request: ChatRequest) -> bool:
+    is_excluded = request.reasoning is not None and request.reasoning.exclude
+    return request.include_reasoning is not False and not is_excluded
+
+
+def _continues(request: ChatRequest) -> bool:
+    """Return whether the model continues an assistant message at the end of the conversation.
+
+    Raises InvalidRequest for contradicting fields.
+    """
+    is_open = request.messages[-1].role == "assistant" and not _has_calls(request.messages[-1])
+    if request.continue_final_message and request.add_generation_prompt:
+        at = "add_generation_prompt"
+        raise InvalidRequest(f"'{at}' and 'continue_final_message' exclude each other; send one.", param=at)
+    if request.continue_final_message and not is_open:
+        at = "continue_final_message"
+        raise InvalidRequest(f"'{at}': the last message must be from the assistant, without tool calls.", param=at)
+    # By default the message is continued, as Anthropic's API and most local servers do.
+    return request.continue_final_message is not False and not request.add_generation_prompt
 
 
 def _sticky(request: ChatRequest, caller: Caller) -> str:
@@ -170,13 +195,17 @@ def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) 
 
     With several choices there are none, because each choice would run them.
     """
+    browser = () if request.web_search_options is None else runnable.browser_for("web_search_options", tenant)
     if (request.n or 1) > 1:
         return None
-    return server_tools_of(runnable.servers_for(request.unisono.run_tools if request.unisono else None, tenant))
+    servers = runnable.servers_for(request.unisono.run_tools if request.unisono else None, tenant)
+    labels = {server.label for server in servers}
+    return server_tools_of((*servers, *(server for server in browser if server.label not in labels)))
 
 
 def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choice_at: str) -> Iterator[str]:
     yield from _notes_on_fields(request)
+    yield from request.media_notes
     yield from _notes_on_running(request, generation_request)
     yield from notes_on_prefill(
         generation_request,
@@ -211,9 +240,12 @@ def _declared(spec: ChatTool, path: str) -> DeclaredTool:
 
 
 def to_conversation(
-    messages: Sequence[ChatMessage], toolbox: Toolbox, effort: Effort, today: str
+    messages: Sequence[ChatMessage], toolbox: Toolbox, effort: Effort, today: str, *, continues: bool = True
 ) -> tuple[Conversation, list[str]]:
-    """Return the conversation, and notes on the fields that were left out."""
+    """Return the conversation, and notes on the fields that were left out.
+
+    With `continues`, an assistant message at the end is the beginning of the answer.
+    """
     leading = 0
     # For the model, instructions are one message in front of the conversation. Later system messages keep their
     # position.
@@ -226,8 +258,7 @@ def to_conversation(
     for offset, message in enumerate(rest):
         history.add(leading + offset, message)
     history.history.check_results()
-    # An assistant message at the end is the beginning of the answer. The model continues it.
-    if rest and rest[-1].role == "assistant" and not _has_calls(rest[-1]):
+    if continues and rest and rest[-1].role == "assistant" and not _has_calls(rest[-1]):
         prefill = history.history.pop_prefill()
     preamble = Preamble(instructions=instructions, tools=toolbox.tools, effort=effort, date=today)
     items = tuple(history.history)
@@ -327,6 +358,7 @@ def _effort(request: ChatRequest) -> Effort:
         request.chat_template_kwargs.reasoning_effort if request.chat_template_kwargs else None,
         request.output_config.effort if request.output_config else None,
         Effort.LOW if request.thinking and request.thinking.type == "disabled" else None,
+        Effort.LOW if request.reasoning and request.reasoning.enabled is False else None,
     )
     return next((effort for effort in spelled if effort is not None), Effort.MEDIUM)
 
@@ -341,8 +373,11 @@ def _budgets(request: ChatRequest) -> Iterator[int | None]:
 
 def _notes_on_fields(request: ChatRequest) -> Iterator[str]:
     form = request.response_format
+    outputs = request.structured_outputs
     nested = (
         ("", request.model_extra),
+        ("structured_outputs.", outputs and outputs.model_extra),
+        ("web_search_options.", request.web_search_options),
         ("stream_options.", request.stream_options and request.stream_options.model_extra),
         ("reasoning.", request.reasoning and request.reasoning.model_extra),
         ("chat_template_kwargs.", request.chat_template_kwargs and request.chat_template_kwargs.model_extra),

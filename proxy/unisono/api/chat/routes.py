@@ -99,6 +99,7 @@ class ChatRoute:
         passes = generation.request.passthrough is not None
         if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
             return await pass_through()
+        request.state.notes = generation.notes
         frame = self._frame(chat, model, generation)
         streams = await start_all(self.service, generation.requests)
         reports = request.state.reports = [stream.report for stream in streams]
@@ -143,7 +144,7 @@ class ChatRoute:
             created=int(self.clock()),
             model=request.model,
             fingerprint=self.fingerprint,
-            reasoning=model.reasoning,
+            reasoning=model.reasoning if generation.shows_reasoning else ReasoningField.NONE,
             toolbox=generation.toolbox,
             notes=generation.notes,
             include_usage=generation.include_usage,

@@ -26,6 +26,7 @@ from pydantic_core import CoreSchema
 from unisono.api.field_types import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    NEUTRAL,
     Arguments,
     Budget,
     Count,
@@ -39,15 +40,18 @@ from unisono.api.field_types import (
     invalid_field,
     neutral,
     only_neutral,
+    refused,
 )
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.history_builder import ContentPart
 from unisono.api.media import MediaHistory
 from unisono.api.request_options import EFFORTS, SamplingFields, SpelledEffort, to_effort
 from unisono.api.response_format import ResponseFormat
+from unisono.api.structured_outputs import StructuredFields
 from unisono.api.tool_choice import ChosenFunction, ChosenTools
 from unisono.api.tools import CustomSpec, FunctionSpec, described
 from unisono.core.conversation import Effort
+from unisono.core.generation import ENDOFTEXT, STOP_TOKENS
 
 # Accepted types of a message's content. A tool result may be bare JSON.
 Content = str | list[str | ContentPart] | list[Any] | dict[str, Any] | None
@@ -203,8 +207,21 @@ class ChatStreamOptions(OpenModel):
 
 
 class ChatReasoningOptions(OpenModel):
+    """Reasoning options in the form of OpenRouter."""
+
     effort: SpelledEffort = None
     max_tokens: Budget | None = None
+    exclude: bool | None = None
+    enabled: bool | None = None
+
+
+def _to_stop_tokens(value: Any) -> Any:
+    """Accept only the tokens at which every answer ends anyway."""
+    if isinstance(value, list) and not {*STOP_TOKENS, ENDOFTEXT}.issuperset(
+        each for each in value if type(each) is int
+    ):
+        raise refused("only the stop tokens of the Harmony format are supported; use 'stop' for texts")
+    return value
 
 
 class ChatThinkingOptions(OpenModel):
@@ -249,13 +266,18 @@ class ChatInput(MediaHistory):
     thinking_token_budget: Budget | None = None
     thinking_budget: Budget | None = None
     reasoning_budget: Budget | None = None
+    include_reasoning: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    web_search_options: dict[str, Any] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
+    stop_token_ids: Annotated[list[int] | None, BeforeValidator(_to_stop_tokens)] = None
     stop: StopStrings = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=16)] | None = None
 
 
-class ChatRequest(SamplingFields, ChatInput):
+class ChatRequest(SamplingFields, StructuredFields, ChatInput):
     """Body of a Chat Completions request.
 
     Of several invalid fields, only the first is reported. The fields of the last base class come first.
@@ -265,7 +287,24 @@ class ChatRequest(SamplingFields, ChatInput):
     top_logprobs: Any = only_neutral("top_logprobs")
     modalities: Any = only_neutral("modalities")
     audio: Any = only_neutral("audio")
+    skip_special_tokens: Any = only_neutral("skip_special_tokens")
+    spaces_between_special_tokens: Any = only_neutral("spaces_between_special_tokens")
+    min_tokens: Any = only_neutral("min_tokens")
+    ignore_eos: Any = only_neutral("ignore_eos")
+    include_stop_str_in_output: Any = only_neutral("include_stop_str_in_output")
+    echo: Any = only_neutral("echo")
+    prompt_logprobs: Any = only_neutral("prompt_logprobs")
+    return_token_ids: Any = only_neutral("return_token_ids")
+    use_beam_search: Any = only_neutral("use_beam_search")
+    length_penalty: Any = only_neutral("length_penalty")
+    bad_words: Any = only_neutral("bad_words")
+    allowed_token_ids: Any = only_neutral("allowed_token_ids")
+    truncate_prompt_tokens: Any = only_neutral("truncate_prompt_tokens")
+    chat_template: Any = only_neutral("chat_template")
+    documents: Any = only_neutral("documents")
+    mock_response: Any = only_neutral("mock_response")
+    fallbacks: Any = only_neutral("fallbacks")
     prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
     unisono: GatewayOptions | None = None
 
-    _neutral = field_validator("logprobs", "top_logprobs", "modalities", "audio", mode="before")(neutral)
+    _neutral = field_validator(*NEUTRAL, mode="before")(neutral)

@@ -69,6 +69,7 @@ class CompletionRoute:
 
         parse = partial(self._parse, body, caller, request.state.request_id)
         completion, generations = await off_loop(parse, len(await request.body()))
+        request.state.notes = generations.notes
         frame = self._frame(completion, generations)
         streams = await start_all(self.service, generations.requests)
         reports = [stream.report for stream in streams]

@@ -189,6 +189,7 @@ def _frame(
     seals: Sealing | None,
 ) -> MessageFrame:
     tenant: str = request.state.caller.tenant
+    request.state.notes = generation.notes
     more: dict[str, Any] = {}
     if seals is not None:
         more["sign"] = lambda text: seals.sign(tenant, text)

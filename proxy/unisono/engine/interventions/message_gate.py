@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from unisono.core.conversation import TextGrammar
+from unisono.core.conversation import AnswerForm, TextGrammar
 from unisono.core.generation import FIRST_SPECIAL
 from unisono.core.ports import Schema, Violation
 from unisono.core.recovery_rules import CODE_FENCE, REGENERATED_ANSWER, REGENERATED_CALL
@@ -184,8 +184,9 @@ class MessageGate:
         return is_free and self._obligations.has_form(message)
 
     def limits_blanks(self, header: Header) -> bool:
-        message = self._obligations.message_kind(header)
-        is_json = self._obligations.has_form(message) or self._checks.is_json_call(message, header)
+        message, form = self._obligations.message_kind(header), self._requirements.form
+        is_json_answer = form is not None and form.is_json and self._obligations.has_form(message)
+        is_json = is_json_answer or self._checks.is_json_call(message, header)
         return is_json and not self._controller.is_spent and self._requirements.detects_repetition
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
@@ -238,11 +239,11 @@ class BodyChecks:
         """
         form = self._requirements.form
         if form is not None and has_form:
-            fault = self._fault(text, form.schema, objects=form.schema is None)
+            fault = self._form_fault(form, text)
             if fault is BodyFault.NONE or CODE_FENCE in self._requirements.disabled_rules:
                 return fault, text
             content = without_code_fence(text)
-            if content is not None and self._fault(content, form.schema, objects=form.schema is None) is BodyFault.NONE:
+            if content is not None and self._form_fault(form, content) is BodyFault.NONE:
                 return BodyFault.NONE, content
             return fault, text
         if message in CALLS and header.recipient.full_name in self._tools.texts:
@@ -251,6 +252,15 @@ class BodyChecks:
             return BodyFault.NONE, text
         schema = None if message is MessageKind.CALL else self._tools.schemas.get(header.recipient.full_name)
         return self._fault(text or "{}", schema, objects=True), text
+
+    def _form_fault(self, form: AnswerForm, text: str) -> BodyFault:
+        """Return the fault of an answer that has to have a form."""
+        if form.choices:
+            return BodyFault.NONE if text in form.choices else BodyFault.UNLIKE
+        if form.grammar is not None:
+            is_valid = self._violation is None or self._violation(form.grammar, text) is None
+            return BodyFault.NONE if is_valid else BodyFault.UNLIKE
+        return self._fault(text, form.schema, objects=form.schema is None)
 
     def _free_text(self, grammar: TextGrammar | None, text: str) -> tuple[BodyFault, str]:
         def has_fault(content: str) -> bool:

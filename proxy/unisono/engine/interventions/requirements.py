@@ -127,7 +127,7 @@ class OutputRequirements:
         """Return the constraint kinds that a backend should enforce."""
         kinds = self.tools.constraint_kinds
         if self.form is not None:
-            kinds.add(constraint_of(self.form.schema).kind)
+            kinds.add(self.form_constraint.kind)
         return frozenset(kinds)
 
     @property
@@ -148,7 +148,13 @@ class OutputRequirements:
 
     @property
     def form_constraint(self) -> Constraint:
-        return AnyJson() if self.form is None else constraint_of(self.form.schema)
+        """Return the constraint for the answer."""
+        form = self.form
+        if form is None:
+            return AnyJson()
+        if form.choices:
+            return OneOf(form.choices)
+        return constraint_of(form.schema) if form.grammar is None else text_constraint(form.grammar)
 
     def constraint_for(self, header: Header) -> Constraint | None:
         """Return the constraint for the body of a message; None if there is none."""

@@ -94,6 +94,7 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     # A key can only return a response that is stored.
     claim = await claim_of(request, sender.tenant) if parsed.stored else None
     posted = ResponseCreation(deps, runner, sender, parsed, body, size)
+    request.state.notes = posted.notes
     if claim is not None or parsed.background:
         response_id = await posted.start_background(claim, request.receive)
         if parsed.stream:
@@ -115,7 +116,8 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
 class ResponseCreation:
     """One request and its ways of answering.
 
-    `size` is that of its body in bytes; `created` is the response that it started, if any.
+    `size` is that of its body in bytes; `created` is the response that it started, if any. `notes` are those of the
+    request, once it is understood.
     """
 
     def __init__(
@@ -134,12 +136,14 @@ class ResponseCreation:
         self._body = body
         self._size = size
         self.created: StoredResponse | None = None
+        self.notes: list[str] = []
 
     async def whole(self) -> tuple[StoredResponse, GenerationReport]:
         response_id = self._deps.new_id("resp_")
         async with understood(
             self._deps, self._sender, self._requested, response_id=response_id, size=self._size
         ) as prepared:
+            self.notes += prepared.frame.notes
             return await answer_whole(self._deps, prepared)
 
     async def events(
@@ -155,6 +159,7 @@ class ResponseCreation:
             async with understood(
                 self._deps, self._sender, self._requested, response_id=response_id, size=self._size
             ) as prepared:
+                self.notes += prepared.frame.notes
                 stream = prepared.start(self._deps.service)
                 async with aclosing(answer_events(self._deps, prepared, stream, too_late=too_late)) as answering:
                     async for batch in answering:

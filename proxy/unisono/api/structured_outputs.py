@@ -1,0 +1,155 @@
+"""Structured output fields of vLLM, SGLang and llama.cpp on Chat Completions.
+
+They have the same effect as `response_format`: the form of the final answer. Reasoning and calls stay free. A backend
+that can enforce the form does so; otherwise the answer is validated and generated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Final
+
+import orjson
+from pydantic import BeforeValidator, Field
+
+from unisono.api.field_types import FieldInput, OpenModel, Parameters, Text, invalid_field
+from unisono.core.conversation import AnswerForm, TextGrammar
+from unisono.errors import InvalidRequest, UnsupportedValue
+from unisono.schemas import MAX_GRAMMAR_CHARACTERS, BadGrammar, check, check_grammar
+
+MAX_CHOICES: Final = 1_000
+MAX_CHOICE_CHARACTERS: Final = 4_096
+
+UNNAMED: Final = "response"
+
+
+def _to_schema(value: Any) -> Any:
+    """Parse a schema that is given as JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        raise invalid_field("must be a JSON schema: an object, or a text that contains one") from None
+
+
+Schema = Annotated[Parameters, BeforeValidator(_to_schema), FieldInput(dict[str, Any] | str | None)]
+ChoiceText = Annotated[Text, Field(min_length=1, max_length=MAX_CHOICE_CHARACTERS)]
+Choices = Annotated[list[ChoiceText], Field(min_length=1, max_length=MAX_CHOICES)]
+Pattern = Annotated[Text, Field(min_length=1)]
+
+
+class StructuredOutputs(OpenModel):
+    """vLLM's `structured_outputs`; one of the fields is set."""
+
+    json_: Schema | None = Field(None, alias="json")
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Pattern | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
+class StructuredFields(OpenModel):
+    """Structured output fields of a request, under the names of several servers."""
+
+    structured_outputs: StructuredOutputs | None = None
+    # vLLM before version 0.12
+    guided_json: Schema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
+    # SGLang
+    regex: Pattern | None = None
+    ebnf: Pattern | None = None
+    # llama.cpp
+    grammar: Pattern | None = None
+    json_schema: Schema | None = None
+
+
+def to_answer_form(fields: StructuredFields, response_format: AnswerForm | None) -> AnswerForm | None:
+    """Return the required form of the answer, None for free text.
+
+    Raises InvalidRequest if several fields ask for a form, or if a form cannot be checked; the error names the field.
+    """
+    found = [*_requested(fields)]
+    if len(found) > (response_format is None):
+        first, second = ("response_format", found[0][0]) if response_format is not None else (found[0][0], found[1][0])
+        raise InvalidRequest(f"'{second}': '{first}' already requires a form of the answer; send one.", param=second)
+    if not found:
+        return response_format
+    at, convert, value = found[0]
+    return convert(value, at)
+
+
+Converter = Callable[[Any, str], AnswerForm]
+
+
+def _requested(fields: StructuredFields) -> Iterator[tuple[str, Converter, Any]]:
+    """Yield the path, the converter and the value of each field that asks for a form."""
+    outputs = fields.structured_outputs
+    if outputs is not None:
+        if outputs.structural_tag is not None:
+            at = "structured_outputs.structural_tag"
+            raise UnsupportedValue(f"'{at}' is not supported; use 'structured_outputs.json' or tools.", param=at)
+        for name, convert in _CONVERTERS.items():
+            if (value := getattr(outputs, "json_" if name == "json" else name)) is not None:
+                yield f"structured_outputs.{name}", convert, value
+        if outputs.json_object:
+            yield "structured_outputs.json_object", lambda value, at: AnswerForm(UNNAMED), True
+    for name, kind in _NAMES.items():
+        if (value := getattr(fields, name)) is not None:
+            yield name, _CONVERTERS[kind], value
+
+
+def _json(schema: dict[str, Any], at: str) -> AnswerForm:
+    check(schema, at)
+    return AnswerForm(UNNAMED, schema)
+
+
+def _choice(choices: list[str], at: str) -> AnswerForm:
+    return AnswerForm(UNNAMED, choices=tuple(dict.fromkeys(choices)))
+
+
+def _regex(pattern: str, at: str) -> AnswerForm:
+    return _text(TextGrammar("regex", pattern), at)
+
+
+def _grammar(definition: str, at: str) -> AnswerForm:
+    """Return the form of a grammar in the notation of Lark or GBNF, which vLLM calls EBNF."""
+    # Imported on first use: the module is only needed for grammars.
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if len(definition) > MAX_GRAMMAR_CHARACTERS:
+        raise UnsupportedValue(f"'{at}' has more than {MAX_GRAMMAR_CHARACTERS:,} characters; shorten it.", param=at)
+    try:
+        lark = any_to_lark(definition)
+    # The converter raises plain exceptions for some invalid grammars.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UnsupportedValue(
+            f"'{at}' is not a grammar in the notation of GBNF or Lark: {reason}.", param=at
+        ) from None
+    return _text(TextGrammar("lark", lark), at)
+
+
+def _text(grammar: TextGrammar, at: str) -> AnswerForm:
+    try:
+        check_grammar(grammar)
+    except BadGrammar as error:
+        raise UnsupportedValue(f"'{at}' cannot be enforced: {error}.", param=at) from None
+    return AnswerForm(UNNAMED, grammar=grammar)
+
+
+_CONVERTERS: Final[Mapping[str, Converter]] = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar}
+# Fields with the kind of their value.
+_NAMES: Final[Mapping[str, str]] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+    "json_schema": "json",
+}
