@@ -178,7 +178,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         {"store": {"url": " "}},
         "store: `url` is empty; set an address, or remove it to use a SQLite file of the user",
     ),
-    "store as text": ({"store": "redis://localhost"}, "store: must be a mapping, not text"),
+    "store as text": (
+        {"store": "redis://localhost"},
+        "store: must be a mapping, not text; write `store: {url: ADDRESS}`",
+    ),
     "short salt key": (
         {"unisono": {"salt_key": "salt"}},
         "unisono: `salt_key` must have at least 16 characters; remove it to have one generated",

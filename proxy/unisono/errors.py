@@ -38,6 +38,8 @@ class UnisonoError(Exception):
         super().__init__(self.message)
         self.param = None if param is None else well_formed(param)  # dotted form: messages.0.role
         self.retry_after_s = retry_after_s
+        # Deployments that were tried, each with the code of its error; only the operator may read them.
+        self.attempts: tuple[tuple[str, str], ...] = ()
 
 
 class InternalError(UnisonoError):

@@ -147,7 +147,7 @@ def test_serve_without_a_configuration_answers_requests() -> None:
 
 def test_a_model_name_with_quotes_is_escaped_in_the_curl_command() -> None:
     name = """it's "mine" $HOME `id`"""
-    *_, body = shlex.split(curl_line("http://x", name, keyed=False))
+    *_, body = shlex.split(curl_line("http://x", name, ""))
     assert json.loads(body)["model"] == name
 
 

@@ -32,6 +32,9 @@ Sections and keys have LiteLLM's names where LiteLLM has them. Known LiteLLM key
 effect cause warnings at start; those that protect the gateway must be [acknowledged](migrating-from-litellm.md). An
 unknown key is an error. All errors are reported at once, each with the path of its key.
 
+`unisono init` writes a first file for the backends on this machine. Every command uses `--config FILE`, else the file
+that `UNISONO_CONFIG` names, else `config.yaml` in the working directory.
+
 `unisono check --config FILE` validates a file and probes its backends. `kill -HUP` makes a running gateway
 [reload it](operations.md).
 

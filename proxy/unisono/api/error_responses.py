@@ -122,7 +122,12 @@ def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
     """Return the body of `error` in the format of the request."""
     state = {} if scope is None else scope.get("state", {})
     failure_format: FailureFormat = state.get(FORMAT, OPENAI)
-    return failure_format.body(error, state.get("request_id", ""))
+    body, caller = failure_format.body(error, state.get("request_id", "")), state.get("caller")
+    # Only the operator may know the deployments.
+    if not error.attempts or caller is None or caller.key:
+        return body
+    tried = ", ".join(f"{deployment} ({failure})" for deployment, failure in error.attempts)
+    return {**body, "error": {**body["error"], "message": f"{error.message.rstrip('.')}. Tried: {tried}."}}
 
 
 def to_event(error: UnisonoError, scope: Scope) -> bytes:

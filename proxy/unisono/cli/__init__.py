@@ -89,6 +89,27 @@ def pull(model: str, revision: str | None) -> None:
     run(model, revision)
 
 
+@main.command()
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=click.Path(path_type=Path),
+    default=Path("config.yaml"),
+    show_default=True,
+    help="File to write.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def init(target: Path, force: bool) -> None:
+    """Write a first configuration from what is found on this machine.
+
+    It contains the gpt-oss backends on the usual local ports, or the demo model if there are none.
+    """
+    from unisono.cli.init import run
+
+    run(target, force=force)
+
+
 @main.command("import-litellm")
 @click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(

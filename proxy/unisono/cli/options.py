@@ -7,14 +7,47 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from unisono.core.json_syntax import is_well_formed
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-HELP = "Configuration file in YAML or JSON; config.example.yaml shows all settings."
-CONFIG = click.option("--config", "config_path", type=click.Path(path_type=Path), help=HELP)
-CONFIG_REQUIRED = click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help=HELP)
+HELP = (
+    "Configuration file in YAML or JSON; config.example.yaml shows all settings. By default $UNISONO_CONFIG, else "
+    "config.yaml in the working directory."
+)
+CONFIG_VARIABLE = "UNISONO_CONFIG"
+CONFIG_FILE = Path("config.yaml")
+
+
+def _report_source(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Print which configuration is used if the command line does not name it."""
+    if path is None and parameter.required:
+        raise click.MissingParameter(ctx=context, param=parameter)
+    source = context.get_parameter_source("config_path")
+    if path is not None and source is ParameterSource.ENVIRONMENT:
+        click.echo(f"Using the configuration {path} (from {CONFIG_VARIABLE}).", err=True)
+    elif path is not None and source in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
+        click.echo(f"Using the configuration {path} of the working directory.", err=True)
+    return path
+
+
+def _config_option(*, required: bool) -> Callable[[Command], Command]:
+    return click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        envvar=CONFIG_VARIABLE,
+        default=lambda: CONFIG_FILE if CONFIG_FILE.is_file() else None,
+        required=required,
+        callback=_report_source,
+        help=HELP,
+    )
+
+
+CONFIG = _config_option(required=False)
+CONFIG_REQUIRED = _config_option(required=True)
 
 # Options of the commands that configure another program, in the order of the help.
 GATEWAY = (

@@ -54,6 +54,14 @@ def without_config(found: list[DiscoveredBackend], missing: str | None, environ:
 
     `missing` is what the embedded demo model lacks, or None if it can run.
     """
+    raw, remarks = found_config(found, missing, environ)
+    return ResolvedConfig(parse(raw, environ), remarks)
+
+
+def found_config(
+    found: list[DiscoveredBackend], missing: str | None, environ: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the content of a configuration file for `without_config`, and its remarks."""
     if found:
         models = [_entry(backend.model_name, backend.kind, backend.model, backend.api_base) for backend in found]
         remarks = [f"No configuration given; found {b.kind} at {b.api_base} serving {b.model_name}." for b in found]
@@ -82,7 +90,7 @@ def without_config(found: list[DiscoveredBackend], missing: str | None, environ:
         remarks.append("All answers are recorded for the inspector on the web page.")
     if environ.get(MASTER_KEY_VARIABLE):
         raw["general_settings"]["master_key"] = f"os.environ/{MASTER_KEY_VARIABLE}"
-    return ResolvedConfig(parse(raw, environ), tuple(remarks))
+    return raw, tuple(remarks)
 
 
 def _entry(name: str, kind: str, model: str, api_base: str | None = None) -> dict[str, Any]:

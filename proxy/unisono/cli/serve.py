@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import re
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,7 +40,8 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     listener = listen(host, port)
     start_logging(config.unisono.log_level, secrets_of(config))
     warn(ready.loaded)
-    order = Serve(config, workers, address_of(listener, host), ready.remarks)
+    variable = ready.loaded.master_key_variable
+    order = Serve(config, workers, address_of(listener, host), ready.remarks, key_variable=variable)
     read_again = partial(load_again, config_path, host)
     if workers == 1:
         serve_in_process(AppSwitch(app), order, listener, read_again)
@@ -70,7 +72,7 @@ def serve_in_process(
     """Serve in this process."""
 
     async def started(gateway: Gateway) -> None:
-        show(screen_lines(gateway, order.address, order.remarks))
+        show(screen_lines(gateway, order.address, order.remarks, order.key_variable))
 
     async def reload() -> None:
         await switch.reload(await asyncio.to_thread(read_again))
@@ -108,8 +110,44 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+# Keys of documentation and examples, which everybody knows.
+KNOWN_KEYS = frozenset(
+    (
+        "sk-1234",
+        "sk-12345",
+        "sk-123456",
+        "sk-master",
+        "sk-test",
+        "sk-xxx",
+        "changeme",
+        "change-me",
+        "secret",
+        "password",
+    )
+)
+# A key that is the name of a variable, whose value was meant.
+_VARIABLE_NAME = re.compile(r"(os\.environ/|\$\{?)?[A-Z][A-Z0-9_]*\}?")
+
+
+def is_known_key(key: str) -> bool:
+    """Return whether others know a key: it is from documentation, or the name of a variable."""
+    return key.lower() in KNOWN_KEYS or ("_" in key and _VARIABLE_NAME.fullmatch(key) is not None)
+
+
 def refuse_to_be_open(config: Config, host: str) -> None:
-    """Raise ConfigError if other machines can reach the address and there is no key."""
+    """Raise ConfigError if other machines can reach the address and there is no secret key.
+
+    A key that others know is only logged on an address of this machine.
+    """
+    key = config.general_settings.master_key
+    if key is not None and is_known_key(key.get_secret_value()):
+        fault = (
+            "general_settings.master_key: the key is publicly known, or the name of a variable instead of its value; "
+            f"set a secret key (`master_key: os.environ/{MASTER_KEY_VARIABLE}`)"
+        )
+        if not is_loopback(host):
+            raise ConfigError(f"{fault}, or listen on 127.0.0.1")
+        logging.getLogger("unisono.config").warning(fault)
     if config.general_settings.master_key is None and not is_loopback(host):
         raise ConfigError(
             f"general_settings.master_key: not set, so everyone who can reach {host} could use your models. Set a "

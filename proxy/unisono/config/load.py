@@ -30,7 +30,7 @@ from unisono.config.litellm_keys import (
 )
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, is_of_litellm
-from unisono.config.sections import Config
+from unisono.config.sections import Config, StoreSettings
 from unisono.config.validation import PROVIDER, all_errors, validated
 from unisono.core.json_syntax import is_well_formed
 from unisono.errors import ConfigError, well_formed
@@ -38,6 +38,11 @@ from unisono.errors import ConfigError, well_formed
 ENVIRONMENT_PREFIX = "os.environ/"
 MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
 DATA_HOME = "XDG_DATA_HOME"
+# Routes of servers, the longest first.
+ROUTES = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models", "/chat/completions"),
+    *("/api/generate", "/api/chat", "/completions", "/completion", "/generate"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class Loaded:
 
     config: Config
     warnings: tuple[str, ...] = ()
+    # Environment variable that the file names for the master key.
+    master_key_variable: str = MASTER_KEY_VARIABLE
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -127,7 +134,11 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
         for index, entry in enumerate(config.model_list)
         if entry.harmony_hint
     )
-    return Loaded(config, (*reading.warnings, *reading.summary, *hints))
+    general = raw.get("general_settings")
+    key = general.get("master_key") if isinstance(general, Mapping) else None
+    is_reference = isinstance(key, str) and key.startswith(ENVIRONMENT_PREFIX)
+    variable = key.removeprefix(ENVIRONMENT_PREFIX) if is_reference and isinstance(key, str) else MASTER_KEY_VARIABLE
+    return Loaded(config, (*reading.warnings, *reading.summary, *hints), variable)
 
 
 def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -202,7 +213,8 @@ class _Reading:
 
     def section(self, raw: object, model: type[BaseModel], path: str) -> object:
         if not isinstance(raw, Mapping):
-            self.errors.append(f"{path}: must be a mapping, not {_described(raw)}")
+            hint = "; write `store: {url: ADDRESS}`" if model is StoreSettings and isinstance(raw, str) else ""
+            self.errors.append(f"{path}: must be a mapping, not {_described(raw)}{hint}")
             return raw
         effective: dict[str, object] = {}
         more: dict[str, object] = {}
@@ -232,7 +244,17 @@ class _Reading:
             # key.
             elif value is not None or _may_be_empty(model, str(key)):
                 effective[str(key)] = self._value(value, model, str(key), key_path)
+        if model is LitellmParams and not handed and isinstance(address := effective.get("api_base"), str):
+            effective["api_base"] = self._without_route(address, f"{path}.api_base")
         return {**effective, PROVIDER: more} if more else effective
+
+    def _without_route(self, address: str, path: str) -> str:
+        """Return the address of a server without the route of an API at its end."""
+        route = next((route for route in ROUTES if address.rstrip("/").endswith(route)), None)
+        if route is None:
+            return address
+        self.warnings.append(f"{path}: ends in `{route}`, which is a route and was ignored; give the server's address")
+        return address.rstrip("/").removesuffix(route)
 
     def _with_canonical_keys(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
         """Replace synonyms of keys. Both names of a key are an error."""

@@ -100,6 +100,7 @@ class SlotSession:
             raise BackendTimeout("No backend was free before the time limit of the answer; try again later.") from None
         except UnisonoError as error:
             failure = error.code
+            self._name_attempts(error)
             raise
         finally:
             self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
@@ -159,6 +160,7 @@ class SlotSession:
             return action
         self.fail(error, moves=action in NEXT_ATTEMPTS)
         if action is Action.RAISE:
+            self._name_attempts(error)
             raise error
         if action is Action.WAIT:
             assert found.later_s is not None
@@ -167,6 +169,13 @@ class SlotSession:
             # After the pause, the deployment that failed counts as available.
             return decide(kind, progress, replace(options, available=True))
         return action
+
+    def _name_attempts(self, error: UnisonoError) -> None:
+        """Add the failed attempts to an error, for the operator."""
+        tries = (*self._earlier, *self._route.tries)
+        # Without an attempt, the error names the deployments whose examination failed.
+        if failed := tuple((each.deployment, each.failure) for each in tries if each.failure):
+            error.attempts = failed
 
     def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
         """Report the held slot as failed and release it.

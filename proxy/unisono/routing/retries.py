@@ -310,6 +310,7 @@ class GroupFailoverRoute:
         until = asyncio.get_running_loop().time() + min(group.rules.bounds.timeout_s, longest_s)
         wanted = self._selection_request(group, demand)
         error: BackendError | None = None
+        examined: tuple[tuple[str, str], ...] = ()
         while True:
             hold = await group.wait_for(self._request.owner, number, demand, wanted, until)
             if hold is not None:
@@ -327,6 +328,8 @@ class GroupFailoverRoute:
                 await group.examined(live)
             except BackendError as failure:
                 error = error or failure
+                examined += ((live.name, failure.code),)
+                error.attempts = examined
                 wanted = replace(wanted, excluded=wanted.excluded | live.candidate.bit)
 
     def _unfit(self, group: DeploymentGroup, selection: SelectionRequest) -> LiveDeployment | None:

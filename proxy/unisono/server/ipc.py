@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unisono.config import Config
+from unisono.config.load import MASTER_KEY_VARIABLE
 
 LENGTH_BYTES = 8
 
@@ -22,7 +23,8 @@ LENGTH_BYTES = 8
 class Serve:
     """Message to a worker: serve new requests with this configuration.
 
-    The worker has the number `place` among `share` workers. `address` and `remarks` are for the startup screen.
+    The worker has the number `place` among `share` workers. `address`, `remarks` and
+    `key_variable` are for the startup screen.
     """
 
     config: Config
@@ -30,6 +32,7 @@ class Serve:
     address: str
     remarks: tuple[str, ...] = ()
     place: int = 0
+    key_variable: str = MASTER_KEY_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)

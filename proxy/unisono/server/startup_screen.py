@@ -18,8 +18,13 @@ STATES = {
 }
 
 
-def screen_lines(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:
-    """Return the lines of the screen: remarks, address, models with backends, one command."""
+def screen_lines(
+    gateway: Gateway, address: str, remarks: Sequence[str], key_variable: str = MASTER_KEY_VARIABLE
+) -> list[str]:
+    """Return the lines of the screen: remarks, address, models with backends, one command.
+
+    `key_variable` is the environment variable of the master key.
+    """
     lines = [*remarks, ""] if remarks else []
     lines += [f"Unisono listens on {address}/v1 (web page: {address}/)", ""]
     states = {status.name: status for status in gateway.pool.status()}
@@ -30,7 +35,7 @@ def screen_lines(gateway: Gateway, address: str, remarks: Sequence[str]) -> list
             lines.append(f"    {deployment.name}: {STATES[status.state]}")
     names = [name for name, _ in gateway.catalogue.listed()]
     if names:
-        lines += ["", "Try it:", "", f"  {curl_line(address, names[0], keyed=_keyed(gateway))}"]
+        lines += ["", "Try it:", "", f"  {curl_line(address, names[0], key_variable if _keyed(gateway) else '')}"]
     lines += ["", "Ctrl-C stops the gateway."]
     return lines
 
@@ -39,12 +44,12 @@ def _keyed(gateway: Gateway) -> bool:
     return gateway.config.general_settings.master_key is not None
 
 
-def curl_line(address: str, model: str, *, keyed: bool) -> str:
+def curl_line(address: str, model: str, key_variable: str) -> str:
     """Return a command that gets a response.
 
-    The key stays in an environment variable of the caller.
+    The key stays in the environment variable `key_variable` of the caller; empty for a gateway without keys.
     """
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
-    key = f' -H "Authorization: Bearer ${MASTER_KEY_VARIABLE}"' if keyed else ""
+    key = f' -H "Authorization: Bearer ${key_variable}"' if key_variable else ""
     quoted = body.replace("'", "'\\''")
     return f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{quoted}'"

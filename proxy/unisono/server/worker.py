@@ -46,7 +46,11 @@ class Worker:
 
     async def _report_started(self, gateway: Gateway) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=self._channel)
-        writer.write(to_bytes(Up(tuple(screen_lines(gateway, self._order.address, self._order.remarks)))))
+        writer.write(
+            to_bytes(
+                Up(tuple(screen_lines(gateway, self._order.address, self._order.remarks, self._order.key_variable)))
+            )
+        )
         self._orders_task = asyncio.create_task(self._follow_orders(reader, writer), name="orders")
 
     async def _follow_orders(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

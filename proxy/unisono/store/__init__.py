@@ -12,6 +12,13 @@ from unisono.core.state_store import Retention, Store
 from unisono.errors import ConfigError
 from unisono.store.codec import StateLimits
 
+# Stores, as error messages name them, and the schemes of their addresses.
+SUPPORTED = "sqlite:///path, memory://, redis://host:6379/0, redis+sentinel://hosts/name or redis+cluster://hosts"
+_REDIS = [
+    f"{name}{tls}{way}" for name in ("redis", "valkey") for tls in ("", "s") for way in ("", "+sentinel", "+cluster")
+]
+SCHEMES = frozenset(("sqlite", "memory", "unix", *_REDIS))
+
 
 def open_store(
     url: str,
@@ -30,7 +37,9 @@ def open_store(
     """
     scheme, found, _ = url.partition("://")
     if not found:
-        raise ConfigError("store.url: not a store address; use sqlite:///path, memory:// or redis://host:6379/0")
+        raise ConfigError(f"store.url: not a store address; use one of {SUPPORTED}")
+    if scheme not in SCHEMES:
+        raise ConfigError(f"store.url: `{scheme[:32]}` is not a supported store; use one of {SUPPORTED}")
     if scheme in ("memory", "sqlite"):
         from unisono.store.sqlite import SqliteStore
 
