@@ -105,7 +105,7 @@ def init(target: Path, force: bool) -> None:
 
     It contains the gpt-oss backends on the usual local ports, or the demo model if there are none.
     """
-    from unisono.cli.init import run
+    from unisono.cli.init_config import run
 
     run(target, force=force)
 
