@@ -36,10 +36,8 @@ PROTECTIVE: dict[str, list[str]] = {
     "guardrails": ["guardrails"],
     "providers": ["litellm_settings.default_team_settings"],
     "settings": [
-        "litellm_settings.turn_off_message_logging",
         "litellm_settings.redact_user_api_key_info",
         "general_settings.enable_jwt_auth",
-        "general_settings.enforce_user_param",
         "general_settings.reject_clientside_metadata_tags",
         "general_settings.allowed_routes",
         "general_settings.custom_auth",
@@ -198,10 +196,8 @@ def test_a_misspelled_key_is_an_error_that_names_the_right_one(raw: dict[str, An
 
 @pytest.mark.parametrize("value", [None, False, "", [], {}])
 def test_a_protective_setting_that_protects_nothing_needs_no_acknowledgement(value: Any) -> None:
-    raw = {"general_settings": {"allowed_routes": value}, "litellm_settings": {"turn_off_message_logging": value}}
-    assert parse(raw, {}).warnings == (
-        "LiteLLM settings without effect in Unisono: allowed_routes, turn_off_message_logging",
-    )
+    raw = {"general_settings": {"allowed_routes": value}, "litellm_settings": {"store_audit_logs": value}}
+    assert parse(raw, {}).warnings == ("LiteLLM settings without effect in Unisono: allowed_routes, store_audit_logs",)
 
 
 @pytest.mark.parametrize("key", ["callbacks", "success_callback"])

@@ -149,7 +149,8 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     engine = PassthroughService(harmony, pool)
     metering = Metering(engine, ledger, build_prices(config, catalogue), lenient=lenient)
     observing = parts.observing
-    recorder = observing.recorder(config.unisono.traces, store)
+    is_private = config.litellm_settings.turn_off_message_logging
+    recorder = None if is_private else observing.recorder(config.unisono.traces, store)
     # A request that exceeds its quota reaches no hook.
     gates = (metering, hooks.gates)
     # Background responses belong to no request: at shutdown, other processes take them over.
@@ -221,6 +222,8 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
                 body_deadline_s=config.unisono.body_timeout_s,
                 answered=gateway.parts.observing.answered,
                 formats=FORMATS,
+                networks=config.general_settings.allowed_ips,
+                needs_user=config.general_settings.enforce_user_param,
             ),
             Middleware(DirectRoutes, routes=ROUTES),
         ],

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from time import monotonic
 from types import MappingProxyType
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from unisono.api.body import NEEDS_USER
 from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.request_options import MAX_HEADER_FIELDS, NOTES, noted_fields
@@ -36,6 +38,8 @@ ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "we
 
 # Status of a WebSocket.
 SWITCHED = 101
+
+Network: TypeAlias = IPv4Network | IPv6Network
 
 # Callback for each finished request: route, method, status, duration in seconds, and fields without effect.
 Answered = Callable[[str, str, int, float, Sequence[str]], None]
@@ -195,6 +199,31 @@ class LocalOnly:
         await self._app(scope, receive, send)
 
 
+class AllowedAddresses:
+    """Layer that restricts all paths except `open_paths` to clients in `networks`."""
+
+    def __init__(self, app: ASGIApp, *, networks: Sequence[Network], open_paths: Collection[str]) -> None:
+        self._app = app
+        self._networks = tuple(networks)
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in REQUESTS and scope["path"] not in self._open_paths and not self._is_allowed(scope):
+            raise NotAllowed(
+                "This address may not use the gateway; its operator lists those that may in 'allowed_ips'."
+            )
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        client = scope.get("client")
+        try:
+            address = ip_address(client[0] if client else "")
+        except ValueError:
+            return False  # a Unix socket has no address
+        address = getattr(address, "ipv4_mapped", None) or address
+        return any(address in network for network in self._networks)
+
+
 def is_loopback(url: str) -> bool:
     """Return True if a URL's host is a name or address of this machine."""
     try:
@@ -215,13 +244,22 @@ def is_loopback(url: str) -> bool:
 class Authentication:
     """Layer that requires a valid key for all paths except `open_paths`.
 
-    Puts the Caller into `scope["state"]["caller"]`. For a WebSocket, which outlives a request, it also puts a
-    function that repeats the lookup into `scope["state"]["caller_again"]`.
+    Puts the Caller into `scope["state"]["caller"]`. With `needs_user`, requests of models must name an end user. For a
+    WebSocket, which outlives a request, it also puts a function that repeats the lookup into
+    `scope["state"]["caller_again"]`.
     """
 
-    def __init__(self, app: ASGIApp, *, authenticate: Authenticate, open_paths: Collection[str] = HEALTH_PATHS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        authenticate: Authenticate,
+        open_paths: Collection[str] = HEALTH_PATHS,
+        needs_user: bool = False,
+    ) -> None:
         self._app = app
         self._authenticate = authenticate
+        self._needs_user = needs_user
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -229,6 +267,7 @@ class Authentication:
             again: LookUpCaller = partial(self._authenticate, presented_key(scope))
             state = scope.setdefault("state", {})
             state["caller"] = await again()
+            state[NEEDS_USER] = self._needs_user
             if scope["type"] == "websocket":
                 state["caller_again"] = again
         await self._app(scope, receive, send)
@@ -256,14 +295,19 @@ def asgi_layers(
     body_deadline_s: float = BODY_DEADLINE_S,
     answered: Answered | None = None,
     formats: Formats = MappingProxyType({}),
+    networks: Sequence[Network] = (),
+    needs_user: bool = False,
 ) -> list[Middleware]:
     """Return every layer in order, outermost first, for `FastAPI(middleware=...)`.
 
     `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
-    that CORS allows. `formats` are the error formats of other APIs than OpenAI's.
+    that CORS allows. `formats` are the error formats of other APIs than OpenAI's. `networks` are those of permitted
+    clients; empty for all. With `needs_user`, requests of models must name an end user.
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
+    if networks:
+        local.insert(0, Middleware(AllowedAddresses, networks=networks, open_paths=open_paths))
     # CORS is outside of the error responses, so that a page can read errors. It precedes the key, because a preflight
     # carries none. No byte of a body is read without a valid key.
     return [
@@ -271,6 +315,6 @@ def asgi_layers(
         Middleware(Cors, origins=listed),
         Middleware(ErrorResponses),
         *local,
-        Middleware(Authentication, authenticate=authenticate, open_paths=open_paths),
+        Middleware(Authentication, authenticate=authenticate, open_paths=open_paths, needs_user=needs_user),
         Middleware(BodyLimits, max_bytes=max_body_bytes, deadline_s=body_deadline_s),
     ]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from unisono.errors import InvalidRequest
 
@@ -47,6 +47,41 @@ BEGINNINGS = {
 NO_NUMBER = re.compile(r"NaN|Infinity")
 
 Result = TypeVar("Result")
+
+
+# Key, in the request's state, of whether requests of models must name an end user.
+NEEDS_USER = "needs_user"
+
+
+async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
+    """Return the body of a request of a model.
+
+    Raises the errors of `read_json`, and InvalidRequest if the operator requires an end user and none of `user_fields`
+    names one.
+    """
+    body = await read_json(request)
+    check_end_user(request, body, *user_fields)
+    return body
+
+
+def check_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
+    """Check that a request names its end user if the operator requires it.
+
+    Raises InvalidRequest if none of `user_fields` names one.
+    """
+    if not getattr(connection.state, NEEDS_USER, False) or any(_value_at(body, field) for field in user_fields):
+        return
+    first = user_fields[0]
+    raise InvalidRequest(
+        f"'{first}' is missing: this gateway requires every request to name its end user.", param=first
+    )
+
+
+def _value_at(body: Mapping[str, Any], field: str) -> Any:
+    value: Any = body
+    for step in field.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
 
 
 async def read_json(request: Request) -> dict[str, Any]:

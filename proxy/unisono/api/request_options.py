@@ -136,7 +136,10 @@ MAX_NOTES = 32
 
 
 def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on fields without effect. Also `false`, 0 or an empty value asks for something; null does not."""
+    """Yield notes on fields without effect.
+
+    Also `false`, 0 or an empty value asks for something; null does not.
+    """
     return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value is not None)
 
 

@@ -162,7 +162,7 @@ class EventWriter:
 
 
 class KeepAlives:
-    """Keep-alives of one stream: after `interval_s` seconds of silence, and to detect a disconnected client.
+    """Keep-alives of one stream, after `interval_s` seconds of silence or on request.
 
     `content` returns the bytes of one. A write that waits for the client does not count as silence.
     """

@@ -185,7 +185,7 @@ class _Reading:
         return (f"LiteLLM settings without effect in Unisono: {', '.join(names)}",) if names else ()
 
     def check_protective(self, acknowledged: Sequence[str], *, keeps: bool) -> None:
-        """Add an error for each protective key that is not acknowledged, and warnings for the others."""
+        """Add an error for each protective key that is not acknowledged, else a warning."""
         unused = dict.fromkeys(acknowledged)
         for path, general in self.protective:
             names = [name for name in acknowledged if f".{general}".endswith(f".{name}")]
@@ -269,7 +269,10 @@ class _Reading:
         return {("api_base" if key == "base_url" else key): value for key, value in raw.items()}
 
     def _with_limits(self, entry: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
-        """Move `rpm` and `tpm` of an entry and of its `model_info` to `litellm_params`, as LiteLLM reads all three."""
+        """Move `rpm` and `tpm` of an entry and of its `model_info` to `litellm_params`.
+
+        LiteLLM reads them in all three places.
+        """
         params, info = entry.get("litellm_params"), entry.get("model_info")
         if not isinstance(params, Mapping):
             return entry
@@ -308,9 +311,12 @@ class _Reading:
         return self._resolved(value, path)
 
     def _left_out(self, entry: object, path: str) -> bool:
-        """Return whether an entry is of an unsupported type, and warn about it."""
+        """Return whether an entry is blocked or of an unsupported type, and warn about it."""
         info = entry.get("model_info") if isinstance(entry, Mapping) else None
         mode = info.get("mode") if isinstance(info, Mapping) else None
+        if isinstance(info, Mapping) and info.get("blocked") is True:
+            self.warnings.append(f"{path}.model_info.blocked: the entry is blocked; it gets no requests")
+            return True
         if mode not in UNSERVED:
             return False
         self.warnings.append(f"{path}.model_info.mode: `{mode}` is not supported; the entry is skipped")
@@ -336,7 +342,7 @@ class _Reading:
                 return value
 
     def _is_protective(self, section: str, key: str, path: str, value: object, fields: Sequence[str]) -> bool:
-        """Record a key without effect; return whether it is protective and has to stay in an imported file.
+        """Record a key without effect, and return whether an imported file has to keep it.
 
         An unknown key is an error.
         """

@@ -66,6 +66,8 @@ class ModelInfo(Costs):
     """Whether the model speaks Harmony.
     By default true for the backend kinds above if `model_name` or `model` contains `gpt-oss`. Requests for other
     models pass through."""
+    blocked: bool = False
+    """True leaves the entry out, so that it gets no requests."""
     max_input_tokens: Count | None = None
     """Context window in tokens. Set it if the backend does not report one, or to use less of it."""
 

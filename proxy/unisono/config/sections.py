@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, JsonValue, SecretStr, model_validator
@@ -59,12 +60,27 @@ def _to_hook(value: Any) -> Any:
 HookEntry: TypeAlias = Annotated[HookSettings, BeforeValidator(_to_hook)]
 
 
+def _to_network(value: Any) -> Any:
+    """Parse an address or a network; host bits are allowed, as in LiteLLM."""
+    return ip_network(value, strict=False) if isinstance(value, str) else value
+
+
+IpNetwork = Annotated[IPv4Network | IPv6Network, BeforeValidator(_to_network)]
+
+
 class GeneralSettings(Section):
     """Access to the gateway, and the default model."""
 
     master_key: SecretStr | None = None
     """Key of the operator, which clients send as their API key.
     Without it, the gateway serves on loopback only and needs no key."""
+    allowed_ips: tuple[IpNetwork, ...] = ()
+    """Addresses and networks that may send requests, such as `10.0.0.0/8`.
+    Health checks and the page's files are open to all. The address is that of the connection, so behind a proxy it is
+    the proxy's. By default all."""
+    enforce_user_param: bool = False
+    """True rejects requests of models that name no end user.
+    The field is `user` or `safety_identifier`, in Messages `metadata.user_id`."""
     completion_model: Name | None = None
     """Model for requests that name no model or an unknown one.
     By default such requests are rejected."""
@@ -111,6 +127,9 @@ class LitellmSettings(Fallbacks):
     num_retries: Annotated[int, Field(ge=0)] | None = None
     """Maximum further attempts after a failure, each on another backend.
     `router_settings.num_retries` wins."""
+    turn_off_message_logging: bool = False
+    """True records no content of requests and answers: it switches `unisono.traces` off.
+    Metrics, spans and logs never contain any."""
     drop_params: bool = False
     """True removes request fields that a provider served by litellm does not support.
     By default such requests are rejected."""
@@ -195,7 +214,7 @@ class GatewaySettings(Section):
     It has at least 16 characters and is equal on all replicas. A new value invalidates both. By default it is
     generated once and stored."""
     acknowledge: tuple[Name, ...] = ()
-    """Protective LiteLLM settings in this file that Unisono does not support, such as `allowed_routes`.
+    """Protective LiteLLM settings in this file that may be left out, such as `allowed_routes`.
     The gateway starts only if each of them is listed. By default none."""
     cors_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the gateway, such as `https://app.example.com`.

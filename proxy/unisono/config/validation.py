@@ -1,4 +1,4 @@
-"""Validation of a parsed configuration: all errors in one message, by their paths in the file."""
+"""Validation of a parsed configuration, with all errors in one message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def all_errors(errors: Sequence[str]) -> ConfigError:
 
 
 def _place(loc: tuple[int | str, ...], tree: object, *, is_missing: bool) -> tuple[int | str, ...]:
-    """Return the part of an error's location that exists in the file; the rest names a form of the value."""
+    """Return the part of an error's location that exists in the file.
+
+    The rest names a form of the value.
+    """
     node: Any = tree
     for depth, part in enumerate(loc):
         try:

@@ -344,7 +344,10 @@ def with_last_tokens(
     decoder: Decoder,
     telemetry: AttemptTelemetry,
 ) -> Sequence[int]:
-    """Return the tokens of the last chunk with those that its decoder held and a stop token that was not sent."""
+    """Return the tokens of the last chunk, with those that were not sent yet.
+
+    These are tokens that the decoder held, and a stop token that the backend does not send.
+    """
     stop = () if chunk.stop_token is None else (chunk.stop_token,)
     rest = () if cap.is_exceeded else (*decoder.end(), *stop)
     telemetry.record_end(finish, len(rest))

@@ -299,7 +299,10 @@ class OutputReader:
 
 @contextmanager
 def detached(reader: OutputReader) -> Iterator[None]:
-    """Work on copies of the reader's journal and recoveries; merge them if the block raises no error."""
+    """Work on copies of the reader's journal and recoveries.
+
+    They are merged if the block raises no error.
+    """
     journal = reader.transcript.journal
     numbers, recoveries = journal.numbers, reader.recoveries
     journal.numbers, reader.recoveries = [*numbers], [*recoveries]

@@ -250,7 +250,7 @@ class StepRunner:
     async def _read(
         self, slot: Slot, job: CompletionJob, decoder: Decoder, reader: OutputReader, first: PromptBuilder | None
     ) -> Generated:
-        """Yield the events of one generation; `first` is the builder if it continues the first prompt."""
+        """Yield the events of one generation; `first` is the builder of the first prompt."""
         deployment, transcript = slot.deployment, reader.transcript
         stream = deployment.backend.complete(job)
         self.session.record_use()

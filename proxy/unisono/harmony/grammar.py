@@ -23,8 +23,9 @@ from unisono.core.generation import (
 
 
 class TableKey(Enum):
-    """Enum whose members have the hash of an object: Enum's own is a Python function, too slow for each token."""
+    """Enum whose members have the hash of an object."""
 
+    # Enum's own hash is a Python function, which would run for each token of a header.
     __hash__ = object.__hash__
 
 

@@ -118,9 +118,10 @@ Piece: TypeAlias = PromptPart | Tokens
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """Messages of a prompt with the cached tokens of each, and the number of characters left to tokenize.
+    """Messages of a prompt, with the cached tokens of each.
 
-    `pieces` is None if sections of tools must be written first.
+    `cold_chars` is the number of characters that are left to tokenize. `pieces` is None if sections of tools must be
+    written first.
     """
 
     cold_chars: int
@@ -181,7 +182,7 @@ class Renderer:
         return PromptPlan(cold, pieces, keys, known)
 
     def prompt(self, conversation: Conversation, tools: ToolSet, plan: PromptPlan | None = None) -> list[int]:
-        """Return the prompt's token ids; `plan` saves the lookups if it was made from the same arguments.
+        """Return the prompt's token ids; `plan`, made from the same arguments, saves the lookups.
 
         They end in `<|start|>assistant`, or in the open message of a prefill. `tools` must be made from the tools in
         `conversation.preamble`. Raises InvalidRequest for a run of characters that is too long for the tokenizer, and

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import off_loop, read_json
+from unisono.api.body import off_loop, read_model_request
 from unisono.api.chat.answers import ChatCompletion, ChatCompletionChunk
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
@@ -76,7 +76,7 @@ class ChatRoute:
     keep_alive_s: float = KEEP_ALIVE_S
 
     async def complete(self, request: Request) -> Response:
-        body = await read_json(request)
+        body = await read_model_request(request, "user", "safety_identifier")
         caller: Caller = request.state.caller
         served = way_for(self.find_way, body, caller)
         way = served.way

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import off_loop, read_json
+from unisono.api.body import off_loop, read_model_request
 from unisono.api.completions.inbound import CompletionGenerations, Cut, Spell, check_allowed, to_generation_requests
 from unisono.api.completions.outbound import (
     Completion,
@@ -65,7 +65,7 @@ class CompletionRoute:
     async def complete(self, request: Request) -> Response:
         caller: Caller = request.state.caller
         check_allowed(caller, switched_on=self.switched_on)
-        body = await read_json(request)
+        body = await read_model_request(request, "user", "safety_identifier")
 
         parse = partial(self._parse, body, caller, request.state.request_id)
         completion, generations = await off_loop(parse, len(await request.body()))

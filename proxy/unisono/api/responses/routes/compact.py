@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import read_json
+from unisono.api.body import read_model_request
 from unisono.api.responses.answers import Compaction
 from unisono.api.responses.compaction import EFFECTIVE_FIELDS, compacted, to_compaction
 from unisono.api.responses.outbound.dialects import Dialect
@@ -40,7 +40,7 @@ def add_compact_route(table: RouteTable, dialect: Dialect) -> None:
     async def compact_response(request: Request) -> Response:
         """Compact a conversation."""
         deps = dependency(request, ResponsesApi).deps
-        body = await read_json(request)
+        body = await read_model_request(request, "user", "safety_identifier")
         sender = Sender(request.state.caller, request.state.request_id, dialect)
         work = compacted(deps, sender, body, len(await request.body()))
         done = await until_disconnect(request.receive, work)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from unisono.api.body import read_json
+from unisono.api.body import read_model_request
 from unisono.api.error_responses import failure_of
 from unisono.api.passthrough_routes import check_stateless, passed_through, way_for
 from unisono.api.request_options import to_sampling
@@ -81,7 +81,7 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
 
 async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Response:
     deps, runner, keep_alive_s = api.deps, api.runner, api.keep_alive_s
-    body = await read_json(request)
+    body = await read_model_request(request, "user", "safety_identifier")
     served = way_for(deps.find_way, body, request.state.caller)
     if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         if not served.stores_responses:

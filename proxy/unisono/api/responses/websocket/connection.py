@@ -21,7 +21,7 @@ from typing import assert_never
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from unisono.api.body import off_loop
+from unisono.api.body import check_end_user, off_loop
 from unisono.api.error_responses import ClientGone, failure_of
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.foreground import answer_events
@@ -203,6 +203,7 @@ class Connection:
         # A socket outlives its first request: the key may be revoked or restricted meanwhile.
         caller = await self._socket.state.caller_again()
         sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
+        check_end_user(self._socket, create.body, "user", "safety_identifier")
         request = await validate_body(
             self._deps, caller, create.body, create.size, sender.request_id, answered=create.should_generate
         )
