@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import orjson
@@ -11,7 +12,7 @@ from starlette.types import Message
 
 from tests.api.asgi import Exchange, events_of
 from unisono.api.error_responses import ClientGone
-from unisono.api.sse import KEEP_ALIVE, EventStream, until_disconnect
+from unisono.api.sse import KEEP_ALIVE, EventStream, EventWriter, KeepAlives, until_disconnect
 from unisono.errors import BackendOverloaded, BackendUnavailable
 
 Step = bytes | float | Exception
@@ -229,3 +230,50 @@ async def test_unicode_line_separators_are_escaped() -> None:
     lines = b"".join(response.bodies).decode().splitlines()
     assert [line.partition(":")[0] for line in lines] == ["data", "", "data", ""]
     assert orjson.loads(lines[0].removeprefix("data: ")) == {"text": text}
+
+
+async def test_a_write_that_was_cancelled_while_it_waited_does_not_block_others() -> None:
+    gate, sent = asyncio.Event(), list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body" and message["body"] == b"first":
+            await gate.wait()
+            # Runs after the end of this write has woken the waiting ones, and before they continue.
+            asyncio.get_running_loop().call_soon(second.cancel)
+
+    writer = EventWriter(send, send, lambda: {"type": "http.response.start", "status": 200, "headers": []})
+    first = asyncio.create_task(writer.write(b"first"))
+    await asyncio.sleep(0)
+    second, third = (asyncio.create_task(writer.write(data)) for data in (b"second", b"third"))
+    await asyncio.sleep(0)
+    gate.set()
+    await first
+    await asyncio.wait_for(third, 1)
+    assert second.cancelled()
+    assert [message["body"] for message in sent if "body" in message] == [b"first", b"third"]
+    assert not writer.is_writing
+
+
+async def test_keep_alives_survive_a_failed_write_and_end_with_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        if "body" in message:
+            sent.append(message["body"])
+            raise OSError("the client is gone")
+
+    writer = EventWriter(send, send, lambda: {"type": "http.response.start", "status": 200, "headers": []})
+    keep_alives = KeepAlives(writer, lambda: KEEP_ALIVE, 0.02)
+    keep_alives.probe()
+    # Without a head, only silence starts the response.
+    assert sent == []
+    await asyncio.sleep(0.1)
+    keep_alives.probe()
+    await keep_alives.stop()
+    count = len(sent)
+    assert count >= 2
+    await asyncio.sleep(0.05)
+    assert len(sent) == count
+    gc.collect()
+    assert "never retrieved" not in caplog.text
