@@ -224,11 +224,12 @@ def test_all_errors_of_a_file_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
         parse(raw, {})
     head, *lines = str(refused.value).splitlines()
-    assert head == "the configuration has 7 errors:"
+    assert head == "the configuration has 8 errors:"
     assert [line.strip().partition(":")[0] for line in lines] == [
         "model_list[0].litellm_params.api_base",
         "model_list[1].litellm_params.modl",
         "router_settings.cooldown_tme",
+        "general_settings.allowed_routes",
         "model_list[0].litellm_params.rpm",
         "model_list[1].model_name",
         "router_settings.num_retries",

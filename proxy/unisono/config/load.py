@@ -31,9 +31,8 @@ from unisono.config.litellm_keys import (
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, is_of_litellm
 from unisono.config.sections import Config, StoreSettings
-from unisono.config.validation import PROVIDER, all_errors, validated
-from unisono.core.json_syntax import is_well_formed
-from unisono.errors import ConfigError, well_formed
+from unisono.config.validation import PROVIDER, all_errors, refuse_lone_surrogates, validated
+from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"
 MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
@@ -124,9 +123,9 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
     # As in LiteLLM, references in all other sections may name a variable of this section.
     reading = _Reading({**environ, **_own_environment(raw)})
     tree = reading.all_of(raw)
-    _refuse_lone_surrogates(tree, "")
+    refuse_lone_surrogates(tree, "")
+    reading.check_protective(_acknowledged(tree), keeps=keeps_protective)
     config = validated(tree, reading.errors)
-    reading.check_protective(config.unisono.acknowledge, keeps=keeps_protective)
     if reading.errors:
         raise all_errors(reading.errors)
     hints = (
@@ -141,6 +140,13 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
     return Loaded(config, (*reading.warnings, *reading.summary, *hints), variable)
 
 
+def _acknowledged(tree: object) -> list[str]:
+    """Return `unisono.acknowledge` of a file that is not validated yet."""
+    section = tree.get("unisono") if isinstance(tree, Mapping) else None
+    names = section.get("acknowledge") if isinstance(section, Mapping) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
 def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the part of a parsed file that has an effect, and warnings about all other keys.
 
@@ -149,7 +155,7 @@ def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     """
     reading = _Reading({}, resolves=False)
     tree = reading.all_of(raw)
-    _refuse_lone_surrogates(tree, "")
+    refuse_lone_surrogates(tree, "")
     if reading.errors:
         raise all_errors(reading.errors)
     assert isinstance(tree, dict)
@@ -361,22 +367,6 @@ class _Reading:
                 meant = f" (did you mean `{close[0]}`?)" if close else ""
                 self.errors.append(f"{path}: unknown key `{key}`{meant}")
         return False
-
-
-def _refuse_lone_surrogates(value: object, path: str) -> None:
-    """Raise ConfigError for text that is not valid Unicode, because it cannot be sent."""
-    match value:
-        case str() if not is_well_formed(value):
-            raise ConfigError(f"{path}: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes")
-        case Mapping():
-            for key, inner in value.items():
-                key_path = f"{path}.{key}".lstrip(".")
-                # The key may be the invalid text itself. The message with its path must be valid Unicode all the same.
-                _refuse_lone_surrogates(key, well_formed(key_path))
-                _refuse_lone_surrogates(inner, key_path)
-        case list():
-            for index, inner in enumerate(value):
-                _refuse_lone_surrogates(inner, f"{path}[{index}]")
 
 
 def _may_be_empty(model: type[BaseModel], key: str) -> bool:

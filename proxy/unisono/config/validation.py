@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from unisono.config.sections import Config
-from unisono.errors import ConfigError
+from unisono.core.json_syntax import is_well_formed
+from unisono.errors import ConfigError, well_formed
 
 PROVIDER = "provider"
 """Field of `LitellmParams` for the keys that are passed to litellm."""
@@ -65,3 +66,19 @@ def _sentence(message: str) -> str:
     # Lists are validated as tuples, a term that YAML does not have.
     message = message.removeprefix("Value error, ").replace("a valid tuple", "a list")
     return message[:1].lower() + message[1:]
+
+
+def refuse_lone_surrogates(value: object, path: str) -> None:
+    """Raise ConfigError for text that is not valid Unicode, because it cannot be sent."""
+    match value:
+        case str() if not is_well_formed(value):
+            raise ConfigError(f"{path}: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes")
+        case Mapping():
+            for key, inner in value.items():
+                key_path = f"{path}.{key}".lstrip(".")
+                # The key may be the invalid text itself. The message with its path must be valid Unicode all the same.
+                refuse_lone_surrogates(key, well_formed(key_path))
+                refuse_lone_surrogates(inner, key_path)
+        case list():
+            for index, inner in enumerate(value):
+                refuse_lone_surrogates(inner, f"{path}[{index}]")
