@@ -73,6 +73,7 @@ from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
+from unisono.net.client_networks import ClientNetworks
 from unisono.observe.recorder import Recorder
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
@@ -149,8 +150,8 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     engine = PassthroughService(harmony, pool)
     metering = Metering(engine, ledger, build_prices(config, catalogue), lenient=lenient)
     observing = parts.observing
-    is_private = config.litellm_settings.turn_off_message_logging
-    recorder = None if is_private else observing.recorder(config.unisono.traces, store)
+    is_off = config.litellm_settings.turn_off_message_logging
+    recorder = None if is_off else observing.recorder(config.unisono.traces, store)
     # A request that exceeds its quota reaches no hook.
     gates = (metering, hooks.gates)
     # Background responses belong to no request: at shutdown, other processes take them over.
@@ -222,7 +223,7 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
                 body_deadline_s=config.unisono.body_timeout_s,
                 answered=gateway.parts.observing.answered,
                 formats=FORMATS,
-                networks=config.general_settings.allowed_ips,
+                networks=ClientNetworks(allowed) if (allowed := config.general_settings.allowed_ips) else None,
                 needs_user=config.general_settings.enforce_user_param,
             ),
             Middleware(DirectRoutes, routes=ROUTES),

@@ -7,12 +7,11 @@ per streamed event, except for the request id header on the first.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Sequence
 from functools import partial
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import ip_address
 from time import monotonic
 from types import MappingProxyType
-from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -38,8 +37,6 @@ ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "we
 
 # Status of a WebSocket.
 SWITCHED = 101
-
-Network: TypeAlias = IPv4Network | IPv6Network
 
 # Callback for each finished request: route, method, status, duration in seconds, and fields without effect.
 Answered = Callable[[str, str, int, float, Sequence[str]], None]
@@ -202,9 +199,9 @@ class LocalOnly:
 class AllowedAddresses:
     """Layer that restricts all paths except `open_paths` to clients in `networks`."""
 
-    def __init__(self, app: ASGIApp, *, networks: Sequence[Network], open_paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, *, networks: Container[str], open_paths: Collection[str]) -> None:
         self._app = app
-        self._networks = tuple(networks)
+        self._networks = networks
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -216,12 +213,7 @@ class AllowedAddresses:
 
     def _is_allowed(self, scope: Scope) -> bool:
         client = scope.get("client")
-        try:
-            address = ip_address(client[0] if client else "")
-        except ValueError:
-            return False  # a Unix socket has no address
-        address = getattr(address, "ipv4_mapped", None) or address
-        return any(address in network for network in self._networks)
+        return client is not None and client[0] in self._networks
 
 
 def is_loopback(url: str) -> bool:
@@ -295,18 +287,18 @@ def asgi_layers(
     body_deadline_s: float = BODY_DEADLINE_S,
     answered: Answered | None = None,
     formats: Formats = MappingProxyType({}),
-    networks: Sequence[Network] = (),
+    networks: Container[str] | None = None,
     needs_user: bool = False,
 ) -> list[Middleware]:
     """Return every layer in order, outermost first, for `FastAPI(middleware=...)`.
 
     `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
-    that CORS allows. `formats` are the error formats of other APIs than OpenAI's. `networks` are those of permitted
-    clients; empty for all. With `needs_user`, requests of models must name an end user.
+    that CORS allows. `formats` are the error formats of other APIs than OpenAI's. `networks` contains the addresses of
+    permitted clients; None for all. With `needs_user`, requests of models must name an end user.
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
-    if networks:
+    if networks is not None:
         local.insert(0, Middleware(AllowedAddresses, networks=networks, open_paths=open_paths))
     # CORS is outside of the error responses, so that a page can read errors. It precedes the key, because a preflight
     # carries none. No byte of a body is read without a valid key.

@@ -124,10 +124,11 @@ def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
     failure_format: FailureFormat = state.get(FORMAT, OPENAI)
     body, caller = failure_format.body(error, state.get("request_id", "")), state.get("caller")
     # Only the operator may know the deployments.
-    if not error.attempts or caller is None or caller.key:
+    if not error.attempts or error.status < 500 or caller is None or caller.key:
         return body
     tried = ", ".join(f"{deployment} ({failure})" for deployment, failure in error.attempts)
-    return {**body, "error": {**body["error"], "message": f"{error.message.rstrip('.')}. Tried: {tried}."}}
+    message = f"{body['error']['message'].rstrip('.')}. Tried: {tried}."
+    return {**body, "error": {**body["error"], "message": message}}
 
 
 def to_event(error: UnisonoError, scope: Scope) -> bytes:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, JsonValue, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr, model_validator
 
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.config.model_settings import ModelEntry
 from unisono.config.section import Count, Name, Seconds, Section
 from unisono.config.telemetry_settings import OtelSettings, TraceSettings
 from unisono.core.generation import Timeouts
+from unisono.net.client_networks import ClientNetworks
 
 # Section of hooks: names, order, and behaviour on failure.
 
@@ -60,12 +60,13 @@ def _to_hook(value: Any) -> Any:
 HookEntry: TypeAlias = Annotated[HookSettings, BeforeValidator(_to_hook)]
 
 
-def _to_network(value: Any) -> Any:
-    """Parse an address or a network; host bits are allowed, as in LiteLLM."""
-    return ip_network(value, strict=False) if isinstance(value, str) else value
+def _check_networks(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the values. Raises ValueError for one that is neither an address nor a network."""
+    ClientNetworks(values)
+    return values
 
 
-IpNetwork = Annotated[IPv4Network | IPv6Network, BeforeValidator(_to_network)]
+Networks = Annotated[tuple[str, ...], AfterValidator(_check_networks)]
 
 
 class GeneralSettings(Section):
@@ -74,7 +75,7 @@ class GeneralSettings(Section):
     master_key: SecretStr | None = None
     """Key of the operator, which clients send as their API key.
     Without it, the gateway serves on loopback only and needs no key."""
-    allowed_ips: tuple[IpNetwork, ...] = ()
+    allowed_ips: Networks = ()
     """Addresses and networks that may send requests, such as `10.0.0.0/8`.
     Health checks and the page's files are open to all. The address is that of the connection, so behind a proxy it is
     the proxy's. By default all."""

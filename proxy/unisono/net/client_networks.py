@@ -1,0 +1,25 @@
+"""Networks of the clients that may connect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
+
+
+class ClientNetworks:
+    """Addresses and networks, given as texts. Host bits of a network are allowed, as in LiteLLM.
+
+    Raises ValueError for a text that is neither.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._networks = tuple(ip_network(text, strict=False) for text in texts)
+
+    def __contains__(self, address: object) -> bool:
+        """Return whether an address belongs to one of the networks; a Unix socket has no address."""
+        try:
+            found = ip_address(str(address))
+        except ValueError:
+            return False
+        plain = getattr(found, "ipv4_mapped", None) or found
+        return any(plain in network for network in self._networks)
