@@ -342,7 +342,8 @@ def test_a_typical_litellm_file_loads() -> None:
     assert loaded.config.timeouts(loaded.config.model_list[0]).total_s == 300
     assert loaded.config.router_settings.routing_strategy == "simple-shuffle"
     assert loaded.config.model_list[0].litellm_params.rpm == 60
-    assert len(loaded.warnings) == 8
+    assert len(loaded.warnings) == 7
+    assert loaded.config.model_list[0].litellm_params.temperature == 1
 
 
 def test_the_most_specific_timeout_applies() -> None:

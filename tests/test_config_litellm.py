@@ -43,7 +43,6 @@ PROTECTIVE: dict[str, list[str]] = {
         "general_settings.custom_auth",
         "router_settings.enable_tag_filtering",
     ],
-    "tokenizer": ["model_list[0].model_info.access_groups"],
 }
 
 

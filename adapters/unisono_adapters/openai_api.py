@@ -24,6 +24,8 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._model_list import model_list
 
 DONE = b"[DONE]"
+# Names of the token limit in Chat Completions.
+TOKEN_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 # Last events of a Responses API stream.
 LAST = frozenset({"response.completed", "response.failed", "response.incomplete", "error"})
 
@@ -50,6 +52,7 @@ class OpenAiApi:
         self._server = server
         self._model = server.model or options.model
         self._kind = options.kind
+        self._defaults = options.defaults
 
     async def probe(self) -> Probe:
         """Check that the model list is available and contains the model."""
@@ -65,7 +68,8 @@ class OpenAiApi:
                 f"'model': the {self._kind} server of this model has no Responses API; ask for a chat completion.",
                 param="model",
             )
-        body = orjson.dumps({**job.body, "model": named(self._model, job.requested_model)})
+        fields = with_defaults(job.body, self._defaults, job.api) if self._defaults else job.body
+        body = orjson.dumps({**fields, "model": named(self._model, job.requested_model)})
         return self._answer_stream(job, body) if job.stream else self._answer_whole(job, body)
 
     async def load(self) -> Load | None:
@@ -115,6 +119,31 @@ class OpenAiApi:
         if is_error(one) and (api is Api.CHAT or "type" not in one):
             raise self._wire.failures.error_object(one)
         return one
+
+
+def with_defaults(body: Mapping[str, Json], defaults: Mapping[str, Json], api: Api) -> dict[str, Json]:
+    """Return the body with `defaults` for fields that it does not give.
+
+    The names of `defaults` are those of Chat Completions.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    limit = next((defaults[name] for name in TOKEN_LIMITS if name in defaults), None)
+    fields = {name: value for name, value in defaults.items() if name not in TOKEN_LIMITS}
+    if api is Api.RESPONSES:
+        if limit is not None:
+            fields["max_output_tokens"] = limit
+        if (effort := fields.pop("reasoning_effort", None)) is not None:
+            fields["reasoning"] = {"effort": effort}
+        if isinstance(form := fields.pop("response_format", None), Mapping):
+            inner = form.get("json_schema")
+            fields["text"] = {"format": {**(inner if isinstance(inner, Mapping) else {}), "type": form.get("type")}}
+    elif limit is not None and TOKEN_LIMITS.isdisjoint(given):
+        fields["max_tokens"] = limit
+    for name in ("reasoning", "text"):
+        # A request may give other parts of these objects.
+        if isinstance(default := fields.get(name), Mapping) and isinstance(own := given.get(name), Mapping):
+            given[name] = {**default, **own}
+    return {**body, **fields, **given}
 
 
 def _is_same_model(listed: str, model: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.bootstrap.models import (
+    Rules,
     answer_modes,
     cards,
     chat_model,
@@ -51,6 +53,7 @@ from unisono.bootstrap.models import (
     raw_model,
     readiness,
     responses_model,
+    rules_by_model,
 )
 from unisono.bootstrap.observability import kinds_of
 from unisono.bootstrap.parts import Parts, build_parts
@@ -103,6 +106,7 @@ class Gateway:
     virtual_keys: VirtualKeys
     # Secret for seals and keys.
     salt: Salt
+    rules: Rules
     runner: BackgroundRunner | None = None
     _sealers: list[Sealer] = field(default_factory=list)
 
@@ -133,6 +137,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     if not config.model_list:
         raise ConfigError("`model_list` is empty; add a model")
     catalogue = ModelRegistry(config)
+    rules = rules_by_model(catalogue)
     pool = build_pool(config, catalogue, share=share, keep=None if keep is None else keep.pool)
     parts = build_parts(config, keep.parts if keep is not None else None, share)
     store, upkeep = parts.store.value
@@ -140,7 +145,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     salt = Salt(config, store)
     lenient = config.unisono.when_store_is_down == "known_keys"
     virtual_keys = VirtualKeys(store, salt, known_while_down=lenient)
-    gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
+    gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt, rules)
     ledger = UsageLedger(
         store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.check_now
     )
@@ -254,7 +259,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
     return (
         ChatRoute(
             service=service,
-            resolve=lambda name, caller: chat_model(catalogue, name, hosting, caller),
+            resolve=lambda name, caller: chat_model(catalogue, gateway.rules, name, hosting, caller),
             today=lambda: current_date(config.unisono),
             new_id=lambda: token_hex(16),
             clock=time.time,
@@ -264,7 +269,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
         ),
         CompletionRoute(
             service=service,
-            resolve=lambda name, caller: raw_model(catalogue, name, caller),
+            resolve=lambda name, caller: raw_model(catalogue, gateway.rules, name, caller),
             switched_on=config.unisono.raw_completions,
             spell=load_encoding().decode,
             cut=load_encoding().encode_as_server,
@@ -283,7 +288,7 @@ def responses_deps(gateway: Gateway, service: GenerationService, servers: Server
     return ResponsesDeps(
         service=service,
         store=gateway.store,
-        resolve=lambda name, caller: responses_model(gateway.catalogue, gateway.pool, name, caller),
+        resolve=partial(responses_model, gateway.catalogue, gateway.rules, gateway.pool),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
         new_id=lambda prefix: prefix + token_hex(16),
@@ -301,7 +306,9 @@ def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToo
     pause_after = gateway.config.unisono.pause_after_rounds
     return MessagesDeps(
         service=service,
-        resolve=lambda name, caller: messages_model(gateway.catalogue, gateway.pool, name, setup, caller, pause_after),
+        resolve=lambda name, caller: messages_model(
+            gateway.catalogue, gateway.rules, gateway.pool, name, setup, caller, pause_after
+        ),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
         new_id=lambda: token_hex(12),

@@ -391,7 +391,7 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "unknown store scheme": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]\nstore: {url: 'postgres://u:p@x'}",
         [],
-        "Error: store.url: unknown scheme; use redis://, redis+sentinel:// or redis+cluster://\n",
+        "Error: store.url: `postgres` is not a supported store; use one of sqlite:///path",
     ),
     "unknown backend kind": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: vlm/gpt-oss}}]",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -22,7 +22,7 @@ from unisono.api.field_types import (
     TopP,
     invalid_field,
 )
-from unisono.core.conversation import Effort
+from unisono.core.conversation import AnswerForm, Effort
 from unisono.core.generation import Sampling
 from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestFields
 
@@ -76,8 +76,39 @@ class SamplingFields(OpenModel):
     logit_bias: LogitBias | None = None
 
 
-def to_sampling(fields: SamplingFields) -> Sampling:
-    """Return all sampling values. Absent fields have the model's recommended values."""
+@dataclass(frozen=True, slots=True)
+class AnswerDefaults:
+    """Values of a model for fields that a request does not give; None or empty for no default.
+
+    `sampling` has the names of `Sampling`.
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    effort: Effort | None = None
+    form: AnswerForm | None = None
+    parallel_calls: bool = True
+    reasoning_budget: int | None = None
+
+    def effort_for(self, requested: Effort | None) -> Effort:
+        # MEDIUM is the default of gpt-oss, as in its own chat template.
+        return requested or self.effort or Effort.MEDIUM
+
+    def allows_parallel_calls(self, requested: bool | None) -> bool:
+        return self.parallel_calls if requested is None else requested
+
+
+NO_DEFAULTS: Final = AnswerDefaults()
+
+
+def to_sampling(fields: SamplingFields, defaults: AnswerDefaults = NO_DEFAULTS) -> Sampling:
+    """Return all sampling values. Other absent fields have the model's recommended values."""
+    return Sampling(**{**defaults.sampling, **sampling_in(fields)})
+
+
+def sampling_in(fields: SamplingFields) -> dict[str, Any]:
+    """Return the sampling values that a request gives."""
     values = {
         "temperature": fields.temperature,
         "top_p": fields.top_p,
@@ -89,7 +120,7 @@ def to_sampling(fields: SamplingFields) -> Sampling:
         "seed": fields.seed,
         "logit_bias": fields.logit_bias,
     }
-    return Sampling(**{name: value for name, value in values.items() if value is not None})  # type: ignore[arg-type]
+    return {name: value for name, value in values.items() if value is not None}
 
 
 # The operator's rules for the answers of a model, common to all API surfaces.
@@ -103,6 +134,7 @@ class ModelRules:
     `unmended` names disabled recovery rules. `failover` permits another deployment to continue after a failure when
     output was already emitted. `forbidden_tools` applies to requests that allow no call. With `strips_media`, images in
     the newest user message are replaced like earlier ones. `vision_model` is the group that describes them, or None.
+    `defaults` apply to fields that a request does not give.
     """
 
     reasoning_budget: int | None = None
@@ -111,6 +143,7 @@ class ModelRules:
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
     strips_media: bool = False
     vision_model: str | None = None
+    defaults: AnswerDefaults = NO_DEFAULTS
 
     def applied_to(self, request: GenerationRequest, recoveries: tuple[str, ...] = ()) -> GenerationRequest:
         """Apply the rules that a request cannot change; `recoveries` were applied to its body."""

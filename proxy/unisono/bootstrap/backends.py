@@ -150,6 +150,7 @@ def build_pool(
             options.api_base,
             options.api_key,
             dict(options.extra),
+            dict(options.defaults),
             provider_settings(entry, config),
             context,
         )
@@ -160,9 +161,8 @@ def build_pool(
             carried.append(CarriedDeployment(same, terms, keep))
             live[id(entry)] = same
         else:
-            live[id(entry)] = LiveDeployment(
-                terms, backend, passes=not entry.harmony, context=context, identity=identity
-            )
+            passes = not entry.harmony
+            live[id(entry)] = LiveDeployment(terms, backend, passes=passes, context=context, identity=identity)
     return RoutingPool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
         rules,
@@ -256,6 +256,8 @@ def _options(entry: ModelEntry) -> BackendOptions:
         api_base=params.api_base,
         api_key=params.api_key.get_secret_value() if params.api_key else None,
         extra=AdapterSettings(entry.unisono.backend),
+        # The API surfaces apply the defaults of Harmony models.
+        defaults={} if entry.harmony else params.request_defaults,
     )
 
 

@@ -5,26 +5,33 @@ A lookup gives the group that serves a name, checks the caller's permission, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
+from unisono.api.chat.defaults import to_answer_defaults
 from unisono.api.chat.routes import ChatModel
 from unisono.api.completions.routes import RawModel
+from unisono.api.field_types import smallest
 from unisono.api.gateway_tools import BROWSER, RunnableTools, allowed
 from unisono.api.health import Readiness
 from unisono.api.image_descriptions import DescriptionCache, ImageDescriber
 from unisono.api.messages.inbound import MessagesModel
 from unisono.api.passthrough_routes import FindWay
-from unisono.api.request_options import ModelRules, ReasoningField
+from unisono.api.request_options import NO_DEFAULTS, AnswerDefaults, ModelRules, ReasoningField
 from unisono.api.responses.deps import ResponsesModel
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, ServedName
 from unisono.engine.request import ForbiddenTools, GenerationService
-from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
+from unisono.errors import ConfigError, InvalidRequest, ModelNotAllowed, UnknownModel, UnsupportedValue
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
+
+# Rules of all models, by name.
+Rules: TypeAlias = Mapping[str, ModelRules]
 
 
 def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
@@ -40,7 +47,7 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     except UnknownModel:
         if caller.models is None or not name:
             raise
-    if model is None or not caller.may_use_model(name, model.name):
+    if model is None or not caller.may_use_model(name, model.name, *model.access_groups):
         raise ModelNotAllowed(
             f"This key may not use the model `{name[:256]}`; use one from `/v1/models`.", param="model"
         )
@@ -61,17 +68,37 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
     return way_of if catalogue.passes else None
 
 
-def model_rules(catalogue: ModelRegistry, model: ServedModel) -> ModelRules:
+def rules_by_model(catalogue: ModelRegistry) -> dict[str, ModelRules]:
+    """Return the rules of all models by name. Raises ConfigError for invalid defaults."""
+    return {model.name: _model_rules(catalogue, model) for model in catalogue.groups()}
+
+
+def _model_rules(catalogue: ModelRegistry, model: ServedModel) -> ModelRules:
     settings = model.settings
+    defaults = _answer_defaults(model)
     forbidden_tools = ForbiddenTools(settings.forbidden_tools)
     return ModelRules(
-        settings.reasoning_budget,
+        smallest((settings.reasoning_budget, defaults.reasoning_budget)),
         settings.disabled_recoveries,
         settings.failover,
         forbidden_tools,
         strips_media=settings.media != "refuse",
         vision_model=settings.media_model and catalogue.resolve_alias(settings.media_model, "media_model"),
+        defaults=defaults,
     )
+
+
+def _answer_defaults(model: ServedModel) -> AnswerDefaults:
+    """Return the defaults that `litellm_params` of a model gives."""
+    params = next((entry.litellm_params for entry in model.entries if entry.harmony), None)
+    fields = {} if params is None else params.request_defaults
+    if params is None or not fields:
+        return NO_DEFAULTS
+    try:
+        return to_answer_defaults(fields)
+    except InvalidRequest as error:
+        place = "litellm_params.extra_body" if (error.param or "") in params.extra_body else "litellm_params"
+        raise ConfigError(f"{place}.{error.param} of the model `{model.name}`: {error.message}") from None
 
 
 def image_describer(
@@ -82,7 +109,7 @@ def image_describer(
     return ImageDescriber(service, cache) if has_vision_model else None
 
 
-def chat_model(catalogue: ModelRegistry, name: str, setup: ServerToolSetup, caller: Caller) -> ChatModel:
+def chat_model(catalogue: ModelRegistry, rules: Rules, name: str, setup: ServerToolSetup, caller: Caller) -> ChatModel:
     """Return the settings of a model for Chat Completions. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
     labels = model.settings.mcp_servers
@@ -96,17 +123,19 @@ def chat_model(catalogue: ModelRegistry, name: str, setup: ServerToolSetup, call
             model.settings.run_tools,
             None if browser is None else allowed(browser, BROWSER),
         ),
-        rules=model_rules(catalogue, model),
+        rules=rules[model.name],
     )
 
 
-def raw_model(catalogue: ModelRegistry, name: str, caller: Caller) -> RawModel:
+def raw_model(catalogue: ModelRegistry, rules: Rules, name: str, caller: Caller) -> RawModel:
     """Return the settings of a model for raw prompts. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
-    return RawModel(model.name, model_rules(catalogue, model))
+    return RawModel(model.name, rules[model.name])
 
 
-def responses_model(catalogue: ModelRegistry, pool: RoutingPool, name: str, caller: Caller) -> ResponsesModel:
+def responses_model(
+    catalogue: ModelRegistry, rules: Rules, pool: RoutingPool, name: str, caller: Caller
+) -> ResponsesModel:
     """Return the settings of a model for the Responses API.
 
     Raises as `allowed_model`, and UnsupportedValue for a pass-through model, whose answers are not stored.
@@ -122,13 +151,19 @@ def responses_model(catalogue: ModelRegistry, pool: RoutingPool, name: str, call
         show_reasoning=model.settings.reasoning_field != "none",
         stream_tool_arguments=model.settings.stream_tool_arguments,
         tool_servers=None if model.settings.mcp_servers is None else frozenset(model.settings.mcp_servers),
-        rules=model_rules(catalogue, model),
+        rules=rules[model.name],
         window=partial(pool.context, model.name),
     )
 
 
 def messages_model(
-    catalogue: ModelRegistry, pool: RoutingPool, name: str, setup: ServerToolSetup, caller: Caller, pause_after: int
+    catalogue: ModelRegistry,
+    rules: Rules,
+    pool: RoutingPool,
+    name: str,
+    setup: ServerToolSetup,
+    caller: Caller,
+    pause_after: int,
 ) -> MessagesModel:
     """Return the settings of a model for Messages. Raises as `allowed_model`.
 
@@ -142,7 +177,7 @@ def messages_model(
         stream_tool_arguments=model.settings.stream_tool_arguments,
         runnable=RunnableTools(setup.servers_without_approval(labels, caller), model.settings.run_tools),
         trained=setup.rules.for_model(labels).for_caller(caller).trained,
-        rules=model_rules(catalogue, model),
+        rules=rules[model.name],
         pause_after=pause_after,
         window=partial(pool.context, model.name),
     )
@@ -167,7 +202,7 @@ def cards(catalogue: ModelRegistry, pool: RoutingPool, caller: Caller) -> list[C
             catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE),
         )
         for name, model in catalogue.listed()
-        if caller.may_use_model(name, model.name)
+        if caller.may_use_model(name, model.name, *model.access_groups)
     ]
 
 

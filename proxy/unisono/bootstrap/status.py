@@ -54,7 +54,7 @@ class Overview:
             "models": [
                 self._model(name, group.name, of_model[group.name], whole=whole)
                 for name, group in self.catalogue.listed()
-                if caller.may_use_model(name, group.name)
+                if caller.may_use_model(name, group.name, *group.access_groups)
             ],
         }
         return overview | self._operators() if whole else overview

@@ -20,6 +20,7 @@ import click
 
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.hooks import build_hooks
+from unisono.bootstrap.models import rules_by_model
 from unisono.bootstrap.store import build_store, store_address
 from unisono.cli.resolve_config import prepared
 from unisono.config import Config, ModelRegistry
@@ -138,7 +139,9 @@ async def _probe_store(store: Store, address: str) -> StoreReport:
 
 
 async def _probe_deployments(config: Config) -> list[DeploymentReport]:
-    pool = build_pool(config, ModelRegistry(config))
+    catalogue = ModelRegistry(config)
+    rules_by_model(catalogue)
+    pool = build_pool(config, catalogue)
     places = asyncio.Semaphore(PROBES_AT_ONCE)
 
     async def asked(deployment: LiveDeployment) -> Probe | UnisonoError:

@@ -262,6 +262,7 @@ def _warn_of_unknown_names(config: Config, options: Mapping[str, Any]) -> None:
     They are accepted, because it may change.
     """
     models = {entry.model_name for entry in config.model_list} | set(config.router_settings.model_group_alias)
+    models |= {group for entry in config.model_list for group in entry.model_info.access_groups}
     for field, known in (("models", models), ("mcp_servers", set(config.mcp_servers))):
         for name in sorted((options.get(field) or frozenset()) - known):
             click.echo(f"Warning: {field}: {name!r} is not in this configuration.", err=True)

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import yaml
 
-from unisono.config.load import ENVIRONMENT_PREFIX, effective_part, parse, read
+from unisono.config.config_file import read
+from unisono.config.load import ENVIRONMENT_PREFIX, effective_part, parse
 from unisono.config.model_settings import KIND_ALIASES
 
 HEAD: Final = "# Converted from a LiteLLM configuration by `unisono import-litellm`."
@@ -27,6 +28,8 @@ def imported(path: Path) -> str:
     Raises ConfigError if the file cannot be read or the result is invalid.
     """
     tree, left_out = effective_part(read(path))
+    # The files that it included are part of the result.
+    tree.pop("include", None)
     entries = tree.get("model_list") or []
     for entry in entries:
         _as_ours(entry)

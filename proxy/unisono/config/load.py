@@ -1,23 +1,22 @@
-"""Loader of the configuration, the only reader of the file and of the environment.
+"""Loader of the configuration, the only reader of the environment.
 
-The file is YAML; JSON is valid YAML. `os.environ/NAME` reads an environment variable. Every error is a ConfigError that
-begins with the path of the key. It contains no value, because values may be secret. Known keys without effect are
-returned as warnings.
+`os.environ/NAME` reads an environment variable. Every error is a ConfigError that begins with the path of the key. It
+contains no value, because values may be secret. Known keys without effect are returned as warnings.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel
 
+from unisono.config.config_file import read
 from unisono.config.litellm_keys import (
     LITELLM,
     UNSERVED,
@@ -29,7 +28,7 @@ from unisono.config.litellm_keys import (
     other_reason,
 )
 from unisono.config.mcp_settings import McpServerSettings
-from unisono.config.model_settings import LitellmParams, ModelEntry, is_of_litellm
+from unisono.config.model_settings import LitellmParams, ModelEntry, RequestDefaults, is_of_litellm
 from unisono.config.sections import Config, StoreSettings
 from unisono.config.validation import PROVIDER, all_errors, refuse_lone_surrogates, validated
 from unisono.errors import ConfigError
@@ -54,53 +53,12 @@ class Loaded:
     master_key_variable: str = MASTER_KEY_VARIABLE
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML loader that rejects duplicate keys. Plain YAML lets the last one win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            # `<<` may occur more than once.
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable):
-                if key in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"duplicate key `{key}`; remove one of them", key_node.start_mark
-                    )
-                seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
     """Load the configuration file at `path`. Raises ConfigError.
 
     `environ` is the environment of the process by default.
     """
     return parse(read(path), os.environ if environ is None else environ)
-
-
-def read(path: Path) -> object:
-    """Parse a YAML file. Raises ConfigError."""
-    try:
-        # Editors on Windows begin a file with a byte order mark.
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: the file is not UTF-8 text; save it as UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the file: {error.strerror or error}") from None
-    try:
-        raw = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        # Report only position and problem: the excerpt that YAML adds may contain a secret.
-        mark = error.problem_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: invalid YAML: {error.problem or 'syntax error'}") from None
-    # The parser recurses, so deeply nested input exceeds the recursion limit of Python.
-    except (yaml.YAMLError, RecursionError):
-        raise ConfigError(f"{path}: the file is not valid YAML") from None
-    return {} if raw is None else raw
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> str:
@@ -170,6 +128,17 @@ def _own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
     return {str(name): str(value) for name, value in own.items()}
 
 
+def _credentials(raw: object) -> dict[str, Mapping[str, Any]]:
+    """Return the values of each credential of a file that is not validated yet."""
+    listed = raw.get("credential_list") if isinstance(raw, Mapping) else None
+    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    return {
+        entry["credential_name"]: entry["credential_values"]
+        for entry in entries
+        if isinstance(entry.get("credential_name"), str) and isinstance(entry.get("credential_values"), Mapping)
+    }
+
+
 @dataclass(slots=True)
 class _Reading:
     """Pass over the parsed file, guided by the models.
@@ -183,6 +152,7 @@ class _Reading:
     cosmetic: list[str] = field(default_factory=list)  # paths of keys without effect that need no warning of their own
     protective: list[tuple[str, str]] = field(default_factory=list)  # paths of protective keys, and without indices
     resolves: bool = True
+    credentials: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # values by the credential's name
 
     @property
     def summary(self) -> tuple[str, ...]:
@@ -209,6 +179,7 @@ class _Reading:
 
     def all_of(self, raw: object) -> object:
         """Process the whole file. Raises ConfigError."""
+        self.credentials = _credentials(raw)
         try:
             return self.section(raw, Config, "")
         except RecursionError:
@@ -225,16 +196,18 @@ class _Reading:
         effective: dict[str, object] = {}
         more: dict[str, object] = {}
         # litellm has options for every provider, so unknown keys of such entries are passed on.
+        raw = self._with_canonical_keys(raw, model, path)
         handed = model is LitellmParams and is_of_litellm(raw.get("model"))
-        for key, value in self._with_canonical_keys(raw, model, path).items():
+        for key, value in raw.items():
             key_path = f"{path}.{key}" if path else str(key)
             # The keys of this section are names of variables, so none is unknown. Its values are plain text, in which
             # references are not resolved.
             if not path and key == "environment_variables":
                 effective[str(key)] = dict(_own_environment(raw))
                 continue
-            if handed and key not in model.model_fields and is_passed_to_litellm(str(key)):
-                known = keys_of(_general(path))
+            is_own = key in model.model_fields and key not in RequestDefaults.model_fields
+            if handed and not is_own and is_passed_to_litellm(str(key)):
+                known = {*keys_of(_general(path)), *RequestDefaults.model_fields}
                 if key not in known and (close := get_close_matches(str(key), [*model.model_fields, *known], 1, 0.9)):
                     self.errors.append(f"{key_path}: unknown key `{key}` (did you mean `{close[0]}`?)")
                     continue
@@ -266,13 +239,30 @@ class _Reading:
         """Replace synonyms of keys. Both names of a key are an error."""
         if model is ModelEntry:
             return self._with_limits(raw, path)
-        if model is not LitellmParams or "base_url" not in raw:
+        if model is not LitellmParams:
+            return raw
+        raw = self._with_credential(raw, path)
+        if "base_url" not in raw:
             return raw
         # LiteLLM accepts both names. Two addresses would leave open which one is used.
         if raw.get("api_base") is not None:
             self.errors.append(f"{path}.base_url: same setting as `api_base`; remove one of them")
             return {key: value for key, value in raw.items() if key != "base_url"}
         return {("api_base" if key == "base_url" else key): value for key, value in raw.items()}
+
+    def _with_credential(self, params: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
+        """Add the values of the credential that the section names. The section's own keys win."""
+        name = params.get("litellm_credential_name")
+        if not isinstance(name, str):
+            return params
+        if name not in self.credentials:
+            self.errors.append(
+                f"{path}.litellm_credential_name: unknown credential `{name}`; add it to `credential_list`"
+            )
+        # An imported file keeps the reference.
+        values = self.credentials.get(name, {}) if self.resolves else {}
+        own = {"api_base", "base_url"} if {"api_base", "base_url"} & params.keys() else set()
+        return {**{key: value for key, value in values.items() if key not in own}, **params}
 
     def _with_limits(self, entry: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
         """Move `rpm` and `tpm` of an entry and of its `model_info` to `litellm_params`.

@@ -35,6 +35,11 @@ class ServedModel:
     settings: ModelSettings
 
     @property
+    def access_groups(self) -> frozenset[str]:
+        """Names of groups that the model belongs to, for the permissions of keys."""
+        return frozenset(group for entry in self.entries for group in entry.model_info.access_groups)
+
+    @property
     def max_input_tokens(self) -> int | None:
         """Smallest configured context window, because any entry may answer; None if unset."""
         return min((e.model_info.max_input_tokens for e in self.entries if e.model_info.max_input_tokens), default=None)
@@ -181,4 +186,17 @@ def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
                         f"model_list[{index}].unisono.{field}: differs from model_list[{indexed[0][0]}], which has the "
                         f"same model_name `{name}`; set the same value in both"
                     )
+        _check_defaults(name, indexed)
         yield ServedModel(name, tuple(entry for _, entry in indexed), settings)
+
+
+def _check_defaults(name: str, indexed: list[tuple[int, ModelEntry]]) -> None:
+    """Raise ConfigError for different request defaults in the Harmony entries of a model."""
+    harmony = [(index, entry.litellm_params.request_defaults) for index, entry in indexed if entry.harmony]
+    for index, defaults in harmony[1:]:
+        first, expected = harmony[0]
+        if defaults != expected:
+            raise ConfigError(
+                f"model_list[{index}].litellm_params: the defaults for requests differ from model_list[{first}], "
+                f"which has the same model_name `{name}`; set the same values in both"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, SecretStr
 
@@ -17,14 +17,64 @@ KIND_ALIASES = {"hosted_vllm": "vllm", "ollama_chat": "ollama"}
 """LiteLLM's names for the same backend kinds."""
 
 
-class LitellmParams(Costs):
-    """Address of a backend, and the limits of its load."""
+class RequestDefaults(Section):
+    """Defaults for fields that a request does not give, under their names in Chat Completions.
+
+    They apply to all APIs and must be equal in all entries of a `model_name`. Entries that litellm serves pass them to
+    litellm.
+    """
+
+    temperature: float | None = None
+    """Default for the field of this name."""
+    top_p: float | None = None
+    """Default for the field of this name."""
+    top_k: int | None = None
+    """Default for the field of this name."""
+    min_p: float | None = None
+    """Default for the field of this name."""
+    presence_penalty: float | None = None
+    """Default for the field of this name."""
+    frequency_penalty: float | None = None
+    """Default for the field of this name."""
+    logit_bias: dict[str, float] | None = None
+    """Default for the field of this name."""
+    seed: int | None = None
+    """Default for the field of this name."""
+    max_tokens: int | None = None
+    """Default for the maximum number of tokens, `max_output_tokens` in Responses."""
+    max_completion_tokens: int | None = None
+    """Same as `max_tokens`."""
+    stop: str | tuple[str, ...] | None = None
+    """Default for the stop strings, `stop_sequences` in Messages."""
+    reasoning_effort: str | None = None
+    """Default for the reasoning effort of every API."""
+    response_format: dict[str, JsonValue] | None = None
+    """Default for the form of the answer, such as `{type: json_object}`."""
+    parallel_tool_calls: bool | None = None
+    """Default for the field of this name."""
+    extra_body: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further defaults: other fields of Chat Completions.
+    They are sampling fields, structured outputs and limits of the reasoning, such as `repetition_penalty`."""
+
+    @property
+    def request_defaults(self) -> dict[str, Any]:
+        """Values that are set, by the name of the field."""
+        set_here = {name: getattr(self, name) for name in RequestDefaults.model_fields if name != "extra_body"}
+        own = {name: value for name, value in set_here.items() if value is not None}
+        return {**self.extra_body, **{name: [*v] if isinstance(v, tuple) else v for name, v in own.items()}}
+
+
+class LitellmParams(Costs, RequestDefaults):
+    """Address of a backend, limits of its load, and defaults for requests."""
 
     model: Name
     """`<backend kind>/<model name on the backend>`, such as `vllm/openai/gpt-oss-20b`."""
     api_base: str | None = None
     """Address of the backend, with or without a trailing `/v1`.
     Every backend kind except `mlx` and `replay` needs one."""
+    litellm_credential_name: Name | None = None
+    """Entry of `credential_list` with values for other keys of this section.
+    The section's own keys win."""
     api_key: SecretStr | None = None
     """API key that the gateway sends to the backend. Keys of clients are never forwarded."""
     timeout: Seconds | None = None
@@ -66,6 +116,8 @@ class ModelInfo(Costs):
     """Whether the model speaks Harmony.
     By default true for the backend kinds above if `model_name` or `model` contains `gpt-oss`. Requests for other
     models pass through."""
+    access_groups: tuple[Name, ...] = ()
+    """Names of groups of models. A key that may use such a group may use the model."""
     blocked: bool = False
     """True leaves the entry out, so that it gets no requests."""
     max_input_tokens: Count | None = None
@@ -155,7 +207,7 @@ class ModelEntry(Section):
     """Name in the requests of clients.
     `*` matches any text; an exact name wins, then the most specific pattern."""
     litellm_params: LitellmParams
-    """Address of the backend, and the limits of its load."""
+    """Address of the backend, limits of its load, and defaults for requests."""
     model_info: ModelInfo = Field(default_factory=ModelInfo)
     """Properties of the model."""
     unisono: ModelSettings = Field(default_factory=ModelSettings)

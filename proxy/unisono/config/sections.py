@@ -297,6 +297,17 @@ class GatewaySettings(Section):
         return self
 
 
+class CredentialSettings(Section):
+    """Values for entries of `model_list` that name this credential."""
+
+    credential_name: Name
+    """Name, for `litellm_params.litellm_credential_name`."""
+    credential_values: dict[Name, JsonValue] = Field(default_factory=dict, repr=False)
+    """Values for keys of `litellm_params`, such as `api_base` and `api_key`."""
+    credential_info: dict[Name, JsonValue] = Field(default_factory=dict)
+    """Description for people; no effect."""
+
+
 class Config(Section):
     """The whole configuration. A component receives only its own section."""
 
@@ -314,6 +325,11 @@ class Config(Section):
     """Tool servers by label. Requests use the label."""
     unisono: GatewaySettings = Field(default_factory=GatewaySettings)
     """Settings of the gateway itself."""
+    credential_list: tuple[CredentialSettings, ...] = ()
+    """Values that several entries of `model_list` share."""
+    include: tuple[str, ...] = ()
+    """Further files, relative to the folder of this one.
+    Their lists are appended and their sections are merged. A key with another value in two files is an error."""
     environment_variables: dict[str, SecretStr] = Field(default_factory=dict)
     """Values for `os.environ/NAME`; they win over the environment.
     Providers that litellm serves see them too."""

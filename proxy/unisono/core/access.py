@@ -21,8 +21,8 @@ class Caller:
 
     `tenant` owns the state that the request stores and separates it from other tenants' state. `key` is the public id
     of a virtual key, empty for the master key and for a gateway without keys. `models` are permitted client-side model
-    names, `mcp_servers` permitted labels of configured tool servers; None permits all. `raw` permits completions that
-    the gateway does not render. `expires_at` is in seconds since 1970.
+    names and access groups, `mcp_servers` permitted labels of configured tool servers; None permits all. `raw` permits
+    completions that the gateway does not render. `expires_at` is in seconds since 1970.
     """
 
     tenant: str
@@ -35,7 +35,7 @@ class Caller:
     expires_at: float | None = None
 
     def may_use_model(self, *names: str) -> bool:
-        """Return True if one of the names of a model is permitted."""
+        """Return True if one of the names or groups of a model is permitted."""
         return self.models is None or any(name in self.models for name in names)
 
 

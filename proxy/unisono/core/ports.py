@@ -81,7 +81,8 @@ class BackendOptions:
     """Arguments for building an adapter.
 
     `kind` is the adapter's entry-point name, `model` the backend's own name for the model. `api_base` may end in `/v1`
-    or not; adapters accept both. `extra` holds adapter-specific settings.
+    or not; adapters accept both. `extra` holds adapter-specific settings. A pass-through backend sends the `defaults`
+    for fields of Chat Completions that a request does not give.
     """
 
     kind: str
@@ -89,6 +90,7 @@ class BackendOptions:
     api_base: str | None = None
     api_key: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
+    defaults: Mapping[str, Json] = field(default_factory=dict)
 
 
 class PassthroughFactory(Protocol):

@@ -36,6 +36,7 @@ from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_cho
 from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import (
+    AnswerForm,
     AssistantCall,
     AssistantReasoning,
     Conversation,
@@ -113,30 +114,30 @@ def to_generation_request(
     rules: ModelRules = NO_RULES,
 ) -> ChatGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
-    toolbox = to_toolbox(declared(request))
-    effort, continues = _effort(request), _continues(request)
-    conversation, notes = to_conversation(request.messages, toolbox, effort, today, continues=continues)
+    toolbox, defaults = to_toolbox(declared(request)), rules.defaults
+    effort = defaults.effort_for(requested_effort(request))
+    conversation, notes = to_conversation(request.messages, toolbox, effort, today, continues=_continues(request))
     requested, requested_at = _requested_choice(request)
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     hosting = None if forbidden else to_server_tools(request, runnable, caller.tenant)
-    form = to_answer_form(request, request.response_format.form("response_format") if request.response_format else None)
+    form = requested_form(request) or defaults.form
     generation_request = GenerationRequest(
         model=model,
         conversation=conversation,
         server_tools=hosting,
         prompt=PromptOptions(fields=request_fields("messages", tool="tools.{index}.function")),
         answer=AnswerOptions(
-            sampling=to_sampling(request),
-            max_tokens=request.max_completion_tokens or request.max_tokens,
-            stop=tuple(request.stop),
+            sampling=to_sampling(request, defaults),
+            max_tokens=request.max_completion_tokens or request.max_tokens or defaults.max_tokens,
+            stop=tuple(request.stop) or defaults.stop,
             # Without tools, an invented call would replace the JSON that the client expects.
             calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
-            parallel_calls=request.parallel_tool_calls is not False and not request.functions,
+            parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls) and not request.functions,
             hold_calls=hold_calls or not request.stream,
             whole=not request.stream,
             choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
             form=form,
-            reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
+            reasoning_budget=smallest((*budgets(request), rules.reasoning_budget)),
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="chat"),
         routing=RoutingOptions(sticky=_sticky(request, caller)),
@@ -206,16 +207,12 @@ def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) 
 def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choice_at: str) -> Iterator[str]:
     yield from _notes_on_fields(request)
     yield from request.media_notes
-    yield from _notes_on_running(request, generation_request)
+    if request.unisono and request.unisono.run_tools and generation_request.server_tools is None:
+        yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
     yield from notes_on_prefill(
         generation_request,
         {choice_at: generation_request.answer.choice, "response_format": generation_request.answer.form},
     )
-
-
-def _notes_on_running(request: ChatRequest, generation_request: GenerationRequest) -> Iterator[str]:
-    if request.unisono and request.unisono.run_tools and generation_request.server_tools is None:
-        yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
 
 
 def declared(request: ChatRequest) -> Iterator[DeclaredTool]:
@@ -348,7 +345,14 @@ def _to_call(call: ChatToolCall) -> AssistantCall:
     return AssistantCall(call.id, call.function.name, call.function.arguments)
 
 
-def _effort(request: ChatRequest) -> Effort:
+def requested_form(request: ChatRequest) -> AnswerForm | None:
+    """Return the form of the answer that a request asks for. Raises InvalidRequest."""
+    form = request.response_format
+    return to_answer_form(request, form.form("response_format") if form is not None else None)
+
+
+def requested_effort(request: ChatRequest) -> Effort | None:
+    """Return the reasoning effort that a request asks for."""
     # Clients of OpenRouter, vLLM, Ollama and Anthropic spell the effort differently. The first one that is set
     # counts.
     spelled = (
@@ -360,10 +364,10 @@ def _effort(request: ChatRequest) -> Effort:
         Effort.LOW if request.thinking and request.thinking.type == "disabled" else None,
         Effort.LOW if request.reasoning and request.reasoning.enabled is False else None,
     )
-    return next((effort for effort in spelled if effort is not None), Effort.MEDIUM)
+    return next((effort for effort in spelled if effort is not None), None)
 
 
-def _budgets(request: ChatRequest) -> Iterator[int | None]:
+def budgets(request: ChatRequest) -> Iterator[int | None]:
     """Yield the reasoning budget from each of its spellings."""
     yield request.reasoning.max_tokens if request.reasoning else None
     yield request.thinking.budget_tokens if request.thinking else None

@@ -140,9 +140,9 @@ def _generation_request(
         conversation=Conversation(Preamble(), (UserMessage(text),)),
         raw=raw,
         answer=AnswerOptions(
-            sampling=to_sampling(request),
-            max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
-            stop=tuple(request.stop),
+            sampling=to_sampling(request, rules.defaults),
+            max_tokens=request.max_tokens or rules.defaults.max_tokens or DEFAULT_MAX_TOKENS,
+            stop=tuple(request.stop) or rules.defaults.stop,
             whole=not request.stream,
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="completions"),

@@ -129,24 +129,24 @@ def to_generation_request(
     hosted = frozenset(server.builtin for server in served) | ({SEARCH} if is_searched(request) else frozenset())
     toolbox = to_toolbox(declared(request, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
-    preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
+    defaults = model.rules.defaults
+    preamble = Preamble(tools=toolbox.tools, effort=defaults.effort_for(_effort(request)), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
     hosting = with_server_tools(
         server_tools_of(servers), request, toolbox, served, model.pause_after, conversation.removed
     )
-    toolbox = toolbox.with_added(conversation.items)
-    form, form_at = _form(request)
+    toolbox, (form, form_at) = toolbox.with_added(conversation.items), _form(request, defaults.form)
     generation_request = GenerationRequest(
         model=model.group,
         conversation=conversation,
         server_tools=hosting,
         answer=AnswerOptions(
-            sampling=to_sampling(request),
+            sampling=to_sampling(request, model.rules.defaults),
             max_tokens=request.max_tokens,
-            stop=tuple(request.stop_sequences or ()),
+            stop=tuple(request.stop_sequences or ()) or defaults.stop,
             # Without tools, an invented call would replace the JSON that the client expects.
             calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
-            parallel_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
+            parallel_calls=defaults.allows_parallel_calls(_parallel_calls(request)),
             hold_calls=not model.stream_tool_arguments or not request.stream,
             whole=not request.stream,
             choice=_choice(request, requested, toolbox, servers),
@@ -237,10 +237,16 @@ def _thinking(request: MessagesInput, model: MessagesModel) -> Thinking:
     return Thinking.OMITTED if thinking.display == "omitted" or not model.show_reasoning else Thinking.SHOWN
 
 
-def _effort(request: MessagesInput) -> Effort:
+def _parallel_calls(request: MessagesInput) -> bool | None:
+    """Return whether the answer may have several calls; None if the request does not say it."""
+    disabled = request.tool_choice.disable_parallel_tool_use if request.tool_choice is not None else None
+    return None if disabled is None else not disabled
+
+
+def _effort(request: MessagesInput) -> Effort | None:
     if request.output_config is not None and request.output_config.effort is not None:
         return request.output_config.effort
-    return Effort.LOW if request.thinking is not None and request.thinking.type == "disabled" else Effort.MEDIUM
+    return Effort.LOW if request.thinking is not None and request.thinking.type == "disabled" else None
 
 
 def _budget(request: MessagesInput) -> int | None:
@@ -269,12 +275,12 @@ def _last_session(request: MessagesInput, tenant: str, seals: SealedBlocks | Non
     return next(filter(None, (seals.session(tenant, sealed) for sealed in results if sealed)), "")
 
 
-def _form(request: MessagesInput) -> tuple[AnswerForm | None, str]:
+def _form(request: MessagesInput, default: AnswerForm | None) -> tuple[AnswerForm | None, str]:
     """Return the required format, and the field that sets it."""
     format = request.output_config.format if request.output_config else None
     at = "output_config.format" if format is not None else "output_format"
     format = format or request.output_format
-    return (SchemaSpec(schema=format.schema_).form(f"{at}.schema") if format is not None else None), at
+    return (SchemaSpec(schema=format.schema_).form(f"{at}.schema") if format is not None else default), at
 
 
 def _notes_on(

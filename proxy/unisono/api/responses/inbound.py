@@ -35,7 +35,7 @@ from unisono.api.responses.server_tools.servers import notes_on, on_offer
 from unisono.api.tool_choice import to_choice
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
-from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, FunctionTool, Item, Preamble
+from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, FunctionTool, Item, Preamble
 from unisono.core.state_store import StoredItem
 from unisono.core.tools import ToolNames, ToolServer
 from unisono.engine.request import (
@@ -114,25 +114,25 @@ def to_generation_request(
 
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
-    searcher = request_searcher(request, known.earlier)
-    toolbox = to_tools(request, servers)
+    searcher, toolbox = request_searcher(request, known.earlier), to_tools(request, servers)
     reading = _conversion(known, toolbox, searcher)
     entries = to_entries(request.input, reading, new_id, has_stored_history=bool(known.earlier))
     hosting, history = _with_approvals(request, reading, entries, servers)
     deferred = deferred_tools(request, toolbox, history, searcher, servers)
-    to_prompt = partial(_conversation_of, request, toolbox.tools, deferred, today, reading.configuration)
+    preamble = _preamble(request, reading.configuration, today, rules)
+    to_prompt, defaults = partial(_conversation_of, preamble, toolbox.tools, deferred), rules.defaults
     toolbox = toolbox.with_added(history)
     generation = GenerationRequest(
         model=model,
         conversation=to_prompt(history),
         server_tools=deferred.searched(hosting, request),
         answer=AnswerOptions(
-            sampling=to_sampling(request),
-            max_tokens=request.max_output_tokens,
-            parallel_calls=request.parallel_tool_calls is not False,
+            sampling=to_sampling(request, defaults),
+            max_tokens=request.max_output_tokens or defaults.max_tokens,
+            parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls),
+            stop=defaults.stop,
             hold_calls=hold_calls or not request.stream,
-            # A whole answer could start again, but the effects of tools remain.
-            whole=not request.stream and hosting is None,
+            whole=not request.stream and hosting is None,  # the effects of tools remain if an answer starts again
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="responses"),
         resumption=Resumption(seed=seed),
@@ -140,8 +140,8 @@ def to_generation_request(
         routing=RoutingOptions(sticky=sticky),
     )
     required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
-    compaction = to_compaction_plan(request, history, to_prompt, window)
     notes = notes_of(request, replace(toolbox, notes=(*deferred.notes, *toolbox.notes)), reading)
+    compaction = to_compaction_plan(request, history, to_prompt, window)
     return ResponsesGeneration(required, entries, toolbox, notes, compaction)
 
 
@@ -171,16 +171,11 @@ def to_compaction_plan(
 
 
 def _conversation_of(
-    request: ResponsesRequest,
-    tools: tuple[FunctionTool, ...],
-    deferred: DeferredTools,
-    today: str,
-    configuration: Configuration,
-    history: Sequence[Item],
+    preamble: Preamble, tools: tuple[FunctionTool, ...], deferred: DeferredTools, history: Sequence[Item]
 ) -> Conversation:
     hidden = deferred.hidden(history)
     tools = tuple(tool for tool in tools if tool.name not in hidden)
-    conversation = to_conversation(without(history, hidden), to_preamble(request, tools, today, configuration))
+    conversation = to_conversation(without(history, hidden), replace(preamble, tools=tools))
     return deferred.added_to(conversation)
 
 
@@ -213,7 +208,7 @@ def with_output_requirements(
         return rules.applied_to(generation_request, request.recoveries)
     # A request with a format but without tools must not lead to a call.
     text_format = configuration.form or request.form
-    form = text_format.to_answer_form("text.format") if text_format else None
+    form = (text_format.to_answer_form("text.format") if text_format else None) or rules.defaults.form
     callable_ = bool(toolbox.tools) or generation_request.server_tools is not None
     has_search = generation_request.server_tools is not None and generation_request.server_tools.search is not None
     generation_request = rules.applied_to(generation_request, request.recoveries)
@@ -240,12 +235,10 @@ def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Tool
     return replace(toolbox, notes=(*on_servers, *toolbox.notes))
 
 
-def to_preamble(
-    request: ResponsesRequest, tools: tuple[FunctionTool, ...], today: str, configuration: Configuration
-) -> Preamble:
-    # The default effort of gpt-oss, as in its own chat template.
-    effort = configuration.effort or (request.reasoning.effort if request.reasoning else None)
-    return Preamble(request.instructions or "", tools, effort or Effort.MEDIUM, today)
+def _preamble(request: ResponsesRequest, configuration: Configuration, today: str, rules: ModelRules) -> Preamble:
+    """Return the preamble without tools."""
+    requested = configuration.effort or (request.reasoning.effort if request.reasoning else None)
+    return Preamble(request.instructions or "", effort=rules.defaults.effort_for(requested), date=today)
 
 
 def to_server_tools(

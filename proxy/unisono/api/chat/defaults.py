@@ -1,0 +1,50 @@
+"""Conversion of a model's default fields, given under their names in Chat Completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from unisono.api.chat.inbound import budgets, requested_effort, requested_form
+from unisono.api.chat.schema import ChatRequest
+from unisono.api.error_responses import failure_of
+from unisono.api.field_types import smallest
+from unisono.api.request_options import AnswerDefaults, SamplingFields, sampling_in
+from unisono.api.structured_outputs import StructuredFields
+from unisono.errors import UnsupportedValue
+
+# Fields that have a default in every API.
+SUPPORTED: Final = frozenset(
+    (
+        *SamplingFields.model_fields,
+        *StructuredFields.model_fields,
+        *("max_tokens", "max_completion_tokens", "stop", "response_format", "parallel_tool_calls"),
+        *("reasoning_effort", "reasoning", "think", "thinking", "chat_template_kwargs"),
+        *("thinking_token_budget", "thinking_budget", "reasoning_budget"),
+    )
+)
+
+
+def to_answer_defaults(fields: Mapping[str, Any]) -> AnswerDefaults:
+    """Return the defaults. Raises InvalidRequest, whose `param` names the field."""
+    for name in fields:
+        if name not in SUPPORTED:
+            raise UnsupportedValue("cannot have a default here; remove it", param=name)
+    try:
+        request = ChatRequest.model_validate({**fields, "model": "-", "messages": [{"role": "user", "content": "-"}]})
+    except ValidationError as error:
+        raise failure_of(error) from None
+    without_effect = {f"reasoning.{name}" for name in (request.reasoning and request.reasoning.model_fields_set) or ()}
+    for name in sorted(without_effect - {"reasoning.effort", "reasoning.max_tokens", "reasoning.enabled"}):
+        raise UnsupportedValue("cannot have a default here; remove it", param=name)
+    return AnswerDefaults(
+        sampling=sampling_in(request),
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        stop=tuple(request.stop),
+        effort=requested_effort(request),
+        form=requested_form(request),
+        parallel_calls=request.parallel_tool_calls is not False,
+        reasoning_budget=smallest(budgets(request)),
+    )

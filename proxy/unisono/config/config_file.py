@@ -1,0 +1,97 @@
+"""Reader of configuration files, with the files that `include` names.
+
+The file is YAML; JSON is valid YAML. Errors contain no value, because values may be secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unisono.errors import ConfigError
+
+INCLUDE = "include"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML loader that rejects duplicate keys. Plain YAML lets the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            # `<<` may occur more than once.
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"duplicate key `{key}`; remove one of them", key_node.start_mark
+                    )
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read(path: Path) -> object:
+    """Parse a configuration file and the files that it includes. Raises ConfigError.
+
+    Lists of an included file are appended, and its sections are merged. A key with another value in both files is an
+    error.
+    """
+    tree = _parsed(path)
+    if not isinstance(tree, dict) or tree.get(INCLUDE) is None:
+        return tree
+    names = tree[INCLUDE]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{INCLUDE}: must be a list of file names")
+    for name in names:
+        file = path.parent / name
+        part = _parsed(file)
+        if not isinstance(part, dict):
+            raise ConfigError(f"{file}: an included file must be a mapping of sections")
+        if INCLUDE in part:
+            raise ConfigError(f"{file}: an included file must not include others; list them in {path}")
+        _merge(tree, part, file, "")
+    return tree
+
+
+def _parsed(path: Path) -> object:
+    try:
+        # Editors on Windows begin a file with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: the file is not UTF-8 text; save it as UTF-8") from None
+    # A name with a null byte is a ValueError.
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot read the file: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        raw = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        # Report only position and problem: the excerpt that YAML adds may contain a secret.
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: invalid YAML: {error.problem or 'syntax error'}") from None
+    # The parser recurses, so deeply nested input exceeds the recursion limit of Python.
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{path}: the file is not valid YAML") from None
+    return {} if raw is None else raw
+
+
+def _merge(tree: dict[Any, Any], part: dict[Any, Any], file: Path, at: str) -> None:
+    """Merge `part`, read from `file`, into `tree`; `at` is the path of both."""
+    for key, value in part.items():
+        key_path = f"{at}.{key}".lstrip(".")
+        known = tree.get(key)
+        if known is None:
+            tree[key] = value
+        elif isinstance(known, list) and isinstance(value, list):
+            # A new list, because aliases in the file may share the old one.
+            tree[key] = [*known, *value]
+        elif isinstance(known, dict) and isinstance(value, dict):
+            tree[key] = {**known}
+            _merge(tree[key], value, file, key_path)
+        elif value is not None and known != value:
+            raise ConfigError(f"{file}: {key_path}: another file sets this key to another value; remove one of them")
