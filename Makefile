@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # More workers than cores, because many tests only wait for servers.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-guardrails test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve the gpt-oss backends on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -32,6 +32,7 @@ help:
 	@echo "make types imports unit test-sdk        parts of make test"
 	@echo "make test-clients   all client libraries: openai before and after 3, anthropic, openai-agents, pydantic-ai, langchain, litellm, npm"
 	@echo "make test-agents    Codex, Claude Code and opencode as locked, or their newest versions (ARGS=--newest); ten minutes"
+	@echo "make test-guardrails guardrails with a real Presidio, in a separate environment"
 	@echo "make test-providers other providers through litellm, in a separate environment"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on the CPU; the first run takes 5 GB and half an hour"
 	@echo "make test-openapi   valid and invalid requests generated from the OpenAPI document; four minutes"
@@ -103,6 +104,10 @@ test-openapi: $(SYNCED)
 test-providers: $(SYNCED)
 	UV_PROJECT_ENVIRONMENT=.envs/providers $(UV) sync --quiet --locked --extra litellm
 	.envs/providers/bin/python -m pytest tests/providers $(ARGS)
+
+# Guardrails with a real Presidio, in a separate environment.
+test-guardrails: $(SYNCED)
+	tests/guardrails/run $(ARGS)
 
 # The web page in a browser. The package manager of the system installs the browser if it is missing.
 test-page: $(SYNCED) .browser

@@ -33,7 +33,7 @@ ENV_REFERENCE = re.compile(r"os\.environ/(\w+)")
 
 # Protective settings of the files that Unisono does not support.
 PROTECTIVE: dict[str, list[str]] = {
-    "guardrails": ["guardrails"],
+    "guardrails": ["guardrails[0] (aporia)"],
     "providers": ["litellm_settings.default_team_settings"],
     "settings": [
         "litellm_settings.redact_user_api_key_info",
@@ -48,7 +48,7 @@ PROTECTIVE: dict[str, list[str]] = {
 
 def acknowledged(path: Path) -> dict[str, Any]:
     """Return a file's content with all of its protective settings acknowledged."""
-    names = [setting.rpartition(".")[2] for setting in PROTECTIVE.get(path.stem, ())]
+    names = [setting.partition("[")[0].rpartition(".")[2] for setting in PROTECTIVE.get(path.stem, ())]
     raw: dict[str, Any] = yaml.safe_load(path.read_text())
     return {**raw, "unisono": {"acknowledge": names}} if names else raw
 
@@ -345,8 +345,8 @@ def test_an_imported_file_loads_as_the_same_configuration(name: str, tmp_path: P
 def test_import_keeps_protective_settings_so_that_serve_refuses_them(tmp_path: Path) -> None:
     target = tmp_path / "ours.yaml"
     target.write_text(text := imported(FILES["guardrails"]))
-    assert "#   guardrails: this LiteLLM setting protects the gateway" in text
-    with pytest.raises(ConfigError, match=r"guardrails: this LiteLLM setting protects the gateway"):
+    assert "#   guardrails[0] (aporia): this LiteLLM setting protects the gateway" in text
+    with pytest.raises(ConfigError, match=r"guardrails\[0\] \(aporia\): this LiteLLM setting protects the gateway"):
         load(target, dict.fromkeys(ENV_REFERENCE.findall(text), "set"))
 
 

@@ -15,7 +15,7 @@ from tests.e2e.hooked import install
 from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm
 from unisono.bootstrap.hooks import Hookset, build_hooks
-from unisono.config import HookSettings, load, parse
+from unisono.config import Config, HookSettings, load, parse
 from unisono.core.conversation import Conversation, Preamble
 from unisono.engine.request import GenerationRequest
 from unisono.errors import ConfigError
@@ -24,8 +24,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"
 ANSWER = ENCODING.encode_marked("<|channel|>final<|message|>Four.<|return|>")
 
 
-def settings_of(hooks: Any) -> tuple[HookSettings, ...]:
-    return parse({"unisono": {"hooks": hooks}}, {"KEY": "sk-1"}).config.unisono.hooks
+def settings_of(hooks: Any) -> Config:
+    return parse({"unisono": {"hooks": hooks}}, {"KEY": "sk-1"}).config
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +40,12 @@ def test_an_entry_is_a_name_or_a_name_with_options() -> None:
             {"hearing": None},
             {"failing": {"at": "x", "key": "os.environ/KEY", "timeout_s": 2, "fail": "open"}},
         ]
-    )
+    ).unisono.hooks
     assert named == empty == HookSettings(name="hearing", timeout_s=5, fail="closed")
     assert with_options == HookSettings(name="failing", timeout_s=2, fail="open", options={"at": "x", "key": "sk-1"})
 
 
-INSTALLED = "blocklist, failing, garbling, gone, halved, hearing, replacing, unmakeable"
+INSTALLED = "blocklist, content_filter, failing, garbling, gone, halved, hearing, presidio, replacing, unmakeable"
 WRONG: dict[str, tuple[Any, str]] = {
     "name instead of a list": ("hearing", "unisono.hooks: input should be a list"),
     "number instead of a name": ([1], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
@@ -90,10 +90,10 @@ def test_an_invalid_hook_is_rejected_at_start(hooks: Any, message: str) -> None:
 async def test_a_generation_has_no_gate_without_hooks() -> None:
     async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, [])) as running:
         assert running.app is not None
-        assert build_hooks(()) == Hookset()
+        assert build_hooks(settings_of([])) == Hookset()
         response = await running.chat()
         assert "hooks" not in response.body["unisono"]
-    assert build_hooks(()).gates(REQUEST) is None
+    assert build_hooks(settings_of([])).gates(REQUEST) is None
     assert build_hooks(settings_of(["hearing"])).gates(REQUEST) is not None
 
 
@@ -142,4 +142,4 @@ def test_the_example_configuration_names_installed_hooks(tmp_path: Path) -> None
     [documented] = re.findall(r"^  # hooks: (\[.*\])$", text, re.M)
     path = tmp_path / "config.yaml"
     path.write_text(f"unisono: {{hooks: {documented}}}")
-    assert build_hooks(load(path, {}).config.unisono.hooks).hooks
+    assert build_hooks(load(path, {}).config).hooks

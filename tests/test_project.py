@@ -291,6 +291,7 @@ def test_every_test_folder_is_named_after_a_package_or_listed() -> None:
         "failover",
         "fakes",
         "golden",
+        "guardrails",
         "lint",
         "litellm_files",
         "patterns",

@@ -25,6 +25,7 @@ from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
+from unisono.api.body import RequestRules
 from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
@@ -149,7 +150,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     ledger = UsageLedger(
         store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.check_now
     )
-    hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
+    hooks = build_hooks(config, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     harmony = build_engine(pool, hosting.host, parts, salts, library_parser=config.unisono.library_parser)
     engine = PassthroughService(harmony, pool)
@@ -229,7 +230,7 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
                 answered=gateway.parts.observing.answered,
                 formats=FORMATS,
                 networks=ClientNetworks(allowed) if (allowed := config.general_settings.allowed_ips) else None,
-                needs_user=config.general_settings.enforce_user_param,
+                rules=request_rules(config),
             ),
             Middleware(DirectRoutes, routes=ROUTES),
         ],
@@ -319,6 +320,14 @@ def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToo
 def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
     fallbacks = {model: (*others.fallbacks, *others.larger) for model, others in catalogue.stand_ins.items()}
     return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
+
+
+def request_rules(config: Config) -> RequestRules:
+    """Return the operator's rules for requests of models."""
+    return RequestRules(
+        needs_user=config.general_settings.enforce_user_param,
+        guardrails=frozenset(guardrail.guardrail_name for guardrail in config.guardrails),
+    )
 
 
 def current_date(settings: GatewaySettings) -> str:

@@ -127,7 +127,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "patterns.a: it is too large once its repetitions are expanded",
     ),
     "unknown action": ({"patterns": PATTERNS, "action": "drop"}, "action: must be refuse or annotate"),
-    "unknown direction": ({"patterns": PATTERNS, "where": ["in"]}, "where: must be input or output"),
+    "unknown direction": ({"patterns": PATTERNS, "where": ["in"]}, "where: must be a list of input or output, or both"),
     "empty list of directions": (
         {"patterns": PATTERNS, "where": []},
         "where: must be a list of input or output, or both",

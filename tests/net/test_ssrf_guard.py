@@ -132,6 +132,7 @@ CONNECTING = {
     "proxy/unisono/cli/discover.py": "configured",
     "proxy/unisono/mcp/http_transport.py": "guard",
     "proxy/unisono/toolservers/browser/searxng.py": "configured",
+    "proxy/unisono/hooks/presidio.py": "configured",
     "proxy/unisono/toolservers/browser/web.py": "guard",
 }
 CONNECTORS = {

@@ -18,7 +18,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.api.body import NEEDS_USER
+from unisono.api.body import NO_RULES, RULES, RequestRules
 from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.request_options import MAX_HEADER_FIELDS, NOTES, noted_fields
@@ -236,9 +236,8 @@ def is_loopback(url: str) -> bool:
 class Authentication:
     """Layer that requires a valid key for all paths except `open_paths`.
 
-    Puts the Caller into `scope["state"]["caller"]`. With `needs_user`, requests of models must name an end user. For a
-    WebSocket, which outlives a request, it also puts a function that repeats the lookup into
-    `scope["state"]["caller_again"]`.
+    Puts the Caller into `scope["state"]["caller"]`, and the operator's `rules` for requests beside it. For a WebSocket,
+    which outlives a request, it also puts a function that repeats the lookup into `scope["state"]["caller_again"]`.
     """
 
     def __init__(
@@ -247,11 +246,11 @@ class Authentication:
         *,
         authenticate: Authenticate,
         open_paths: Collection[str] = HEALTH_PATHS,
-        needs_user: bool = False,
+        rules: RequestRules = NO_RULES,
     ) -> None:
         self._app = app
         self._authenticate = authenticate
-        self._needs_user = needs_user
+        self._rules = rules
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -259,7 +258,7 @@ class Authentication:
             again: LookUpCaller = partial(self._authenticate, presented_key(scope))
             state = scope.setdefault("state", {})
             state["caller"] = await again()
-            state[NEEDS_USER] = self._needs_user
+            state[RULES] = self._rules
             if scope["type"] == "websocket":
                 state["caller_again"] = again
         await self._app(scope, receive, send)
@@ -288,13 +287,13 @@ def asgi_layers(
     answered: Answered | None = None,
     formats: Formats = MappingProxyType({}),
     networks: Container[str] | None = None,
-    needs_user: bool = False,
+    rules: RequestRules = NO_RULES,
 ) -> list[Middleware]:
     """Return every layer in order, outermost first, for `FastAPI(middleware=...)`.
 
     `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
     that CORS allows. `formats` are the error formats of other APIs than OpenAI's. `networks` contains the addresses of
-    permitted clients; None for all. With `needs_user`, requests of models must name an end user.
+    permitted clients; None for all. `rules` are the operator's rules for requests of models.
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
@@ -307,6 +306,6 @@ def asgi_layers(
         Middleware(Cors, origins=listed),
         Middleware(ErrorResponses),
         *local,
-        Middleware(Authentication, authenticate=authenticate, open_paths=open_paths, needs_user=needs_user),
+        Middleware(Authentication, authenticate=authenticate, open_paths=open_paths, rules=rules),
         Middleware(BodyLimits, max_bytes=max_body_bytes, deadline_s=body_deadline_s),
     ]

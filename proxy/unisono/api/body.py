@@ -11,11 +11,13 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
+from unisono.core.access import Caller
 from unisono.errors import InvalidRequest
 
 # Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
@@ -49,19 +51,32 @@ NO_NUMBER = re.compile(r"NaN|Infinity")
 Result = TypeVar("Result")
 
 
-# Key, in the request's state, of whether requests of models must name an end user.
-NEEDS_USER = "needs_user"
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """Rules of the operator for all requests of models.
+
+    With `needs_user`, a request must name its end user. `guardrails` are the names that a request may ask for.
+    """
+
+    needs_user: bool = False
+    guardrails: frozenset[str] = frozenset()
+
+
+# Field of requests that names guardrails.
+GUARDRAILS: Final = "guardrails"
+# Key of the rules in the request's state.
+RULES: Final = "request_rules"
 
 
 async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
     """Return the body of a request of a model.
 
-    Raises the errors of `read_json`, and InvalidRequest if the operator requires an end user and none of `user_fields`
-    names one.
+    The guardrails that it asks for are noted in the caller of the request's state. Raises the errors of `read_json` and
+    `with_guardrails`, and InvalidRequest if the operator requires an end user and none of `user_fields` names one.
     """
     body = await read_json(request)
     check_end_user(request, body, *user_fields)
-    return body
+    return with_guardrails(request, body)
 
 
 def check_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
@@ -69,12 +84,50 @@ def check_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fi
 
     Raises InvalidRequest if none of `user_fields` names one.
     """
-    if not getattr(connection.state, NEEDS_USER, False) or any(_value_at(body, field) for field in user_fields):
+    if not _rules_of(connection).needs_user or any(_value_at(body, field) for field in user_fields):
         return
     first = user_fields[0]
     raise InvalidRequest(
         f"'{first}' is missing: this gateway requires every request to name its end user.", param=first
     )
+
+
+def with_guardrails(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body without the guardrails that it asks for, after noting them in the caller.
+
+    Raises InvalidRequest for an unknown guardrail.
+    """
+    caller: Caller = request.state.caller
+    request.state.caller = caller_with_guardrails(request, caller, body)
+    return {name: value for name, value in body.items() if name != GUARDRAILS} if GUARDRAILS in body else body
+
+
+def caller_with_guardrails(connection: HTTPConnection, caller: Caller, body: Mapping[str, Any]) -> Caller:
+    """Return the caller with the guardrails that a request asks for.
+
+    Raises InvalidRequest for an unknown one.
+    """
+    names = body.get(GUARDRAILS)
+    if not names:
+        return caller
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest("Invalid value for 'guardrails': must be a list of names.", param="guardrails")
+    known = _rules_of(connection).guardrails
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(
+                f"'guardrails': this gateway has no guardrail '{name[:64]}'. Remove it, or ask the operator to add it.",
+                param="guardrails",
+            )
+    return replace(caller, guardrails=frozenset(names))
+
+
+def _rules_of(connection: HTTPConnection) -> RequestRules:
+    rules: RequestRules = getattr(connection.state, RULES, NO_RULES)
+    return rules
+
+
+NO_RULES: Final = RequestRules()
 
 
 def _value_at(body: Mapping[str, Any], field: str) -> Any:

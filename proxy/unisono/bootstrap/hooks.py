@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
+from pydantic import JsonValue
+
 from unisono.bootstrap.backends import AdapterSettings
-from unisono.config import HookSettings
+from unisono.config import Config, HookSettings
+from unisono.config.guardrail_settings import CONTENT_FILTER, PRESIDIO, GuardrailParams
 from unisono.core.hooks import Hook, HookFactory
 from unisono.errors import ConfigError
 from unisono.middleware.hooks import FAULTS, Failed, Hooking, NamedHook
 
 # Entry-point group of hooks, and the configuration key that names the active ones.
 HOOKS = "unisono.hooks"
+# Hooks of the supported guardrails.
+GUARDRAIL_HOOKS = {CONTENT_FILTER: "content_filter", PRESIDIO: "presidio"}
+INPUT, OUTPUT = "input", "output"
 # A hook needs all of them; a missing method is reported at start.
 METHODS = ("before", "after", "aclose")
 
@@ -44,18 +50,19 @@ class Hookset:
                 log.exception("cannot close a hook", extra={"hook": named.name}, exc_info=error)
 
 
-def build_hooks(settings: Sequence[HookSettings], failed: Failed | None = None) -> Hookset:
-    """Build the hooks without calling them; `failed` is called on each failure.
+def build_hooks(config: Config, failed: Failed | None = None) -> Hookset:
+    """Build the guardrails and the hooks, in this order, without calling them.
 
-    Raises ConfigError.
+    `failed` is called on each failure. Raises ConfigError.
     """
-    if not settings:
+    if not config.unisono.hooks and not config.guardrails:
         return Hookset()
     installed = {point.name: point for point in entry_points(group=HOOKS)}
     counts: Counter[str] = Counter()
-    hooks: list[NamedHook] = []
-    for index, entry in enumerate(settings):
-        hook = _hook(entry, f"{HOOKS}[{index}]", installed)
+    hooks = [*_guardrails(config, installed, failed)]
+    for index, entry in enumerate(config.unisono.hooks):
+        path = f"{HOOKS}[{index}]"
+        hook = _hook(entry, path, installed, f"{path}.{entry.name}")
         counts[entry.name] += 1
         # A hook that is configured twice has two annotations.
         name = entry.name if counts[entry.name] == 1 else f"{entry.name}-{counts[entry.name]}"
@@ -63,7 +70,50 @@ def build_hooks(settings: Sequence[HookSettings], failed: Failed | None = None) 
     return Hookset(tuple(hooks))
 
 
-def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint]) -> Hook:
+def _guardrails(config: Config, installed: dict[str, EntryPoint], failed: Failed | None) -> Iterator[NamedHook]:
+    """Yield a hook for each guardrail. Raises ConfigError."""
+    names = [guardrail.guardrail_name for guardrail in config.guardrails]
+    for position, entry in enumerate(config.model_list):
+        for name in entry.litellm_params.guardrails:
+            if name not in names:
+                path = f"model_list[{position}].litellm_params.guardrails"
+                raise ConfigError(f"{path}: unknown guardrail `{name}`; add it to `guardrails`")
+    for index, guardrail in enumerate(config.guardrails):
+        path, params = f"guardrails[{index}]", guardrail.litellm_params
+        if guardrail.guardrail_name in names[:index]:
+            raise ConfigError(f"{path}.guardrail_name: another guardrail has the same name; choose another one")
+        name = guardrail.guardrail_name
+        settings = HookSettings(name=GUARDRAIL_HOOKS[params.guardrail], options=_options(params))
+        hook = _hook(settings, path, installed, f"{path}.litellm_params")
+        models = frozenset(entry.model_name for entry in config.model_list if name in entry.litellm_params.guardrails)
+        yield NamedHook(name, hook, settings.timeout_s, failed=failed, is_default=params.default_on, models=models)
+
+
+def _options(params: GuardrailParams) -> dict[str, JsonValue]:
+    """Return the options of the hook of a guardrail."""
+    where: list[JsonValue] = [
+        *([INPUT] if {"pre_call", "during_call"} & {*params.mode} else []),
+        *([OUTPUT] if "post_call" in params.mode else []),
+    ]
+    if params.guardrail == PRESIDIO:
+        options: dict[str, JsonValue] = {
+            "analyzer": params.presidio_analyzer_api_base,
+            "anonymizer": params.presidio_anonymizer_api_base,
+            "language": params.presidio_language,
+            "score_threshold": params.presidio_score_threshold,
+            "entities": {**params.pii_entities_config},
+        }
+    else:
+        options = {
+            "patterns": [pattern.model_dump() for pattern in params.patterns],
+            "blocked_words": [word.model_dump() for word in params.blocked_words],
+            "keyword_redaction_tag": params.keyword_redaction_tag,
+            "pattern_redaction_format": params.pattern_redaction_format,
+        }
+    return {"where": where, **options}
+
+
+def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint], options_path: str) -> Hook:
     if entry.name not in installed:
         known = ", ".join(sorted(installed)) or "none"
         raise ConfigError(f"{path}: unknown hook `{entry.name}`; installed hooks: {known}")
@@ -76,7 +126,7 @@ def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint]) -> H
     try:
         hook = factory(options)
     except ConfigError as error:
-        raise ConfigError(f"{path}.{entry.name}.{error}") from error
+        raise ConfigError(f"{options_path}.{error}") from error
     except (Exception, SystemExit) as error:
         # A process that reloads its configuration continues with the last valid one.
         raise ConfigError(
@@ -84,7 +134,7 @@ def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint]) -> H
         ) from error
     if options.unread:
         key = options.unread[0]
-        raise ConfigError(f"{path}.{entry.name}.{key}: unknown key `{key}` for this hook")
+        raise ConfigError(f"{options_path}.{key}: unknown key `{key}` for this hook")
     if missing := [method for method in METHODS if not callable(getattr(hook, method, None))]:
         raise ConfigError(f"{path}: the hook `{entry.name}` has no method `{missing[0]}`")
     return hook

@@ -116,7 +116,7 @@ async def probe_all(config: Config) -> tuple[list[DeploymentReport], StoreReport
     # The report contains everything that the probes would log.
     logging.getLogger("unisono").addHandler(logging.NullHandler())
     # An invalid hook would prevent a start, so the hooks are built here too.
-    build_hooks(config.unisono.hooks)
+    build_hooks(config)
     store = build_store(config.store)
     try:
         secrets = Secrets(secrets_of(config))

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from unisono.config.config_file import read
+from unisono.config.guardrail_settings import GUARDRAILS
 from unisono.config.litellm_keys import (
     LITELLM,
     UNSERVED,
@@ -164,7 +165,7 @@ class _Reading:
         """Add an error for each protective key that is not acknowledged, else a warning."""
         unused = dict.fromkeys(acknowledged)
         for path, general in self.protective:
-            names = [name for name in acknowledged if f".{general}".endswith(f".{name}")]
+            names = [name for name in acknowledged if _covers(name, general)]
             for name in names:
                 unused.pop(name, None)
             if names:
@@ -299,12 +300,25 @@ class _Reading:
                 for key_path, entry in entries
                 if not self._left_out(entry, key_path)
             ]
+        if (model, key) == (Config, "guardrails") and isinstance(value, list):
+            kept = [entry for index, entry in enumerate(value) if self._is_supported(entry, f"{path}[{index}]")]
+            return self._resolved(kept, path)
         if (model, key) == (Config, "mcp_servers"):
             if not isinstance(value, Mapping):
                 self.errors.append(f"{path}: must be a mapping of labels to servers, not {_described(value)}")
                 return {}
             return {label: self.section(entry, McpServerSettings, f"{path}.{label}") for label, entry in value.items()}
         return self._resolved(value, path)
+
+    def _is_supported(self, guardrail: object, path: str) -> bool:
+        """Return whether a guardrail stays in the file. One that is not supported is protective."""
+        params = guardrail.get("litellm_params") if isinstance(guardrail, Mapping) else None
+        kind = params.get("guardrail") if isinstance(params, Mapping) else None
+        if not isinstance(guardrail, Mapping) or not isinstance(kind, str) or kind in GUARDRAILS:
+            return True
+        name = guardrail.get("guardrail_name")
+        self.protective.append((f"{path} ({kind})", f"guardrails.{name}"))
+        return not self.resolves
 
     def _left_out(self, entry: object, path: str) -> bool:
         """Return whether an entry is blocked or of an unsupported type, and warn about it."""
@@ -357,6 +371,12 @@ class _Reading:
                 meant = f" (did you mean `{close[0]}`?)" if close else ""
                 self.errors.append(f"{path}: unknown key `{key}`{meant}")
         return False
+
+
+def _covers(acknowledged: str, general: str) -> bool:
+    """Return whether an entry of `unisono.acknowledge` is about a protective key."""
+    covers_all = acknowledged == "guardrails" and general.startswith("guardrails.")
+    return covers_all or f".{general}".endswith(f".{acknowledged}")
 
 
 def _may_be_empty(model: type[BaseModel], key: str) -> bool:

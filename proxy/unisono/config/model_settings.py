@@ -77,6 +77,9 @@ class LitellmParams(Costs, RequestDefaults):
     The section's own keys win."""
     api_key: SecretStr | None = None
     """API key that the gateway sends to the backend. Keys of clients are never forwarded."""
+    guardrails: tuple[Name, ...] = ()
+    """Names of `guardrails` that apply to requests for this model.
+    Those with `default_on` apply anyway."""
     timeout: Seconds | None = None
     """Limit for a whole answer, in seconds.
     By default `router_settings.timeout`, else `litellm_settings.request_timeout`, else 600."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr, model_validator
 
+from unisono.config.guardrail_settings import GuardrailSettings
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.config.model_settings import ModelEntry
 from unisono.config.section import Count, Name, Seconds, Section
@@ -327,6 +328,8 @@ class Config(Section):
     """Settings of the gateway itself."""
     credential_list: tuple[CredentialSettings, ...] = ()
     """Values that several entries of `model_list` share."""
+    guardrails: tuple[GuardrailSettings, ...] = ()
+    """Checks of requests and answers, before [hooks](hooks.md)."""
     include: tuple[str, ...] = ()
     """Further files, relative to the folder of this one.
     Their lists are appended and their sections are merged. A key with another value in two files is an error."""

@@ -22,7 +22,8 @@ class Caller:
     `tenant` owns the state that the request stores and separates it from other tenants' state. `key` is the public id
     of a virtual key, empty for the master key and for a gateway without keys. `models` are permitted client-side model
     names and access groups, `mcp_servers` permitted labels of configured tool servers; None permits all. `raw` permits
-    completions that the gateway does not render. `expires_at` is in seconds since 1970.
+    completions that the gateway does not render. `expires_at` is in seconds since 1970. `guardrails` are the names of
+    guardrails that the request asks for besides those that always apply.
     """
 
     tenant: str
@@ -33,6 +34,7 @@ class Caller:
     tags: Mapping[str, str] = field(default_factory=dict)
     raw: bool = False
     expires_at: float | None = None
+    guardrails: frozenset[str] = frozenset()
 
     def may_use_model(self, *names: str) -> bool:
         """Return True if one of the names or groups of a model is permitted."""

@@ -74,13 +74,25 @@ class Hook(Protocol):
     """Hook interface; a class that inherits it may omit methods.
 
     Many requests call a hook concurrently. It may take time up to its deadline, but must never block the event loop.
+    With `holds_answers`, no part of an item is emitted before `check_item` has seen the item.
     """
+
+    holds_answers: bool = False
 
     async def before(self, request: Request) -> Changes | None:
         """Check or change a request before rendering.
 
         Called once per request, and again only if a response is restarted before any of it was stored. Raises
         `unisono.errors.Refused` to refuse the request.
+        """
+        return None
+
+    async def check_item(self, request: Request, item: Closed) -> str | None:
+        """Check a complete item of an answer before any of it is emitted.
+
+        Called for each item in order if `holds_answers` is True. Return the text that replaces the item's text, None to
+        keep it. A replaced item loses its exact tokens. Raises `unisono.errors.Refused` to end the answer with that
+        error; earlier items may be emitted already. The text of a pass-through answer cannot be replaced.
         """
         return None
 

@@ -11,23 +11,14 @@ from typing import Final
 
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Json, ToolResult
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
-from unisono.errors import ConfigError, Refused
+from unisono.errors import ConfigError
+from unisono.hooks.texts import FIELD, INPUT, OUTPUT, Blocked, directions_of, without_surrogates
 from unisono.schemas.patterns import BadPattern, Expression
 
-INPUT, OUTPUT = "input", "output"
-DIRECTIONS = (INPUT, OUTPUT)
 REFUSE, ANNOTATE = "refuse", "annotate"
 ACTIONS = (REFUSE, ANNOTATE)
-# Field of each surface's request that contains the conversation.
-FIELD: Final = {"chat": "messages", "responses": "input", "messages": "messages", "completions": "prompt"}
 # Matching steps between two yields to the event loop.
 AT_ONCE: Final = 2_000
-
-
-class Blocked(Refused):
-    """Refusal because a forbidden expression matched."""
-
-    code = "content_blocked"
 
 
 class Blocklist(Hook):
@@ -40,10 +31,7 @@ class Blocklist(Hook):
     def __init__(self, options: Mapping[str, object]) -> None:
         self._patterns = _patterns(options.get("patterns"))
         self._refuses = _one_of(ACTIONS, "action", options.get("action", REFUSE)) == REFUSE
-        where = options.get("where", list(DIRECTIONS))
-        if not isinstance(where, list) or not where:
-            raise ConfigError(f"where: must be a list of {' or '.join(DIRECTIONS)}, or both")
-        self._directions = {_one_of(DIRECTIONS, "where", place) for place in where}
+        self._directions = directions_of(options.get("where", [INPUT, OUTPUT]))
 
     async def before(self, request: Request) -> Changes | None:
         if INPUT not in self._directions:
@@ -67,7 +55,7 @@ class Blocklist(Hook):
         unmatched = dict(self._patterns)
         found: set[str] = set()
         work = 0
-        for text in map(_without_surrogates, texts):
+        for text in map(without_surrogates, texts):
             for name, expression in list(unmatched.items()):
                 work += expression.steps(text)
                 if work > AT_ONCE:
@@ -93,11 +81,6 @@ def _texts(conversation: Conversation) -> Iterator[str]:
             case _:
                 yield item.text
     yield conversation.prefill or ""
-
-
-def _without_surrogates(text: str) -> str:
-    """Replace lone surrogates, which would prevent all matches in the text."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _annotation(where: str, found: Sequence[str]) -> Annotation | None:

@@ -10,21 +10,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
 import orjson
 
-from unisono.core.conversation import Json
-from unisono.core.events import Closed, Event, Finished
+from unisono.core.conversation import Json, Phase
+from unisono.core.events import Closed, Delta, Event, Finished, Listing, Opened, Passed, Text
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
-from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
+from unisono.core.passthrough_request import AnswerMode, PassthroughRequest, passed_texts
 from unisono.engine.journal import noted_in
 from unisono.engine.request import GenerationRequest
 from unisono.errors import HookFailed, Refused
 from unisono.middleware.hook_changes import changed, from_note, to_note
 from unisono.middleware.pipeline import Gate
+
+# Key of the requested guardrails in the note at the beginning of a journal.
+GUARDRAILS: Final = "guardrails"
 
 # Maximum size of a hook's annotation, in characters of JSON.
 LONGEST: Final = 10_000
@@ -50,6 +53,16 @@ class NamedHook:
     timeout_s: float = 5.0
     open: bool = False
     failed: Failed | None = None
+    # A guardrail applies to all requests, to those for some models, and to those that name it.
+    is_default: bool = True
+    models: frozenset[str] = frozenset()
+
+    def applies_to(self, model: str, requested: Collection[str]) -> bool:
+        """Return whether the hook applies to a request.
+
+        The request is for `model` and asks for the guardrails `requested`.
+        """
+        return self.is_default or model in self.models or self.name in requested
 
     async def call(self, call: str, request_id: str, answering: Awaitable[T]) -> T | None:
         """Await the hook's result, within the hook's timeout; return None on an ignored failure.
@@ -80,6 +93,11 @@ class NamedHook:
         return None
 
     @property
+    def holds_answers(self) -> bool:
+        """True if the hook checks every item before it is emitted."""
+        return bool(getattr(self.hook, "holds_answers", False))
+
+    @property
     def checks_answers(self) -> bool:
         """True if the hook implements `after`."""
         return type(self.hook).after is not Hook.after
@@ -90,19 +108,36 @@ class Hooking:
 
     def __init__(self, hooks: Sequence[NamedHook]) -> None:
         self.hooks = tuple(hooks)
-        self.answer_hooks = tuple(hook for hook in self.hooks if hook.checks_answers)
 
     def __call__(self, request: GenerationRequest) -> HookGate | None:
         if not self.hooks:
             return None
-        return (AnswerHookGate if self.answer_hooks else HookGate)(self)
+        requested = _requested_guardrails(request)
+        hooks = [hook for hook in self.hooks if hook.applies_to(request.model, requested)]
+        if not hooks:
+            return None
+        if any(hook.holds_answers for hook in hooks):
+            return HoldingHookGate(hooks, requested)
+        return (AnswerHookGate if any(hook.checks_answers for hook in hooks) else HookGate)(hooks, requested)
+
+
+def _requested_guardrails(request: GenerationRequest) -> tuple[str, ...]:
+    """Return the names of the guardrails that the request asked for when it began."""
+    if request.resumption.journal:
+        names = (noted_in(request.resumption.journal) or {}).get(GUARDRAILS)
+        return tuple(map(str, names)) if isinstance(names, Sequence) else ()
+    return tuple(sorted(request.origin.caller.guardrails)) if request.origin.caller is not None else ()
 
 
 class HookGate(Gate):
-    """Gate that calls the hooks of one generation on its admission."""
+    """Gate that calls the hooks of one generation on its admission.
 
-    def __init__(self, hooking: Hooking) -> None:
-        self._hooking = hooking
+    `requested` are the names of guardrails that the request asks for.
+    """
+
+    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
+        self._hooks = tuple(hooks)
+        self._requested = tuple(requested)
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         return self._restore_changes(request) if request.resumption.journal else await self._before(request)
@@ -113,14 +148,17 @@ class HookGate(Gate):
         Raises `Refused` if a hook refuses the request, and `HookFailed` if a mandatory hook fails.
         """
         original = request
-        for hook in self._hooking.hooks:
+        for hook in self._hooks:
             request = await self._apply_before(hook, request)
         if request is not original and request.passthrough is not None:
             request = _without_passthrough(request, request.passthrough)
-        if not request.resumption.is_journal_stored or (request is original and not self.report.hooks):
+        has_note = request is not original or self.report.hooks or self._requested
+        if not request.resumption.is_journal_stored or not has_note:
             # The request is never resumed, or there is nothing to note.
             return request
         note = {**(request.resumption.journal_note or {}), **to_note(original, request, self.report.hooks)}
+        if self._requested:
+            note[GUARDRAILS] = [*self._requested]
         return replace(request, resumption=replace(request.resumption, journal_note=note))
 
     async def _apply_before(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
@@ -148,8 +186,9 @@ class HookGate(Gate):
 class AnswerHookGate(HookGate):
     """Gate that also calls hooks before the end of the answer is emitted."""
 
-    def __init__(self, hooking: Hooking) -> None:
-        super().__init__(hooking)
+    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
+        super().__init__(hooks, requested)
+        self._answer_hooks = tuple(hook for hook in self._hooks if hook.checks_answers)
         self._request: GenerationRequest | None = None
         self._closed: list[Closed] = []
 
@@ -165,7 +204,7 @@ class AnswerHookGate(HookGate):
         assert self._request is not None
         request = request_of(self._request)
         answer = Answer(tuple(self._closed), finished.reason, finished.usage, tuple(self.report.recoveries))
-        for hook in self._hooking.answer_hooks:
+        for hook in self._answer_hooks:
             try:
                 annotation = await hook.call("after", request.request_id, _after(hook.hook, request, answer))
             except Refused as refusal:
@@ -173,6 +212,70 @@ class AnswerHookGate(HookGate):
                     raise
                 annotation = {"refused": {"message": refusal.message, "code": refusal.code}}
             self._annotate(hook, annotation)
+
+
+class HoldingHookGate(AnswerHookGate):
+    """Gate that also holds each item of the answer until its hooks have checked it."""
+
+    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
+        super().__init__(hooks, requested)
+        self._item_hooks = tuple(hook for hook in self._hooks if hook.holds_answers)
+        self._held: list[Event] = []
+
+    async def filter(self, batch: list[Event]) -> list[Event]:
+        """Return the events of complete and checked items. Raises `Refused` and `HookFailed`."""
+        emitted: list[Event] = []
+        for event in batch:
+            # A listing has no text.
+            if isinstance(event, Opened) and isinstance(event.item, Listing):
+                emitted.append(event)
+            # The whole of a pass-through answer is held until its end.
+            elif isinstance(event, Passed) or (isinstance(event, Closed) and self._is_passed_through):
+                self._held.append(event)
+            elif isinstance(event, Finished):
+                emitted += await self._checked_passthrough()
+                emitted.append(event)
+            elif isinstance(event, Closed):
+                emitted += await self._checked(event)
+            elif self._held or isinstance(event, Opened):
+                self._held.append(event)
+            else:
+                emitted.append(event)
+        return emitted
+
+    @property
+    def _is_passed_through(self) -> bool:
+        return bool(self._held) and isinstance(self._held[0], Passed)
+
+    async def _checked(self, closed: Closed) -> list[Event]:
+        """Return the events of an item, with its text as the hooks changed it."""
+        held, self._held = self._held, []
+        text = await self._check(closed)
+        if text == closed.text:
+            return [*held, closed]
+        others = [event for event in held if not isinstance(event, Delta)]
+        return [*others, Delta(closed.item, text), replace(closed, text=text, tokens=())]
+
+    async def _checked_passthrough(self) -> list[Event]:
+        """Return the events of a pass-through answer."""
+        held, self._held = self._held, []
+        for index, text in enumerate(passed_texts([event.body for event in held if isinstance(event, Passed)])):
+            item = Text(index, Phase.FINAL)
+            if await self._check(Closed(item, text)) != text:
+                raise Refused(
+                    "The answer contains content that a guardrail masks, which is not possible for this model."
+                )
+        return held
+
+    async def _check(self, closed: Closed) -> str:
+        assert self._request is not None
+        request = request_of(self._request)
+        for hook in self._item_hooks:
+            checking = _check_item(hook.hook, request, closed)
+            text = await hook.call("check_item", request.request_id, checking)
+            if text is not None:
+                closed = replace(closed, text=text)
+        return closed.text
 
 
 def _without_passthrough(request: GenerationRequest, passthrough: PassthroughRequest) -> GenerationRequest:
@@ -193,6 +296,13 @@ def _without_passthrough(request: GenerationRequest, passthrough: PassthroughReq
 async def _before(hook: Hook, request: GenerationRequest) -> tuple[GenerationRequest, dict[str, Json]]:
     changes = await hook.before(request_of(request)) or Changes()
     return changed(request, changes), plain(changes.annotation)
+
+
+async def _check_item(hook: Hook, request: Request, item: Closed) -> str | None:
+    text = await hook.check_item(request, item)
+    if text is not None and not isinstance(text, str):
+        raise TypeError("a hook returned a text of another type")
+    return text
 
 
 async def _after(hook: Hook, request: Request, answer: Answer) -> dict[str, Json]:

@@ -7,7 +7,7 @@ accepts the end of the answer. Gates are ordered from the outside in: the first 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -19,9 +19,10 @@ from unisono.middleware.drain import OPEN, Interruption, shutdown_error
 class Gate:
     """One concern of one generation. Each method does nothing by default.
 
-    `report` is the report of the generation. The iteration calls `start`, `observe` for each batch, `finish` for the
-    last event, and `end`. `admit` is called once, before the iteration or at its beginning. If it fails before the
-    iteration, `end` follows. `release` is called if there was no iteration.
+    `report` is the report of the generation. The iteration calls `start`, then for each batch `filter` and `observe`,
+    `finish` for the last event, and `end`. All gates filter a batch before any gate observes it. `admit` is called
+    once, before the iteration or at its beginning. If it fails before the iteration, `end` follows. `release` is called
+    if there was no iteration.
     """
 
     report: GenerationReport
@@ -32,6 +33,10 @@ class Gate:
 
     def start(self) -> None:
         """See that the iteration begins. The request may not be admitted yet."""
+
+    async def filter(self, batch: list[Event]) -> list[Event]:
+        """Return the events that are emitted now: the batch, changed or held for later."""
+        return batch
 
     def observe(self, batch: Sequence[Event]) -> None:
         """See a batch before it is emitted."""
@@ -131,7 +136,12 @@ class GuardedStream(BatchStream):
             async with aclosing(stream):
                 outward = [*reversed(self._gates)]
                 observers = [gate.observe for gate in outward if type(gate).observe is not Gate.observe]
-                async for batch in stream:
+                filters = [gate.filter for gate in outward if type(gate).filter is not Gate.filter]
+                async for whole in stream:
+                    batch = await _filtered(whole, filters) if filters else whole
+                    # A batch that is held as a whole is not emitted. One that was empty before is.
+                    if whole and not batch:
+                        continue
                     if batch and isinstance(last := batch[-1], Finished):
                         # Each gate accepts the end after the gates inside of it.
                         for gate in outward:
@@ -159,3 +169,11 @@ class GuardedStream(BatchStream):
     def _end(self, error: BaseException | None) -> None:
         for gate in reversed(self._gates):
             gate.end(error)
+
+
+async def _filtered(
+    batch: list[Event], filters: Sequence[Callable[[list[Event]], Awaitable[list[Event]]]]
+) -> list[Event]:
+    for one in filters:
+        batch = await one(batch)
+    return batch

@@ -48,7 +48,7 @@ from unisono.api.whole import to_whole
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.state_store import Status, StoredResponse
 from unisono.engine.request import GenerationReport
-from unisono.errors import StoreConflict, StoreError, UnisonoError
+from unisono.errors import StoreConflict, StoreError, UnisonoError, UnsupportedValue
 
 ONCE: dict[str, Any] = {
     "name": "Idempotency-Key",
@@ -91,6 +91,14 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     parsed = await validate_body(deps, request.state.caller, body, size, request.state.request_id)
     notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
+    is_idempotent = HEADER in request.headers and parsed.stored
+    if request.state.caller.guardrails and (is_idempotent or parsed.background):
+        # Another process that takes the response over would not know them.
+        raise UnsupportedValue(
+            "'guardrails' cannot be chosen for responses in the background or with an idempotency key; ask the "
+            "operator to apply them to all requests.",
+            param="guardrails",
+        )
     # A key can only return a response that is stored.
     claim = await claim_of(request, sender.tenant) if parsed.stored else None
     posted = ResponseCreation(deps, runner, sender, parsed, body, size)

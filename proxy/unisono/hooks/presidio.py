@@ -1,0 +1,127 @@
+"""Hook that blocks or masks personal data, which a Presidio service finds.
+
+The service has two parts: the analyzer finds entities, and the anonymizer masks them. Both have an HTTP API:
+https://microsoft.github.io/presidio/api-docs/api-docs.html
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+from unisono.core.events import Closed
+from unisono.core.hooks import Changes, Hook, Request
+from unisono.errors import ConfigError
+from unisono.hooks.texts import BLOCK, FIELD, INPUT, MASK, OUTPUT, Blocked, checked, directions_of, without_surrogates
+
+# Maximum size of an answer of the service, in bytes.
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+# Every turn sends the whole conversation again, so earlier texts are not analyzed again.
+MAX_CACHED_TEXTS: Final = 2_000
+MAX_CACHED_CHARACTERS: Final = 20_000
+
+
+class Presidio(Hook):
+    """Personal data filter.
+
+    The options are `analyzer`, `anonymizer`, `language`, `score_threshold`, `entities` and `where`. `entities` maps
+    names of entities to BLOCK or MASK; without it, all entities are masked.
+    """
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        directions = directions_of(options.get("where", [INPUT, OUTPUT]))
+        self._checks_input = INPUT in directions
+        self.holds_answers = OUTPUT in directions
+        self._analyzer = _address(options, "analyzer")
+        self._anonymizer = _address(options, "anonymizer") if options.get("anonymizer") is not None else None
+        self._language = str(options.get("language", "en"))
+        self._threshold = options.get("score_threshold")
+        entities = options.get("entities") or {}
+        if not isinstance(entities, Mapping) or any(action not in (BLOCK, MASK) for action in entities.values()):
+            raise ConfigError(f"entities: must map names of entities to {BLOCK} or {MASK}")
+        self._actions = {str(name): str(action) for name, action in entities.items()}
+        if self._anonymizer is None and (not self._actions or MASK in self._actions.values()):
+            raise ConfigError("anonymizer: needed to mask entities")
+        self._session: aiohttp.ClientSession | None = None
+        self._known: OrderedDict[str, str] = OrderedDict()
+
+    async def before(self, request: Request) -> Changes | None:
+        if not self._checks_input:
+            return None
+
+        async def check(text: str) -> str:
+            return await self._checked(text, "request", FIELD.get(request.surface))
+
+        return await checked(request.conversation, check)
+
+    async def check_item(self, request: Request, item: Closed) -> str | None:
+        new = await self._checked(item.text, "answer")
+        return None if new == item.text else new
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _checked(self, text: str, whole: str, field: str | None = None) -> str:
+        """Return the text with masks. Raises Blocked, and errors of the connection."""
+        if not text.strip():
+            return text
+        if text in self._known:
+            self._known.move_to_end(text)
+            return self._known[text]
+        searched = without_surrogates(text)
+        found = await self._analyze(searched)
+        blocked = sorted({each["entity_type"] for each in found if self._actions.get(each["entity_type"]) == BLOCK})
+        if blocked:
+            raise Blocked(f"The {whole} contains blocked content: {', '.join(blocked)}.", param=field)
+        new = await self._masked(searched, found) if found else text
+        if len(text) <= MAX_CACHED_CHARACTERS:
+            self._known[text] = new
+            if len(self._known) > MAX_CACHED_TEXTS:
+                self._known.popitem(last=False)
+        return new
+
+    async def _analyze(self, text: str) -> list[dict[str, Any]]:
+        body: dict[str, Any] = {"text": text, "language": self._language}
+        if self._actions:
+            body["entities"] = [*self._actions]
+        if self._threshold is not None:
+            body["score_threshold"] = self._threshold
+        found = await self._post(f"{self._analyzer}/analyze", body)
+        if not isinstance(found, list) or not all(isinstance(each, dict) and "entity_type" in each for each in found):
+            raise ValueError("the analyzer's answer is not a list of entities")
+        # Some versions return entities that were not asked for.
+        return [each for each in found if not self._actions or each["entity_type"] in self._actions]
+
+    async def _masked(self, text: str, found: list[dict[str, Any]]) -> str:
+        masked = await self._post(f"{self._anonymizer}/anonymize", {"text": text, "analyzer_results": found})
+        if not isinstance(masked, dict) or not isinstance(masked.get("text"), str):
+            raise ValueError("the anonymizer's answer has no text")  # noqa: TRY004 - a fault of the service
+        return str(masked["text"])
+
+    async def _post(self, url: str, body: Mapping[str, Any]) -> Any:
+        """Send a request and return the JSON of the answer."""
+        if self._session is None:
+            # The environment may name a proxy.
+            self._session = aiohttp.ClientSession(trust_env=True, connector=aiohttp.TCPConnector(limit=32))
+        async with self._session.post(url, json=body, allow_redirects=False) as answer:
+            if answer.status != 200:
+                raise ValueError(f"{url} answered with status {answer.status}")
+            content = await answer.content.read(MAX_ANSWER_BYTES + 1)
+            while len(content) <= MAX_ANSWER_BYTES and not answer.content.at_eof():
+                content += await answer.content.read(MAX_ANSWER_BYTES + 1 - len(content))
+            if len(content) > MAX_ANSWER_BYTES:
+                raise ValueError(f"the answer of {url} is too long")
+
+            return orjson.loads(content)
+
+
+def _address(options: Mapping[str, object], key: str) -> str:
+    value = options.get(key)
+    if not isinstance(value, str) or not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{key}: must be an address that begins with http:// or https://")
+    return value.rstrip("/")

@@ -1,0 +1,70 @@
+"""Texts that guardrails check: those that the model would read, and those that it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Item, ToolResult
+from unisono.core.hooks import Changes
+from unisono.errors import ConfigError, Refused
+
+INPUT, OUTPUT = "input", "output"
+DIRECTIONS = (INPUT, OUTPUT)
+# Actions of LiteLLM's guardrails.
+BLOCK, MASK = "BLOCK", "MASK"
+# Field of each surface's request that contains the conversation.
+FIELD: Final = {"chat": "messages", "responses": "input", "messages": "messages", "completions": "prompt"}
+
+# Returns the text that replaces a text, possibly the same. Raises `Refused` for a text that must not be used.
+Check = Callable[[str], Awaitable[str]]
+
+
+class Blocked(Refused):
+    """Refusal because of forbidden content."""
+
+    code = "content_blocked"
+
+
+def directions_of(value: object) -> frozenset[str]:
+    """Return the checked directions. Raises ConfigError."""
+    if not isinstance(value, list) or not value or any(place not in DIRECTIONS for place in value):
+        raise ConfigError(f"where: must be a list of {' or '.join(DIRECTIONS)}, or both")
+    return frozenset(map(str, value))
+
+
+async def checked(conversation: Conversation, check: Check) -> Changes | None:
+    """Return the changes of a conversation by a check, None for none.
+
+    Tool declarations are not checked. Raises `Refused`, also if the beginning of the answer had to be changed.
+    """
+    instructions = await check(conversation.preamble.instructions)
+    items = [await _checked_item(item, check) for item in conversation.items]
+    prefill = conversation.prefill or ""
+    if await check(prefill) != prefill:
+        raise Blocked("The beginning of the answer contains blocked content, which cannot be masked there.")
+    has_new_items = any(new is not old for new, old in zip(items, conversation.items, strict=True))
+    if not has_new_items and instructions == conversation.preamble.instructions:
+        return None
+    return Changes(
+        items=tuple(items) if has_new_items else None,
+        instructions=instructions if instructions != conversation.preamble.instructions else None,
+    )
+
+
+async def _checked_item(item: Item, check: Check) -> Item:
+    match item:
+        case AddedTools():
+            return item
+        case AssistantCall(arguments=text):
+            return item if (new := await check(text)) == text else replace(item, arguments=new)
+        case ToolResult(output=text):
+            return item if (new := await check(text)) == text else replace(item, output=new)
+        case _:
+            return item if (new := await check(item.text)) == item.text else replace(item, text=new)
+
+
+def without_surrogates(text: str) -> str:
+    """Replace lone surrogates, which expressions and services do not accept. The length stays."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

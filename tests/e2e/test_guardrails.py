@@ -1,0 +1,227 @@
+"""Guardrails in LiteLLM's form: content filters before and after the model, on every API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.e2e.gateway import Answer, Gateway, config_of, gateway
+from tests.fakes import FakeVllm
+from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
+from unisono.bootstrap.hooks import build_hooks
+from unisono.config import parse
+from unisono.core.passthrough_request import passed_texts
+from unisono.errors import ConfigError
+from unisono.harmony.encoding import load_encoding
+
+MAIL = "ann@example.com"
+ANSWER = load_encoding().encode_marked(
+    f"<|channel|>analysis<|message|>They want {MAIL}.<|end|>"
+    f"<|start|>assistant<|channel|>final<|message|>Write to {MAIL} or to bob@example.com.<|return|>"
+)
+MASK_MAIL = {"pattern_type": "prebuilt", "pattern_name": "email", "action": "MASK"}
+BLOCK_MAIL = {"pattern_type": "prebuilt", "pattern_name": "email", "action": "BLOCK"}
+# Path, and a body with the text `{text}`.
+SURFACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "{text}"}]}),
+    "responses": ("/v1/responses", {"input": "{text}"}),
+    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "{text}"}], "max_tokens": 999}),
+    "completions": ("/v1/completions", {"prompt": "{text}", "max_tokens": 99}),
+}
+SURFACE = pytest.mark.parametrize("name", SURFACES)
+
+
+def guardrail(mode: str | list[str], *, name: str = "mails", on: bool = True, **rules: Any) -> dict[str, Any]:
+    params = {"guardrail": "litellm_content_filter", "mode": mode, "default_on": on, **rules}
+    return {"guardrail_name": name, "litellm_params": params}
+
+
+@asynccontextmanager
+async def guarded(*guardrails: dict[str, Any], **sections: Any) -> AsyncIterator[tuple[Gateway, FakeVllm]]:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        config = config_of(f"vllm@{fake.url}", guardrails=[*guardrails], **sections)
+        config["unisono"] = {"raw_completions": True, **config.get("unisono", {})}
+        async with gateway(config) as running:
+            yield running, fake
+
+
+async def post(running: Gateway, name: str, text: str = "Hi", **more: Any) -> Answer:
+    path, body = SURFACES[name]
+    sent = json.dumps({"model": "gpt-oss", **body, **more}).replace("{text}", text)
+    return await running.post(path, sent.encode())
+
+
+@SURFACE
+async def test_a_blocked_request_reaches_no_backend(name: str) -> None:
+    async with guarded(guardrail("pre_call", patterns=[BLOCK_MAIL])) as (running, fake):
+        answer = await post(running, name, f"I am {MAIL}")
+        assert answer.status == 400
+        assert "blocked content: email" in answer.body["error"]["message"]
+        assert MAIL not in answer.raw.decode()
+        assert not fake.requests
+        assert (await post(running, name)).status == 200
+
+
+@SURFACE
+async def test_what_a_request_masks_is_not_in_the_prompt(name: str) -> None:
+    rules = {"patterns": [MASK_MAIL], "blocked_words": [{"keyword": "Zebra", "action": "MASK"}]}
+    async with guarded(guardrail("during_call", **rules)) as (running, fake):
+        assert (await post(running, name, f"I am {MAIL} and a ZEBRA")).status == 200
+        sent = fake.requests[0].json["prompt"]
+        prompt = sent if isinstance(sent, str) else load_encoding().decode(sent)
+        assert "I am [EMAIL_REDACTED] and a [KEYWORD_REDACTED]" in prompt
+
+
+@SURFACE
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_no_part_of_a_masked_text_is_emitted(name: str, stream: bool) -> None:
+    async with guarded(guardrail("post_call", patterns=[MASK_MAIL])) as (running, _):
+        answer = await post(running, name, stream=stream)
+        assert answer.status == 200
+        text = answer.raw.decode()
+        assert "@example" not in text
+        assert "ann@" not in text
+        # A raw completion is a single text without the ends of messages.
+        masked = "to [EMAIL_REDACTED]" if name == "completions" else "Write to [EMAIL_REDACTED] or to [EMAIL_REDACTED]."
+        assert masked in text
+
+
+@SURFACE
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_blocked_answer_ends_with_an_error(name: str, stream: bool) -> None:
+    word = {"keyword": "write to", "action": "BLOCK"}
+    async with guarded(guardrail(["pre_call", "post_call"], blocked_words=[word])) as (running, _):
+        answer = await post(running, name, stream=stream)
+        if not stream:
+            assert answer.status == 400
+        text = answer.raw.decode()
+        assert "The answer contains blocked content: keyword." in text
+        assert "Write" not in text
+
+
+@pytest.mark.parametrize("on", ["request", "model", "nothing"])
+async def test_a_guardrail_applies_to_requests_and_models_that_name_it(on: str) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        config = config_of(f"vllm@{fake.url}", guardrails=[guardrail("pre_call", on=False, patterns=[BLOCK_MAIL])])
+        if on == "model":
+            config["model_list"][0]["litellm_params"]["guardrails"] = ["mails"]
+        async with gateway(config) as running:
+            for name in SURFACES:
+                if name == "completions":
+                    continue
+                more = {"guardrails": ["mails"]} if on == "request" else {}
+                answer = await post(running, name, f"I am {MAIL}", **more)
+                assert answer.status == (200 if on == "nothing" else 400)
+                answer = await post(running, name, guardrails=["mails"])
+                assert answer.status == 200
+                # The field has its effect, so there is no note.
+                assert "x-unisono-notes" not in answer.headers
+
+
+@SURFACE
+async def test_an_unknown_guardrail_is_an_error(name: str) -> None:
+    async with guarded(guardrail("pre_call", patterns=[BLOCK_MAIL])) as (running, fake):
+        answer = await post(running, name, guardrails=["other"])
+        assert answer.status == 400
+        assert "'guardrails': this gateway has no guardrail 'other'" in answer.body["error"]["message"]
+        assert not fake.requests
+
+
+async def test_background_responses_cannot_choose_guardrails() -> None:
+    async with guarded(guardrail("pre_call", on=False, patterns=[BLOCK_MAIL])) as (running, _):
+        answer = await post(running, "responses", guardrails=["mails"], background=True)
+        assert answer.status == 400
+        assert answer.body["error"]["param"] == "guardrails"
+
+
+async def test_a_stored_response_has_no_masked_text() -> None:
+    async with guarded(guardrail("post_call", patterns=[MASK_MAIL])) as (running, fake):
+        first = await post(running, "responses")
+        stored = await running.get(f"/v1/responses/{first.body['id']}")
+        assert b"example" not in stored.raw
+        await post(running, "responses", previous_response_id=first.body["id"])
+        prompt = load_encoding().decode(fake.requests[-1].json["prompt"])
+        assert "Write to [EMAIL_REDACTED]" in prompt
+        assert "example" not in prompt
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("action", ["MASK", "BLOCK"])
+async def test_pass_through_answers_are_checked(stream: bool, action: str) -> None:
+    async with FakeOpenAi(OpenAiScript(words=("Write to ann@", "example", ".com."))) as fake:
+        rule = {**MASK_MAIL, "action": action}
+        config = config_of(f"vllm@{fake.url}", name="llama", guardrails=[guardrail("post_call", patterns=[rule])])
+        async with gateway(config) as running:
+            answer = await post(running, "chat", model="llama", stream=stream)
+            assert MAIL not in answer.raw.decode()
+            assert "content" in answer.raw.decode()
+            assert stream or answer.status == 400
+
+
+def test_the_pieces_of_a_pass_through_stream_are_joined() -> None:
+    chat = [{"choices": [{"index": 0, "delta": {"content": piece}}]} for piece in ("ann@", "example", ".com")]
+    assert f"{MAIL}" in passed_texts(chat)
+    calls = [
+        {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}}]}
+        for piece in ("ann@", "example.com")
+    ]
+    assert MAIL in passed_texts(calls)
+    events = [
+        {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "sequence_number": n, "delta": d}
+        for n, d in enumerate(("ann@", "example.com"))
+    ]
+    assert MAIL in passed_texts(events)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"guardrail": "presidio"}, "guardrails[0].litellm_params: `presidio_analyzer_api_base` is missing"),
+        ({"mode": "logging_only"}, "guardrails[0].litellm_params.mode"),
+        ({"patterns": []}, "guardrails[0].litellm_params: the content filter has no rules"),
+        (
+            {"patterns": [{**MASK_MAIL, "pattern_name": "x"}]},
+            "guardrails[0].litellm_params.patterns[0].pattern_name: no prebuilt expression `x`",
+        ),
+        (
+            {"patterns": [{"pattern_type": "regex", "pattern": "(?<!a)b"}]},
+            "guardrails[0].litellm_params.patterns[0].pattern: the expression is not valid in RE2",
+        ),
+        (
+            {"patterns": [{"pattern_type": "regex", "pattern": "a*"}]},
+            "guardrails[0].litellm_params.patterns[0].pattern: the expression matches the empty text",
+        ),
+        ({"guardrail": "bedrock"}, "guardrails[0] (bedrock): this LiteLLM setting protects the gateway"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_errors_at_start(changed: dict[str, Any], message: str) -> None:
+    entry = guardrail("pre_call", patterns=[MASK_MAIL])
+    entry["litellm_params"] |= changed
+    with pytest.raises(ConfigError) as raised:
+        build_hooks(parse(config_of("vllm@http://127.0.0.1:1", guardrails=[entry]), {}).config)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["mails", "guardrails"])
+def test_a_guardrail_that_is_not_supported_has_to_be_acknowledged(name: str) -> None:
+    entry = guardrail("pre_call")
+    entry["litellm_params"]["guardrail"] = "bedrock"
+    config = config_of("vllm@http://127.0.0.1:1", guardrails=[entry], unisono={"acknowledge": [name]})
+    loaded = parse(config, {})
+    assert not loaded.config.guardrails
+    assert any("as acknowledged" in warning for warning in loaded.warnings)
+
+
+def test_unknown_names_and_equal_names_are_errors() -> None:
+    entry = guardrail("pre_call", patterns=[MASK_MAIL])
+    config = config_of("vllm@http://127.0.0.1:1", guardrails=[entry, entry])
+    with pytest.raises(ConfigError, match=r"guardrails\[1\]\.guardrail_name: another guardrail"):
+        build_hooks(parse(config, {}).config)
+    config["model_list"][0]["litellm_params"]["guardrails"] = ["other"]
+    with pytest.raises(ConfigError, match=r"model_list\[0\]\.litellm_params\.guardrails: unknown guardrail `other`"):
+        build_hooks(parse(config, {}).config)
