@@ -43,6 +43,7 @@ from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.api.route_table import DirectRoutes, mount, prepare_routes
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
+from unisono.bootstrap.budgets import build_budgets
 from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.bootstrap.models import (
     Rules,
@@ -159,7 +160,8 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     is_off = config.litellm_settings.turn_off_message_logging
     recorder = None if is_off else observing.recorder(config.unisono.traces, store)
     # A request that exceeds its quota reaches no hook.
-    gates = (metering, hooks.gates)
+    budgets = build_budgets(config, catalogue, metering)
+    gates = (metering, *(() if budgets is None else (budgets,)), hooks.gates)
     # Background responses belong to no request: at shutdown, other processes take them over.
     in_background = GuardedService(engine, (observing.gates(recorder, background=True), *gates))
     background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=metering.charge_journal)

@@ -47,6 +47,10 @@ class Gateway:
         body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], **fields}
         return await self.post(path, json.dumps(body).encode())
 
+    async def chat_as(self, key: str, **fields: Any) -> Answer:
+        body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.post("/v1/chat/completions", json.dumps(body).encode(), authorization=f"Bearer {key}")
+
     async def messages(self, *, path: str = "/v1/messages", **fields: Any) -> Answer:
         body = {"model": "gpt-oss", "max_tokens": 4096, "messages": [{"role": "user", "content": "Hi"}], **fields}
         return await self.post(path, json.dumps(body).encode())

@@ -16,7 +16,7 @@ from unisono.api.usage import to_usage_fields
 from unisono.bootstrap.store import store_address
 from unisono.cli.resolve_config import configured
 from unisono.config import Config
-from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
+from unisono.core.quotas import MILLION, SHARED_TENANT, LedgerLine, TokenUsage
 from unisono.errors import ConfigError, UnisonoError
 from unisono.store import open_store
 
@@ -61,7 +61,9 @@ async def _read(config: Config, since: str, until: str) -> tuple[LedgerLine, ...
         store = open_store(address, deadline_s=max(config.store.deadline_s, PATIENCE_S))
         try:
             await store.start()
-            return await store.ledger(since, until)
+            lines = await store.ledger(since, until)
+            # The usage of shared budgets is part of the usage of keys.
+            return tuple(line for line in lines if line.account.tenant != SHARED_TENANT)
         finally:
             await store.aclose()
     except UnisonoError as error:

@@ -61,7 +61,7 @@ class GuardrailParams(Section):
     """`litellm_content_filter` (expressions and keywords) or `presidio` (a Presidio service).
     LiteLLM's other guardrails are not supported."""
     mode: Annotated[tuple[Mode, ...], BeforeValidator(_to_list), Field(min_length=1)]
-    """What is checked: `pre_call` or `during_call` for requests, `post_call` for answers, or a list.
+    """What is checked: requests (`pre_call`, `during_call`), answers (`post_call`), or a list.
     Both modes for requests have the same effect: the request is checked before the model gets it. An item of a
     streamed answer is held until it is complete and checked."""
     default_on: bool = False

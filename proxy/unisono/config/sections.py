@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr, model_validator
 
+from unisono.config.budget_settings import Duration, Money, ProviderBudget
 from unisono.config.guardrail_settings import GuardrailSettings
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.config.model_settings import ModelEntry
@@ -132,6 +133,12 @@ class LitellmSettings(Fallbacks):
     turn_off_message_logging: bool = False
     """True records no content of requests and answers: it switches `unisono.traces` off.
     Metrics, spans and logs never contain any."""
+    max_budget: Money | None = None
+    """Maximum cost of all answers in USD, in every `budget_duration`; 0 means no limit.
+    Further requests are refused with 429. Costs need prices in `model_list`. By default no limit."""
+    budget_duration: Duration | None = None
+    """Period after which `max_budget` renews, such as `30d`, `12h` or `1mo` (calendar month).
+    By default it never renews."""
     drop_params: bool = False
     """True removes request fields that a provider served by litellm does not support.
     By default such requests are rejected."""
@@ -159,6 +166,9 @@ class RouterSettings(Fallbacks):
     allowed_fails: Annotated[int, Field(ge=0)] = 3
     """Tolerated failures of one kind in a row.
     The next one opens the circuit breaker of the backend."""
+    provider_budget_config: dict[Name, ProviderBudget] = Field(default_factory=dict)
+    """Budgets by provider: the first part of `litellm_params.model`, such as `openai` or `vllm`.
+    Requests use other deployments of the model while the budget is spent, or are refused with 429."""
     cooldown_time: Annotated[float, Field(ge=0)] = 30.0
     """Cooldown of a backend after its circuit breaker opens, in seconds.
     It doubles with every further failure, up to five minutes."""

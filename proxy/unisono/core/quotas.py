@@ -22,6 +22,9 @@ SHARE: Final = 4
 MILLION: Final = 1_000_000
 
 
+# Tenant of budgets that several keys share. No key belongs to it, and its usage is part of the usage of keys.
+SHARED_TENANT: Final = ""
+
 PeriodKind: TypeAlias = Literal["none", "day", "month", "every"]
 
 

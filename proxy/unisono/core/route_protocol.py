@@ -47,14 +47,15 @@ class RouteRequest:
     Requests of one `owner` wait for each other; no other owner waits for all of them. Requests with the same `sticky`
     value go to one deployment while it is healthy and no busier than others, to use its prefix cache. An empty
     `sticky` allows any deployment. `passing` selects deployments that answer in the OpenAI API, and only those;
-    without it, Harmony deployments. `identity` returns the name of the requester, to which failures are attributed;
-    empty for none. It is called only after a failure.
+    without it, Harmony deployments. Deployments with a name in `excluded` are not used. `identity` returns the name of
+    the requester, to which failures are attributed; empty for none. It is called only after a failure.
     """
 
     model: str
     owner: str = ""
     sticky: str = ""
     passing: bool = False
+    excluded: frozenset[str] = frozenset()
     identity: Callable[[], str] = field(default=str, compare=False)
 
 

@@ -43,7 +43,14 @@ class SlotSession:
         owner = (caller is not None and caller.key) or request.origin.tenant
         identity = partial(identity_of, request)
         self._route = pool.route(
-            RouteRequest(request.model, owner, request.routing.sticky, passing=passing, identity=identity)
+            RouteRequest(
+                request.model,
+                owner,
+                request.routing.sticky,
+                passing=passing,
+                excluded=request.routing.excluded,
+                identity=identity,
+            )
         )
         # An answer that cannot continue elsewhere must not get a shortened silence limit either.
         self._can_resume = request.routing.failover and not passing

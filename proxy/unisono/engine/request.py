@@ -201,6 +201,7 @@ class RoutingOptions:
     # Requests with the same value use the same deployment while it works, so that its prefix cache is reused; empty for
     # any deployment.
     sticky: str = ""
+    excluded: frozenset[str] = frozenset()  # names of deployments that must not be used
     cache_salt: str = ""  # salt that separates its prompts from equal ones in backend caches; empty for none
     failover: bool = True  # continue on another deployment if one fails after output was emitted
     # A deployment of the other kind (engine or pass-through) answers if this request fails before any output. Then

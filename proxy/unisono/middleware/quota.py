@@ -117,6 +117,22 @@ class Metering:
             is_owed=bool(request.resumption.journal),
         )
 
+    async def status(self, claim: QuotaReservation) -> QuotaStatus | None:
+        """Return the status of a claim; None if the request is unlimited because the store is down."""
+        # A budget must not be overdrawn, and this process does not know how much of it others spend.
+        can_count_locally = not self.is_lenient and not claim.limits.has_budget
+        # A request does not wait for a store that just failed.
+        if can_count_locally and self.ledger.is_down:
+            return self.ledger.reserve_locally(claim)
+        try:
+            return await self.ledger.reserve(claim, insist=not self.is_lenient)
+        except StoreUnavailable:
+            if can_count_locally:
+                return self.ledger.reserve_locally(claim)
+            if self.is_lenient:
+                return None
+            raise
+
     async def journal_usage(self, request: GenerationRequest) -> Usage:
         """Return the usage of the earlier streams whose journal `request` continues."""
         if not request.resumption.journal:
@@ -199,7 +215,7 @@ class QuotaGate(Gate):
         if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
             self.report.unmet = "The budget of this key had no room for a longer answer."
         self._is_owed = False
-        await self._metering.ledger.settle(self._settlement(finished.usage))
+        await self._metering.ledger.settle(self.usage_record(finished.usage))
 
     def end(self, error: BaseException | None) -> None:
         """Record the usage so far, if the end of the answer has not settled it.
@@ -210,7 +226,7 @@ class QuotaGate(Gate):
             self._is_owed = False
             # The end of the process is no error of the request.
             has_failed = isinstance(error, Exception) and not isinstance(error, ShuttingDown)
-            self._metering.ledger.record(self._settlement(self._usage_so_far(), errors=int(has_failed)))
+            self._metering.ledger.record(self.usage_record(self.usage_so_far(), errors=int(has_failed)))
 
     def release(self) -> None:
         if self._is_owed and self._reservation is not None:
@@ -220,7 +236,7 @@ class QuotaGate(Gate):
     async def _reserve(self, request: GenerationRequest, caller: Caller) -> GenerationRequest:
         """Return the request with the token limit of its reservation."""
         claim = await self._metering.claim(request, caller)
-        if (status := await self._status(claim)) is None:
+        if (status := await self._metering.status(claim)) is None:
             return request
         if status.refused is not None:
             raise refused(status.refused, status)
@@ -233,24 +249,7 @@ class QuotaGate(Gate):
         is_limited = self._is_capped or request.passthrough is not None
         return replace(request, answer=replace(request.answer, max_tokens=status.output)) if is_limited else request
 
-    async def _status(self, claim: QuotaReservation) -> QuotaStatus | None:
-        """Return the status of a claim; None if the request is unlimited because the store is down."""
-        books, is_lenient = self._metering.ledger, self._metering.is_lenient
-        # A budget must not be overdrawn, and this process does not know how much of it others spend.
-        can_count_locally = not is_lenient and not claim.limits.has_budget
-        # A request does not wait for a store that just failed.
-        if can_count_locally and books.is_down:
-            return books.reserve_locally(claim)
-        try:
-            return await books.reserve(claim, insist=not is_lenient)
-        except StoreUnavailable:
-            if can_count_locally:
-                return books.reserve_locally(claim)
-            if is_lenient:
-                return None
-            raise
-
-    def _usage_so_far(self) -> Usage:
+    def usage_so_far(self) -> Usage:
         """Return the usage of a stream without an end, including the journal that it continues."""
         facts, before = self.report.facts.usage, self._journal_usage
         # The prompt of a continued answer ends in its journal, which already counts as output.
@@ -259,7 +258,8 @@ class QuotaGate(Gate):
         cached = min(facts.cached_tokens, prompt)
         return replace(facts, prompt_tokens=prompt, completion_tokens=generated, cached_tokens=cached)
 
-    def _settlement(self, usage: Usage, errors: int = 0) -> UsageRecord:
+    def usage_record(self, usage: Usage, errors: int = 0) -> UsageRecord:
+        """Return the usage record of the generation."""
         request, report = self._request, self.report
         served = "" if report.served_model == request.model else report.served_model
         return self._metering.settlement(request, usage, report.backend, served, self._reservation, errors)

@@ -71,8 +71,13 @@ class GroupFailoverRoute:
         self._failure: UnisonoError | None = None
         # Group and deployment of the last slot.
         self._at: tuple[DeploymentGroup, LiveDeployment] | None = None
-        # Mask of deployments that failed.
+        # Mask of deployments that failed or must not be used.
         self._failed_mask = 0
+        if request.excluded:
+            for each in (group, *fallbacks, *larger):
+                for live in each.members:
+                    if live.name in request.excluded:
+                        self._failed_mask |= live.candidate.bit
         # Failures that count against `num_retries`, by model.
         self._failures: dict[str, int] = {}
         self._deaths = 0

@@ -1,0 +1,73 @@
+"""Shared budgets of a configuration: one for the gateway, and one for each provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unisono.access.prices import FREE, PriceList
+from unisono.bootstrap.backends import deployment_names
+from unisono.config import KIND_ALIASES, Config, ModelRegistry
+from unisono.config.budget_settings import to_period
+from unisono.core.quotas import MILLION, NO_PERIOD, KeyLimits
+from unisono.errors import ConfigError
+from unisono.middleware.budgets import SharedBudget, SharedBudgets
+from unisono.middleware.quota import Metering
+
+GATEWAY_BUDGET = "litellm_settings.max_budget"
+PROVIDER_BUDGETS = "router_settings.provider_budget_config"
+
+
+def build_budgets(config: Config, catalogue: ModelRegistry, metering: Metering) -> SharedBudgets | None:
+    """Return the shared budgets; None if there are none. Raises ConfigError."""
+    budgets = [*_budgets(config, metering.prices)]
+    if not budgets:
+        return None
+    names = deployment_names(config.model_list)
+    of_model: dict[str, set[str]] = {}
+    for entry, name in zip(config.model_list, names, strict=True):
+        of_model.setdefault(entry.model_name, set()).add(name)
+    deployments = {}
+    for model in of_model:
+        others = catalogue.stand_ins.get(model)
+        fallbacks = () if others is None else (*others.fallbacks, *others.larger)
+        deployments[model] = frozenset().union(*(of_model.get(each, set()) for each in (model, *fallbacks)))
+    return SharedBudgets(metering, budgets, deployments)
+
+
+def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:
+    names = deployment_names(config.model_list)
+    # As in LiteLLM, 0 means no limit for the gateway.
+    if limit := config.litellm_settings.max_budget:
+        _check_prices(names, prices, GATEWAY_BUDGET)
+        yield SharedBudget("gateway", _limits(limit, config.litellm_settings.budget_duration), frozenset(names))
+    for provider, budget in config.router_settings.provider_budget_config.items():
+        path = f"{PROVIDER_BUDGETS}.{provider}"
+        kind = KIND_ALIASES.get(provider, provider)
+        for index, entry in enumerate(config.model_list):
+            if not entry.kind:
+                raise ConfigError(
+                    f"model_list[{index}].litellm_params.model: the provider of `{entry.litellm_params.model}` is "
+                    f"unknown, so {PROVIDER_BUDGETS} cannot apply; write `<provider>/{entry.litellm_params.model}`"
+                )
+        own = [name for entry, name in zip(config.model_list, names, strict=True) if entry.kind == kind]
+        if not own:
+            raise ConfigError(f"{path}: no entry of `model_list` has this provider; remove it")
+        _check_prices(own, prices, path)
+        amount = budget.budget_limit if budget.budget_limit is not None else budget.max_budget
+        assert amount is not None
+        period = budget.time_period or budget.budget_duration
+        yield SharedBudget(f"provider {kind}", _limits(amount, period), frozenset(own))
+
+
+def _limits(amount: float, period: str | None) -> KeyLimits:
+    return KeyLimits(
+        money_budget=round(amount * MILLION), budget_period=NO_PERIOD if period is None else to_period(period)
+    )
+
+
+def _check_prices(deployments: list[str], prices: PriceList, path: str) -> None:
+    """Raise ConfigError if the deployments cost nothing: the budget would have no effect."""
+    if all(prices.of_deployment.get(name, FREE) == FREE for name in deployments):
+        raise ConfigError(
+            f"{path}: the models have no prices, so the budget has no effect; add `unisono.price` to them"
+        )

@@ -1,0 +1,56 @@
+"""Budgets and their periods, as LiteLLM writes them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, Field, model_validator
+
+from unisono.config.section import Section
+from unisono.core.quotas import Period
+
+_FORM: Final = re.compile(r"([1-9]\d{0,5})(mo|s|m|h|d|w)")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def to_period(value: Any) -> Period:
+    """Return the renewal period of a budget. Raises ValueError.
+
+    Days and longer periods begin at midnight UTC.
+    """
+    found = _FORM.fullmatch(value) if isinstance(value, str) else None
+    if found is None or (found[2] == "mo" and found[1] != "1"):
+        raise ValueError("must be a number and a unit (s, m, h, d, w), or `1mo` for calendar months, such as `30d`")
+    return Period("month") if found[2] == "mo" else Period("every", int(found[1]) * _SECONDS[found[2]])
+
+
+def _check_duration(value: str) -> str:
+    """Return the value. Raises ValueError for a text that is no duration."""
+    to_period(value)
+    return value
+
+
+Money = Annotated[float, Field(ge=0, le=1e9)]
+Duration = Annotated[str, AfterValidator(_check_duration)]
+
+
+class ProviderBudget(Section):
+    """Budget for all deployments of one provider."""
+
+    budget_limit: Money | None = None
+    """Maximum cost in USD, in every `time_period`."""
+    max_budget: Money | None = None
+    """Same as `budget_limit`."""
+    time_period: Duration | None = None
+    """Period after which the budget renews, such as `1d`. By default it never renews."""
+    budget_duration: Duration | None = None
+    """Same as `time_period`."""
+
+    @model_validator(mode="after")
+    def _has_limit(self) -> ProviderBudget:
+        if (self.budget_limit is None) == (self.max_budget is None):
+            raise ValueError("needs one of `budget_limit` and `max_budget`")
+        if self.time_period is not None and self.budget_duration is not None:
+            raise ValueError("`time_period` and `budget_duration` are the same setting; remove one")
+        return self

@@ -1,0 +1,150 @@
+"""Budgets that several keys share: one for the whole gateway, and one for each provider.
+
+Part of the composition root. A request reserves its highest price in every budget that its answer may use, and settles
+in those of the deployment that answered. Deployments whose budget is spent are left out of the routing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from secrets import token_hex
+from typing import Final
+
+from unisono.core.access import Caller
+from unisono.core.events import Finished
+from unisono.core.generation import FinishReason
+from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaReservation, QuotaStatus
+from unisono.engine.request import GenerationRequest
+from unisono.errors import LimitReached, QuotaExceeded
+from unisono.middleware.pipeline import Gate
+from unisono.middleware.quota import Metering, QuotaGate
+
+# Retry delay for clients if none is known, in seconds.
+NEVER_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBudget:
+    """Budget for the answers of some deployments. `name` identifies it in the store."""
+
+    name: str
+    limits: KeyLimits
+    deployments: frozenset[str]
+
+    @property
+    def account(self) -> Account:
+        return Account(SHARED_TENANT, self.name)
+
+
+class SharedBudgets:
+    """Factory of gates that enforce shared budgets.
+
+    `deployments` are the names of those that may answer, by requested model.
+    """
+
+    def __init__(
+        self, metering: Metering, budgets: Sequence[SharedBudget], deployments: Mapping[str, frozenset[str]]
+    ) -> None:
+        self.metering = metering
+        self._budgets = tuple(budgets)
+        self._deployments = deployments
+
+    def __call__(self, request: GenerationRequest) -> BudgetGate | None:
+        eligible = self._deployments.get(request.model, frozenset())
+        budgets = [budget for budget in self._budgets if budget.deployments & eligible]
+        return BudgetGate(self.metering, budgets, eligible) if budgets else None
+
+
+class BudgetGate(Gate):
+    """Gate that reserves in the budgets of all eligible deployments."""
+
+    def __init__(self, metering: Metering, budgets: Sequence[SharedBudget], eligible: frozenset[str]) -> None:
+        self._metering = metering
+        self._budgets = tuple(budgets)
+        self._eligible = eligible
+        self._reserved: list[tuple[SharedBudget, QuotaReservation]] = []
+        self._quota: QuotaGate | None = None
+        self._is_capped = False
+
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        """Reserve in each budget.
+
+        Raises `LimitReached` if no deployment is left, and `StoreUnavailable`.
+        """
+        whole = await self._metering.claim(request, Caller("", limits=replace(self._budgets[0].limits)))
+        spent: frozenset[str] = frozenset()
+        refusal: QuotaStatus | None = None
+        room: int | None = None
+        for budget in self._budgets:
+            claim = self._claim(whole, budget)
+            status = await self._metering.status(claim)
+            if status is not None and status.refused is not None:
+                spent, refusal = spent | budget.deployments, refusal or status
+                continue
+            if status is not None:
+                self._reserved.append((budget, claim))
+                if status.output is not None:
+                    room = status.output if room is None else min(room, status.output)
+        if refusal is not None and self._eligible <= spent:
+            self.release()
+            raise _refused(refusal)
+        # Usage is computed like that of a key.
+        self._quota = QuotaGate(self._metering, request)
+        self._quota.report = self.report
+        if spent:
+            request = replace(request, routing=replace(request.routing, excluded=request.routing.excluded | spent))
+        limit = request.answer.max_tokens
+        if room is not None and room < (whole.max_output if limit is None else limit):
+            self._is_capped = True
+            request = replace(request, answer=replace(request.answer, max_tokens=room))
+        return request
+
+    async def finish(self, finished: Finished) -> None:
+        if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
+            self.report.unmet = "The budget of this gateway had no room for a longer answer."
+        reserved, self._reserved = self._reserved, []
+        assert self._quota is not None
+        record = self._quota.usage_record(finished.usage)
+        settling = []
+        for budget, claim in reserved:
+            if self.report.backend in budget.deployments:
+                entry = replace(record.entry, account=budget.account)
+                settling.append(self._metering.ledger.settle(replace(record, entry=entry, claim=claim)))
+            else:
+                self._metering.ledger.release(claim)
+        await asyncio.gather(*settling)
+
+    def end(self, error: BaseException | None) -> None:
+        """Record the usage of an answer without an end."""
+        reserved, self._reserved = self._reserved, []
+        for budget, claim in reserved:
+            if self._quota is not None and self.report.backend in budget.deployments:
+                record = self._quota.usage_record(self._quota.usage_so_far(), errors=1)
+                entry = replace(record.entry, account=budget.account)
+                self._metering.ledger.record(replace(record, entry=entry, claim=claim))
+            else:
+                self._metering.ledger.release(claim)
+
+    def release(self) -> None:
+        reserved, self._reserved = self._reserved, []
+        for _, claim in reserved:
+            self._metering.ledger.release(claim)
+
+    def _claim(self, whole: QuotaReservation, budget: SharedBudget) -> QuotaReservation:
+        limits = budget.limits
+        start, ends = limits.budget_period.window(self._metering.clock())
+        return replace(
+            whole,
+            account=budget.account,
+            once=token_hex(12),
+            limits=limits,
+            period=f"{limits.budget_period.kind}:{start:.0f}",
+            period_ends=ends,
+        )
+
+
+def _refused(status: QuotaStatus) -> LimitReached:
+    again_s = NEVER_S if status.retry_after_s is None else status.retry_after_s
+    return QuotaExceeded("The budget of this gateway is spent; ask the operator.", retry_after_s=again_s)

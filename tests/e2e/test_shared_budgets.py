@@ -1,0 +1,150 @@
+"""Budgets that all keys share: `max_budget` of the gateway, and budgets by provider."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.gateway import config_of, gateway
+from tests.e2e.keyed import MASTER, bearing, keyed
+from tests.fakes import FakeVllm, Refusal
+from tests.fakes.sglang import FakeSglang
+from unisono.app import build
+from unisono.config import parse
+from unisono.config.budget_settings import to_period
+from unisono.core.quotas import Period
+from unisono.errors import ConfigError
+from unisono.harmony.encoding import load_encoding
+from unisono.store import open_store
+
+ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Hi.<|return|>")
+SIZE = len(ANSWER)
+# In USD per million tokens. The prompts are free.
+PRICE = {"output": 1000}
+# Cost of an answer in USD.
+COST = SIZE / 1000
+
+
+def priced(config: dict[str, Any]) -> dict[str, Any]:
+    for entry in config["model_list"]:
+        entry["unisono"] = {"price": PRICE}
+    return config
+
+
+async def test_the_budget_of_the_gateway_ends_answers_and_then_refuses_requests(tmp_path: Path) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        config = priced(config_of(f"vllm@{fake.url}", litellm_settings={"max_budget": 2.5 * COST}))
+        async with keyed(config, tmp_path) as (running, keys):
+            _, first = await keys.issue()
+            _, second = await keys.issue()
+            for key in (first, second):
+                assert (await running.chat_as(key)).body["choices"][0]["finish_reason"] == "stop"
+            # The rest of the budget has room for a part of the next answer.
+            assert fake.requests[0].json["max_tokens"] > fake.requests[-1].json["max_tokens"] > 0
+            third = await running.chat_as(first)
+            assert third.status == 200
+            refused = await running.chat_as(second)
+            assert refused.status == 429
+            assert refused.body["error"]["code"] == "insufficient_quota"
+            assert "budget of this gateway is spent" in refused.body["error"]["message"]
+            # The key of the operator is no exception.
+            assert (await running.chat_as(MASTER)).status == 429
+
+
+async def test_parallel_requests_do_not_exceed_the_budget(tmp_path: Path) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        config = priced(config_of(f"vllm@{fake.url}", litellm_settings={"max_budget": 4 * COST}))
+        async with keyed(config, tmp_path) as (running, _):
+            answers = await asyncio.gather(*(running.chat_as(MASTER, max_tokens=SIZE) for _ in range(12)))
+        assert [answer.status for answer in answers].count(200) == 4
+
+
+async def test_the_usage_of_shared_budgets_is_not_counted_twice(tmp_path: Path) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        config = priced(config_of(f"vllm@{fake.url}", litellm_settings={"max_budget": 1}))
+        async with keyed(config, tmp_path) as (running, _):
+            await running.chat_as(MASTER)
+            used = (await running.get("/v1/usage", **bearing(MASTER))).body["total"]
+    assert (used["requests"], used["output_tokens"]) == (1, SIZE)
+
+
+async def test_a_spent_provider_is_left_out() -> None:
+    async with FakeVllm(tokens=ANSWER) as vllm, FakeSglang(tokens=ANSWER) as sglang:
+        config = priced(config_of(f"vllm@{vllm.url}", f"sglang@{sglang.url}"))
+        config["model_list"][0]["litellm_params"]["order"] = 0
+        config["model_list"][1]["litellm_params"]["order"] = 1
+        config["router_settings"] = {
+            "provider_budget_config": {"hosted_vllm": {"budget_limit": 2 * COST, "time_period": "30d"}}
+        }
+        async with gateway(config) as running:
+            backends = [(await running.chat(max_tokens=SIZE)).body["unisono"]["backend"] for _ in range(4)]
+            assert backends == ["vllm-1", "vllm-1", "sglang-1", "sglang-1"]
+
+
+async def test_a_request_is_refused_if_all_providers_are_spent() -> None:
+    async with FakeVllm(tokens=ANSWER) as vllm:
+        config = priced(config_of(f"vllm@{vllm.url}"))
+        config["router_settings"] = {"provider_budget_config": {"vllm": {"max_budget": COST}}}
+        async with gateway(config) as running:
+            assert (await running.chat(max_tokens=SIZE)).status == 200
+            refused = await running.chat(max_tokens=SIZE)
+            assert (refused.status, refused.body["error"]["code"]) == (429, "insufficient_quota")
+
+
+async def test_a_failed_answer_counts_what_it_generated(tmp_path: Path) -> None:
+    store = f"sqlite://{tmp_path}/state.db"
+    async with FakeVllm(script=lambda _: Refusal(500)) as fake:
+        config = priced(config_of(f"vllm@{fake.url}", litellm_settings={"max_budget": COST}))
+        config["store"] = {"url": store}
+        async with gateway(config) as running:
+            for _ in range(3):
+                # The reservation of a failed request is given back.
+                assert (await running.chat(max_tokens=SIZE)).status in (502, 503)
+    opened = open_store(store, deadline_s=5)
+    await opened.start()
+    lines = await opened.ledger("2000-01-01", "2999-01-01")
+    await opened.aclose()
+    assert sum(line.used.cost for line in lines) == 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"litellm_settings": {"max_budget": 1}}, "litellm_settings.max_budget: the models have no prices"),
+        (
+            {"router_settings": {"provider_budget_config": {"vllm": {"budget_limit": 1}}}},
+            "router_settings.provider_budget_config.vllm: the models have no prices",
+        ),
+        (
+            {"router_settings": {"provider_budget_config": {"azure": {"budget_limit": 1}}}},
+            "router_settings.provider_budget_config.azure: no entry of `model_list`",
+        ),
+        ({"router_settings": {"provider_budget_config": {"vllm": {}}}}, "needs one of `budget_limit`"),
+        ({"litellm_settings": {"max_budget": 1, "budget_duration": "2mo"}}, "litellm_settings.budget_duration"),
+    ],
+    ids=str,
+)
+def test_a_budget_without_effect_is_an_error(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build(parse(config_of("vllm@http://127.0.0.1:1", **sections), {}).config)
+    assert message in str(raised.value)
+
+
+def test_zero_means_no_budget() -> None:
+    build(parse(config_of("vllm@http://127.0.0.1:1", litellm_settings={"max_budget": 0}), {}).config)
+
+
+@pytest.mark.parametrize(
+    ("text", "period"),
+    [
+        ("30s", Period("every", 30)),
+        ("2h", Period("every", 7200)),
+        ("1d", Period("every", 86400)),
+        ("1mo", Period("month")),
+    ],
+)
+def test_durations(text: str, period: Period) -> None:
+    assert to_period(text) == period
