@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from unisono.cli import main
-from unisono.config import Config, Loaded, ModelRegistry, imported, load, parse
+from unisono.config import Config, Loaded, ModelRegistry, imported, load, own_servers, parse
 from unisono.config.litellm_keys import PROTECTIVE_IF_FALSE, KeyClass, keys_of
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, ModelInfo
@@ -335,7 +335,8 @@ def test_an_imported_file_loads_as_the_same_configuration(name: str, tmp_path: P
     after = load(target, environ)
     models = [entry.litellm_params.model for entry in before.config.model_list]
     assert [entry.litellm_params.model for entry in after.config.model_list] == models
-    assert after.config == before.config
+    # The store is LiteLLM's Redis.
+    assert after.config.model_copy(update={"store": before.config.store}) == before.config
     assert not [warning for warning in after.warnings if "no effect" in warning or "without effect" in warning]
     text = target.read_text()
     noted = [warning for warning in before.warnings if not warning.startswith("LiteLLM settings without effect")]
@@ -409,3 +410,40 @@ def test_answer_modes_match_the_page() -> None:
     registry = ModelRegistry(parse(yaml.safe_load(block), {}).config)
     modes = {model.name: registry.answer_mode(model) for model in registry.groups()}
     assert modes == {"assistant": AnswerMode.ENGINE_THEN_PASSING, "other": AnswerMode.PASSING_THEN_ENGINE}
+
+
+@pytest.mark.parametrize(
+    ("sections", "url"),
+    [
+        ({"router_settings": {"redis_host": "cache", "redis_port": 6380}}, "redis://cache:6380/0"),
+        ({"router_settings": {"redis_url": "os.environ/CACHE"}}, "os.environ/CACHE"),
+        (
+            {"litellm_settings": {"cache_params": {"type": "redis", "host": "cache", "password": "a/b", "ssl": True}}},
+            "rediss://:a%2Fb@cache:6379/0",
+        ),
+        (
+            {"router_settings": {"redis_host": "os.environ/REDIS_HOST", "redis_port": "os.environ/REDIS_PORT"}},
+            "os.environ/REDIS_URL",
+        ),
+        ({"litellm_settings": {"cache_params": {"type": "s3", "host": "x"}}}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_import_writes_the_store_of_litellms_redis(tmp_path: Path, sections: dict[str, Any], url: str | None) -> None:
+    source = tmp_path / "theirs.yaml"
+    source.write_text(yaml.safe_dump({**entry("hosted_vllm/gpt-oss", api_base="http://h"), **sections}))
+    text = imported(source)
+    assert (yaml.safe_load(text).get("store") or {}).get("url") == url
+    assert ("store.url: set REDIS_URL" in text) is (url == "os.environ/REDIS_URL")
+
+
+def test_import_writes_the_kind_of_a_generic_server(tmp_path: Path) -> None:
+    source = tmp_path / "theirs.yaml"
+    source.write_text(yaml.safe_dump(entry("openai/openai/gpt-oss-20b", api_base="http://h:8000/v1", api_key="none")))
+    assert own_servers(source) == ["http://h:8000/v1"]
+    text = imported(source, {"http://h:8000/v1": "vllm"})
+    assert yaml.safe_load(text)["model_list"][0]["litellm_params"]["model"] == "vllm/openai/gpt-oss-20b"
+    assert "model_list[0].litellm_params.model: the server is vllm" in text
+    # Without an answer of the server, the entry stays and the hint says what to do.
+    assert "use its backend kind" in imported(source)

@@ -80,6 +80,8 @@ async def test_a_spent_provider_is_left_out() -> None:
             "provider_budget_config": {"hosted_vllm": {"budget_limit": 2 * COST, "time_period": "30d"}}
         }
         async with gateway(config) as running:
+            assert running.app is not None
+            await running.app.state.gateway.pool.settled(5)
             backends = [(await running.chat(max_tokens=SIZE)).body["unisono"]["backend"] for _ in range(4)]
             assert backends == ["vllm-1", "vllm-1", "sglang-1", "sglang-1"]
 

@@ -119,14 +119,16 @@ def init(target: Path, force: bool) -> None:
     type=click.Path(path_type=Path),
     help="New file to write; by default the result is printed.",
 )
-def import_litellm(source: Path, target: Path | None) -> None:
+@click.option("--no-probe", is_flag=True, help="Do not ask servers called `openai/...` what they are.")
+def import_litellm(source: Path, target: Path | None, no_probe: bool) -> None:
     """Convert a LiteLLM configuration for Unisono.
 
-    Settings without effect are listed in comments, with the reason.
+    Settings without effect are listed in comments, with the reason. Servers of gpt-oss models called `openai/...` are
+    asked for their kind.
     """
     from unisono.cli.import_litellm import run
 
-    run(source, target)
+    run(source, target, probes=not no_probe)
 
 
 # The names of the tables in `agent_configs`, which are imported only when a command runs.

@@ -7,7 +7,7 @@ timeouts. Any model that is not clearly gpt-oss is ignored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,25 @@ async def discover(ports: Mapping[str, int] = PORTS) -> list[DiscoveredBackend]:
             *(FINDERS[kind](session, f"http://127.0.0.1:{port}") for kind, port in ports.items())
         )
     return [backend for backends in found for backend in backends]
+
+
+async def identified(addresses: Sequence[str]) -> dict[str, str]:
+    """Return the backend kind of each server that runs gpt-oss, by its address.
+
+    An address may end in `/v1`. Servers that do not answer, or need a key, are left out.
+    """
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+
+        async def kind_of(address: str) -> str | None:
+            base = address.rstrip("/").removesuffix("/v1")
+            found = await asyncio.gather(*(find(session, base) for find in FINDERS.values()))
+            return next((backends[0].kind for backends in found if backends), None)
+
+        kinds = await asyncio.gather(*map(kind_of, addresses))
+    return {address: kind for address, kind in zip(addresses, kinds, strict=True) if kind is not None}
 
 
 # Any program may listen on a well-known port. Each finder therefore first requests a path that identifies the server;

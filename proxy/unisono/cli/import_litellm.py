@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import click
 
-from unisono.config import imported
+from unisono.cli.discover import identified
+from unisono.config import imported, own_servers
 from unisono.errors import ConfigError
 
 
-def run(source: Path, target: Path | None) -> None:
+def run(source: Path, target: Path | None, *, probes: bool) -> None:
     """Print the configuration or write it to a new file.
 
-    Only its owner can read the file, because it may contain keys.
+    With `probes`, servers of unknown kind are asked what they are. Only its owner can read the file, because it may
+    contain keys.
     """
     try:
-        text = imported(source)
+        kinds = asyncio.run(identified(own_servers(source))) if probes else {}
+        text = imported(source, kinds)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     if target is None:

@@ -5,7 +5,7 @@ ConfigError with a message that begins with the path of the key. A setting witho
 """
 
 from unisono.config.fallbacks import StandIns
-from unisono.config.litellm_import import imported
+from unisono.config.litellm_import import imported, own_servers
 from unisono.config.load import Loaded, data_folder, load, parse
 from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
 from unisono.config.model_registry import ModelRegistry, ServedModel
@@ -45,5 +45,6 @@ __all__ = [
     "data_folder",
     "imported",
     "load",
+    "own_servers",
     "parse",
 ]
