@@ -5,14 +5,24 @@ A stream is complete when it has sent both a finish reason and `[DONE]`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import DecodeError, Meta, Struct
 from msgspec.json import Decoder
 
-from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, VOCABULARY, Chunk, CompletionJob, FinishReason, OutputForm
+from unisono.core.generation import (
+    ENDOFTEXT,
+    STOP_TOKENS,
+    VOCABULARY,
+    Chunk,
+    CompletionJob,
+    FinishReason,
+    OutputForm,
+    TokenLogprob,
+)
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, Symptom
+from unisono.harmony.encoding import load_encoding
 from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
@@ -40,7 +50,8 @@ def complete(
 
     `stop_field` is the field of a choice that holds its stop token.
     """
-    return generate(wire, "v1/completions", body, job, CompletionFold(output, wire.failures, stop_field))
+    fold = CompletionFold(output, wire.failures, stop_field, has_logprobs=job.logprobs is not None)
+    return generate(wire, "v1/completions", body, job, fold)
 
 
 def id_request(model: str, job: CompletionJob) -> dict[str, object]:
@@ -80,11 +91,18 @@ class CompletionFold:
     """Converter from events to chunks. `done` is set with the chunk that holds the finish."""
 
     __slots__ = (
-        "_cached_tokens", "_failures", "_finish", "_last", "_output", "_prompt_tokens", "_stop_field", "_stop_reason",
-        "done",
+        "_cached_tokens", "_failures", "_finish", "_last", "_logprobs", "_output", "_prompt_tokens", "_stop_field",
+        "_stop_reason", "done",
     )  # fmt: skip
 
-    def __init__(self, output: OutputForm, failures: FailureTable, stop_field: str = "stop_reason") -> None:
+    def __init__(
+        self,
+        output: OutputForm,
+        failures: FailureTable,
+        stop_field: str = "stop_reason",
+        *,
+        has_logprobs: bool = False,
+    ) -> None:
         self._output = output
         self._failures = failures
         self._stop_field = stop_field
@@ -93,6 +111,8 @@ class CompletionFold:
         self._last: int | None = None
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
+        # Log probabilities of the current read; None if the job asks for none.
+        self._logprobs: list[TokenLogprob | None] | None = [] if has_logprobs else None
         self.done = False
 
     def feed(self, events: list[bytes]) -> Chunk | None:
@@ -101,7 +121,9 @@ class CompletionFold:
         Raises BackendProtocolError for another protocol, and the mapped error for an error object.
         """
         tokens: list[int] = []
-        if self._finish is None and self._output is OutputForm.IDS:
+        if self._logprobs is not None:
+            self._logprobs = []
+        elif self._finish is None and self._output is OutputForm.IDS:
             # Nearly all events are plain. The typed decoder needs 0.4 us for one, orjson and checks in Python 1.5 us.
             plain = 0
             try:
@@ -125,7 +147,7 @@ class CompletionFold:
         text = "".join(texts)
         if self.done:
             return self._last_chunk(tokens, text)
-        return Chunk(tokens=tokens, text=text) if tokens or text else None
+        return Chunk(tokens=tokens, text=text, logprobs=self._logprobs or ()) if tokens or text else None
 
     def _add_event(self, data: dict[str, Any], tokens: list[int], texts: list[str]) -> None:
         if is_error(data):
@@ -159,6 +181,8 @@ class CompletionFold:
         if checked := token_ids(ids):
             tokens += checked
             self._last = checked[-1]
+            if self._logprobs is not None:
+                self._logprobs += logprobs_of(choice.get("logprobs"), checked)
 
     def _end(self, finish: object, stop_reason: object) -> None:
         meaning = FINISHES.get(finish) if isinstance(finish, str) else None
@@ -187,7 +211,42 @@ class CompletionFold:
             stop_token=unseen if self._finish is FinishReason.STOP else None,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
+            logprobs=self._logprobs or (),
         )
+
+
+def logprobs_of(field: object, tokens: Sequence[int]) -> list[TokenLogprob | None]:
+    """Return an entry for each token from the field `logprobs` of a choice.
+
+    Alternatives are read if the server names them by id, as `token_id:17`, or by a text that is one token.
+    """
+    found = field if isinstance(field, dict) else {}
+    values, tops = found.get("token_logprobs"), found.get("top_logprobs")
+    entries: list[TokenLogprob | None] = []
+    for position, token in enumerate(tokens):
+        value = values[position] if isinstance(values, list) and position < len(values) else None
+        top = tops[position] if isinstance(tops, list) and position < len(tops) else None
+        if not isinstance(value, int | float):
+            entries.append(None)
+            continue
+        alternatives = ((_id_of(name), each) for name, each in (top.items() if isinstance(top, dict) else ()))
+        ranked = [(known, float(each)) for known, each in alternatives if known is not None]
+        entries.append(TokenLogprob(token, float(value), tuple(sorted(ranked, key=lambda one: -one[1]))))
+    return entries
+
+
+ID_PREFIX = "token_id:"
+
+
+def _id_of(name: object) -> int | None:
+    """Return the id of a token that a server names by id or text; None if it is unknown."""
+    if not isinstance(name, str):
+        return None
+    if name.startswith(ID_PREFIX):
+        number = name.removeprefix(ID_PREFIX)
+        return int(number) if number.isdecimal() and int(number) < VOCABULARY else None
+    ids = load_encoding().encode_marked(name)
+    return ids[0] if len(ids) == 1 else None
 
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=VOCABULARY)]

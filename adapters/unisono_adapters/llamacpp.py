@@ -27,6 +27,7 @@ from unisono.core.generation import (
     OneOf,
     OutputForm,
     Regex,
+    TokenLogprob,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
@@ -97,6 +98,7 @@ class LlamaCppBackend:
             stop_visible=True,
             context=context if type(context) is int and context > 0 else None,
             logit_bias=True,
+            logprobs=True,
             constrain=frozenset(CONSTRAINT_KINDS),
         )
         return await examine(
@@ -143,6 +145,9 @@ class LlamaCppBackend:
             body["seed"] = sampling.seed
         if biased := bias(job):
             body["logit_bias"] = [[token, amount] for token, amount in biased.items()]
+        if job.logprobs is not None:
+            # 0 counts as no log probabilities.
+            body["n_probs"] = max(job.logprobs, 1)
         if job.constraint is not None:
             body.update(_constrained(job.constraint))
         return orjson.dumps(body)
@@ -199,7 +204,7 @@ def _constrained(constraint: Constraint) -> dict[str, object]:
 class LlamaCppFold:
     """Converter from events to chunks. `done` is set with the chunk that holds the finish."""
 
-    __slots__ = ("_failures", "_last", "_lost", "done")
+    __slots__ = ("_failures", "_last", "_logprobs", "_lost", "done")
 
     def __init__(self, failures: FailureTable) -> None:
         self._failures = failures
@@ -209,16 +214,18 @@ class LlamaCppFold:
 
     def feed(self, events: list[bytes]) -> Chunk | None:
         tokens: list[int] = []
+        self._logprobs: list[TokenLogprob | None] = []
         for event in events:
             self._add_event(decoded(event), tokens)
             if self.done:
                 return Chunk(
                     tokens=tokens,
+                    logprobs=self._logprobs,
                     finish=self._last.finish,
                     prompt_tokens=self._last.prompt_tokens,
                     cached_tokens=self._last.cached_tokens,
                 )
-        return Chunk(tokens=tokens) if tokens else None
+        return Chunk(tokens=tokens, logprobs=self._logprobs) if tokens else None
 
     def _add_event(self, data: dict[str, Any], tokens: list[int]) -> None:
         if is_error(data):
@@ -230,10 +237,33 @@ class LlamaCppFold:
         if ids is None and content:
             raise IdsMissing("the backend sent text without token ids; its version may be too old")
         if ids or content:
-            tokens += self._lost.restored(token_ids(ids), content)
+            restored = self._lost.restored(token_ids(ids), content)
+            tokens += restored
+            if (reported := data.get("completion_probabilities")) is not None:
+                self._logprobs += _logprobs(reported, restored)
         if data.get("stop") is True:
             self._last = _finish(data)
             self.done = True
+
+
+def _logprobs(reported: object, tokens: Sequence[int]) -> list[TokenLogprob | None]:
+    """Return an entry for each token from the probabilities of an event, which name their tokens."""
+    known = {
+        entry["id"]: entry
+        for entry in (reported if isinstance(reported, list) else ())
+        if isinstance(entry, dict) and isinstance(entry.get("logprob"), int | float)
+    }
+    return [None if (entry := known.get(token)) is None else _logprob(token, entry) for token in tokens]
+
+
+def _logprob(token: int, entry: Mapping[str, Any]) -> TokenLogprob:
+    listed = entry.get("top_logprobs")
+    top = [
+        (each["id"], float(each["logprob"]))
+        for each in (listed if isinstance(listed, list) else ())
+        if isinstance(each, dict) and type(each.get("id")) is int and isinstance(each.get("logprob"), int | float)
+    ]
+    return TokenLogprob(token, float(entry["logprob"]), tuple(top))
 
 
 def _finish(data: dict[str, Any]) -> Chunk:

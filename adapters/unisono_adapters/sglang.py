@@ -66,6 +66,7 @@ class SglangBackend:
             # The server rejects a prompt and max_tokens that fill its window to the last token.
             context=length - 1 if length else None,
             logit_bias=True,
+            logprobs=True,
             constrain=frozenset((*CONSTRAINT_KINDS, Regex.kind)),
         )
         subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
@@ -97,6 +98,9 @@ class SglangBackend:
         if job.sampling.top_k == 0:
             # -1 switches it off; 0 is an error.
             body["top_k"] = -1
+        if job.logprobs is not None:
+            # 0 counts as no log probabilities.
+            body["logprobs"] = max(job.logprobs, 1)
         if job.cache_salt:
             body["cache_salt"] = job.cache_salt
         if job.constraint is not None:

@@ -73,6 +73,7 @@ class VllmBackend:
             stop_visible=True,
             context=length,
             logit_bias=True,
+            logprobs=True,
             constrain=frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS)),
         )
         subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
@@ -137,6 +138,9 @@ class VllmBackend:
             body["cache_salt"] = hashlib.sha256(job.cache_salt.encode()).hexdigest()
         if self._interval is not None:
             body["stream_interval"] = self._interval
+        if job.logprobs is not None:
+            # Names of tokens are ambiguous texts otherwise.
+            body |= {"logprobs": job.logprobs, "return_tokens_as_token_ids": True}
         if structured is not None:
             body["structured_outputs"] = structured
         return orjson.dumps(body)

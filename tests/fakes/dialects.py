@@ -85,6 +85,26 @@ class Script:
         }
 
 
+def logprob_of(token: object) -> float:
+    """Return the log probability that fakes report for a token."""
+    return -(token % 97 + 1) / 100 if isinstance(token, int) else 0.0
+
+
+def logprobs_of(tokens: Sequence[object], top: object) -> dict[str, object] | None:
+    """Return the log probabilities in vLLM's form; the alternatives are the token and its successors."""
+    if not isinstance(top, int) or isinstance(top, bool):
+        return None
+    ids = [token for token in tokens if isinstance(token, int)]
+    return {
+        "tokens": [f"token_id:{token}" for token in ids],
+        "token_logprobs": [logprob_of(token) for token in ids],
+        "top_logprobs": [
+            {f"token_id:{token + more}": logprob_of(token) - more for more in range(max(top, 1))} for token in ids
+        ],
+        "text_offset": [0] * len(ids),
+    }
+
+
 @dataclass(frozen=True)
 class VllmScript(Script):
     """Script of vLLM.
@@ -109,7 +129,7 @@ class VllmScript(Script):
                 "index": 0,
                 # Wrong on purpose, because only the ids matter.
                 "text": "?" * len(piece),
-                "logprobs": None,
+                "logprobs": logprobs_of(piece, asked.get("logprobs")),
                 "finish_reason": finish if last else None,
                 "stop_reason": self._reason(tokens, finish) if last else None,
                 "prompt_token_ids": asked["prompt"] if number == 0 else None,

@@ -14,7 +14,7 @@ from unisono.harmony.encoding import load_encoding
 
 from . import constraints
 from .constraints import GrammarError
-from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
+from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, logprob_of, sse_event
 from .loads import Pages, llamacpp_pages
 from .wire import TOKENIZERS, Seen, Sleep, Step, WireServer
 
@@ -73,10 +73,25 @@ class LlamaCppScript(Script):
             "id_slot": 0,
             "tokens_predicted": predicted,
             "tokens_evaluated": prompt,
+            **({"completion_probabilities": [_probabilities(token, top)]} if (top := asked.get("n_probs")) else {}),
         }
 
     def steps(self, asked: dict[str, Any]) -> list[Step]:
         return chunked(b"text/event-stream", self.paced(self.events(asked)))
+
+
+def _probabilities(token: object, top: int) -> dict[str, object]:
+    """Return the probabilities of a token in llama.cpp's form."""
+    assert isinstance(token, int)
+    return {
+        "id": token,
+        "token": "?",
+        "bytes": [],
+        "logprob": logprob_of(token),
+        "top_logprobs": [
+            {"id": token + more, "token": "?", "logprob": logprob_of(token) - more} for more in range(top)
+        ],
+    }
 
 
 def _shown(token: object, unshown: bytes) -> tuple[str | None, bytes]:

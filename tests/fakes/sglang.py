@@ -11,7 +11,7 @@ from unisono.harmony.encoding import load_encoding
 
 from . import constraints
 from .constraints import GrammarError
-from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
+from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, logprobs_of, sse_event
 from .loads import Pages, sglang_pages
 from .wire import ABOUT_ITSELF, Seen, Sleep, Step, WireServer
 
@@ -38,7 +38,7 @@ class SglangScript(Script):
                 "index": 0,
                 # Wrong on purpose, because only the ids matter.
                 "text": "?" * len(piece),
-                "logprobs": None,
+                "logprobs": _by_text(logprobs_of(piece, asked.get("logprobs"))),
                 "finish_reason": finish if last else None,
                 "matched_stop": stop if last and finish == "stop" else None,
                 "hidden_states": None,
@@ -57,6 +57,21 @@ class SglangScript(Script):
     @staticmethod
     def _frame(asked: dict[str, Any]) -> dict[str, object]:
         return {"id": "5e8b", "object": "text_completion", "created": 1795198875, "model": asked.get("model")}
+
+
+def _by_text(logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return log probabilities whose tokens are named by their text, as in SGLang."""
+    if logprobs is None:
+        return None
+
+    def named(token: str) -> str:
+        return load_encoding().decode([int(token.removeprefix("token_id:"))])
+
+    return {
+        **logprobs,
+        "tokens": [named(token) for token in logprobs["tokens"]],
+        "top_logprobs": [{named(token): value for token, value in top.items()} for top in logprobs["top_logprobs"]],
+    }
 
 
 def sglang_error(message: str, code: int = 400) -> Refusal:

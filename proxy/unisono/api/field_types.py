@@ -1,6 +1,6 @@
 """Field types and validation errors shared by the requests of all API surfaces.
 
-Types are strict: a number written as a string is an error. A field with its neutral value (`n: 1`, `logprobs:
+Types are strict: a number written as a string is an error. A field with its neutral value (`n: 1`, `echo:
 false`) is always accepted.
 """
 
@@ -48,8 +48,6 @@ MAX_QUOTED_NAME_LENGTH = 128
 
 # Values of unsupported fields that request nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "modalities": (None, [], ["text"]),
     "audio": (None,),
     "skip_special_tokens": (None, True),
@@ -72,8 +70,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 REFUSALS = {
-    "logprobs": "log probabilities are not supported; omit this field or send false",
-    "top_logprobs": "log probabilities are not supported; omit this field or send 0",
     "modalities": 'only ["text"] is supported; omit this field',
     "audio": "audio output is not supported; omit this field",
     "skip_special_tokens": "special tokens are never part of the text; omit this field, or use /v1/completions",

@@ -29,9 +29,15 @@ from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestFie
 # Names of request fields that the engine's errors refer to.
 
 
-def request_fields(conversation: str, *, tool: str = "tools.{index}", tool_schema: str = "parameters") -> RequestFields:
+def request_fields(
+    conversation: str,
+    *,
+    tool: str = "tools.{index}",
+    tool_schema: str = "parameters",
+    logprobs: str = "logprobs",
+) -> RequestFields:
     """Return the fields of a surface whose conversation is in the field `conversation`."""
-    return RequestFields(conversation, "tools", tool, tool_schema, "logit_bias")
+    return RequestFields(conversation, "tools", tool, tool_schema, "logit_bias", logprobs)
 
 
 # Reasoning effort.

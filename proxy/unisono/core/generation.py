@@ -64,6 +64,8 @@ class Capabilities:
     constrain: frozenset[str] = frozenset()
     # True if the backend can continue a message that another backend began.
     prefill: bool = True
+    # True if the backend reports log probabilities.
+    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,18 @@ class Lark:
     kind: ClassVar[str] = "lark"
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of a generated token's probability, and those of the most likely tokens at its place.
+
+    The probabilities are the model's, before temperature, penalties and constraints.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 # Constraint on the whole generation, from its first token up to the stop token. The prompt ends where a message body
 # begins. The only marker that can be generated is the one that ends the turn.
 Constraint: TypeAlias = JsonSchema | AnyJson | OneOf | Regex | Lark
@@ -176,6 +190,8 @@ class CompletionJob:
     # Separates tenants in a backend's prefix cache; empty for no separation.
     cache_salt: str = ""
     constraint: Constraint | None = None
+    # Number of alternatives to report the log probability of, for each token; None for no log probabilities.
+    logprobs: int | None = None
     # Parent span for the spans of the backend.
     trace: TraceContext | None = None
 
@@ -188,7 +204,7 @@ class Chunk:
     Exactly one of `tokens` and `text` is used. Both are deltas: `tokens` from ids backends (with the stop id where it
     is visible), `text` from text backends. The last chunk has `finish`. `stop_token` is the id that ended generation,
     if the backend reports it without including it in `tokens`. Counts are reported by the backend, None if it reports
-    none.
+    none. `logprobs` has an entry for each of the `tokens` if the job asks for it, None for unknown ones.
     """
 
     tokens: Sequence[int] = ()
@@ -197,6 +213,7 @@ class Chunk:
     stop_token: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    logprobs: Sequence[TokenLogprob | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from unisono.core.conversation import Conversation
 from unisono.core.generation import DEFAULT_CONTEXT, Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import RouteRequirements, blocks_of
+from unisono.engine.abilities import required_abilities
 from unisono.engine.prompt import ContinuedPrompt, RenderedPrompt, continue_prompt, fit, render, with_text
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext
@@ -69,7 +70,7 @@ class PromptBuilder:
         blocks: Sequence[int] = rendered.blocks
         if tail:
             blocks = blocks_of([*rendered.prompt.tokens, *tail], request.routing.cache_salt)
-        wants |= {"logit_bias"} if request.answer.sampling.logit_bias else set()
+        wants |= required_abilities(request)
         limit = None if request.answer.max_tokens is None else max(request.answer.max_tokens - completed, 1)
         return RouteRequirements(len(rendered.prompt.tokens) + len(tail), blocks, limit, wants, resumes)
 

@@ -23,6 +23,7 @@ from unisono.core.generation import (
 )
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot, blocks_of
+from unisono.engine.abilities import check_abilities, log_of, required_abilities
 from unisono.engine.attempt import (
     LONG_CHUNK_CHARS,
     AttemptTelemetry,
@@ -226,15 +227,11 @@ class RawGeneration(BatchStream):
         if left < 1:
             yield self._output.end(FinishReason.LENGTH)
             return
-        wants = frozenset({"logit_bias"} if request.answer.sampling.logit_bias else ())
+        wants = required_abilities(request)
         blocks = blocks_of(full, request.routing.cache_salt)
         slot = await session.acquire(RouteRequirements(len(full), blocks, left, wants, bool(tokens)))
         able = slot.capabilities
-        if request.answer.sampling.logit_bias and not able.logit_bias:
-            raise UnsupportedValue(
-                "The backend of this model cannot bias tokens; omit 'logit_bias'.",
-                param=request.prompt.fields.logit_bias,
-            )
+        check_abilities(request, able)
         room = (able.context or DEFAULT_CONTEXT) - len(full)
         if room < 1:
             limit = able.context or DEFAULT_CONTEXT
@@ -253,6 +250,7 @@ class RawGeneration(BatchStream):
             timeouts=session.start_attempt(slot),
             request_id=request.origin.request_id,
             cache_salt=request.routing.cache_salt,
+            logprobs=request.answer.logprobs,
             trace=session.trace_span(0),
         )
         async with aclosing(self._read(session, slot, job)) as batches:
@@ -279,6 +277,7 @@ class RawGeneration(BatchStream):
         telemetry = AttemptTelemetry(self.report, self._request, name, job, 0)
         stream = slot.deployment.backend.complete(job)
         session.record_use()
+        log = log_of(self._request, self.report, self._encoding)
         is_waiting = True
         async with telemetry.measure(stream, slot):
             async for chunk in stream:
@@ -289,6 +288,8 @@ class RawGeneration(BatchStream):
                     telemetry.cached = chunk.cached_tokens
                     self._cached = self._cached or chunk.cached_tokens
                 tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
+                if log is not None:
+                    log.add(tokens, chunk.logprobs)
                 if tokens:
                     telemetry.pace.record(len(tokens), monotonic())
                 finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish

@@ -20,6 +20,7 @@ from unisono.core.quotas import QuotaStatus
 from unisono.core.route_protocol import Attempt
 from unisono.core.tools import ToolSearch, ToolServer
 from unisono.core.trace_context import TraceContext
+from unisono.engine.logprobs import LogprobLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ class RequestFields:
     tool: str = "{index}"
     tool_schema: str = "schema"
     logit_bias: str | None = None
+    logprobs: str | None = None
 
 
 class RequestKey:
@@ -166,6 +168,8 @@ class AnswerOptions:
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     hold_calls: bool = True  # False: emit a call's arguments while they are generated (`stream_tool_arguments`)
     whole: bool = False  # emit the answer as one batch at its end
+    # Number of alternatives to report the log probability of, for each visible token; None for no log probabilities.
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +277,7 @@ class GenerationReport:
     hooks: dict[str, dict[str, Json]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # notes for the client that do not follow from its request
     model: str = ""  # the requested model, after alias resolution
+    logprobs: LogprobLog | None = None  # set if the request asks for log probabilities
 
     @property
     def served_model(self) -> str:

@@ -29,6 +29,7 @@ from unisono.core.generation import (
 )
 from unisono.core.observer import RefusedConstraint
 from unisono.core.route_protocol import Slot
+from unisono.engine.abilities import check_abilities, log_of
 from unisono.engine.attempt import (
     LONG_MESSAGE_TOKENS,
     AttemptTelemetry,
@@ -42,7 +43,7 @@ from unisono.engine.deps import EngineDeps, RefusedConstraints
 from unisono.engine.output import OutputReader, detached, replay
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import GenerationReport, GenerationRequest
-from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused, UnsupportedValue
+from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused
 from unisono.harmony.decode import Decoder
 from unisono.harmony.token_counter import TokenCap
 
@@ -188,9 +189,7 @@ class StepRunner:
 
     async def _generation(self, slot: Slot, builder: PromptBuilder, reader: OutputReader) -> Generated:
         capabilities, transcript = slot.capabilities, reader.transcript
-        if self._request.answer.sampling.logit_bias and not capabilities.logit_bias:
-            param = self._request.prompt.fields.logit_bias
-            raise UnsupportedValue("The backend of this model cannot bias tokens; omit 'logit_bias'.", param=param)
+        check_abilities(self._request, capabilities)
         rendered = await builder.prompt(reader.items.context, capabilities)
         if not reader.items.has_started:
             reader.start_generation(rendered.opening)
@@ -244,6 +243,7 @@ class StepRunner:
             timeouts=self.session.start_attempt(slot),
             request_id=self._request.origin.request_id,
             cache_salt=self._request.routing.cache_salt,
+            logprobs=self._request.answer.logprobs,
             trace=self.session.trace_span(reader.items.step),
         )
 
@@ -260,6 +260,7 @@ class StepRunner:
         cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text)
         pauses = PauseSchedule()
         record_pace = telemetry.pace.record
+        log = log_of(self._request, self._report, self._deps.encoding)
         async with telemetry.measure(stream, slot):
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
@@ -271,6 +272,8 @@ class StepRunner:
                     if first is not None:
                         first.record_cached(chunk)
                 tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
+                if log is not None:
+                    log.add(tokens, chunk.logprobs)
                 if tokens:
                     record_pace(len(tokens), monotonic())
                 finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish

@@ -32,8 +32,10 @@ TIE_TOKENS: Final = 64
 # conversation in place is worth more than an immeasurable gain.
 TIE_SHARE: Final = 0.05
 
-# Ability that a request requires. Unsupported constraints are checked afterwards instead.
+# Abilities that a request requires. Unsupported constraints are checked afterwards instead.
 BIAS: Final = "logit_bias"
+LOGPROBS: Final = "logprobs"
+REQUIRED: Final = frozenset({BIAS, LOGPROBS})
 
 
 class Strategy(StrEnum):
@@ -130,12 +132,12 @@ class Candidate:
         return self.max_tokens is None or not self.running or self.tokens + tokens <= self.max_tokens
 
     def can(self, selection: SelectionRequest) -> bool:
-        """Return whether the prompt fits and a needed token bias is supported.
+        """Return whether the prompt fits, and the required abilities are there.
 
         A candidate that was not probed yet may support it."""
         if self.context is not None and self.context <= selection.prompt_tokens:
             return False
-        return BIAS not in selection.preferred_abilities or BIAS in self.abilities or self.rank is Rank.UNKNOWN
+        return (selection.preferred_abilities & REQUIRED) <= self.abilities or self.rank is Rank.UNKNOWN
 
 
 @dataclass(eq=False, slots=True)
@@ -278,7 +280,8 @@ def choose(
 
 def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tuple[list[Candidate], bool]:
     """Return the best-ranked candidates, full or not, and whether even these are unable."""
-    excluded, prompt, bias = selection.excluded, selection.prompt_tokens, BIAS in selection.preferred_abilities
+    excluded, prompt = selection.excluded, selection.prompt_tokens
+    has_required = not REQUIRED.isdisjoint(selection.preferred_abilities)
     best, serving = 2 * Rank.UNFIT, []
     for c in candidates:
         if c.bit & excluded:
@@ -286,7 +289,7 @@ def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tu
         rank: int = c.rank
         if rank == 5:
             continue
-        if (c.context is not None and c.context <= prompt) or (bias and not c.can(selection)):
+        if (c.context is not None and c.context <= prompt) or (has_required and not c.can(selection)):
             rank += 5
         if rank < best:
             best, serving = rank, [c]

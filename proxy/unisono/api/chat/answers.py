@@ -42,10 +42,25 @@ class ChatAnswer(AnswerModel):
     function_call: AnsweredFunction = ABSENT
 
 
+class LogprobEntry(AnswerModel):
+    token: str
+    logprob: float
+    bytes: list[Count]
+
+
+class TokenLogprobEntry(LogprobEntry):
+    top_logprobs: list[LogprobEntry]
+
+
+class ChoiceLogprobs(AnswerModel):
+    content: list[TokenLogprobEntry] | None
+    refusal: list[TokenLogprobEntry] | None
+
+
 class ChatChoice(AnswerModel):
     index: Count
     message: ChatAnswer
-    logprobs: None
+    logprobs: ChoiceLogprobs | None
     finish_reason: Finished
 
 
@@ -81,7 +96,7 @@ class ChatDelta(AnswerModel):
 class ChunkChoice(AnswerModel):
     index: Count
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChoiceLogprobs | None
     finish_reason: Finished | None
 
 

@@ -135,6 +135,7 @@ def to_generation_request(
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls) and not request.functions,
             hold_calls=hold_calls or not request.stream,
             whole=not request.stream,
+            logprobs=_logprobs(request),
             choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
             form=form,
             reasoning_budget=smallest((*budgets(request), rules.reasoning_budget)),
@@ -152,6 +153,13 @@ def to_generation_request(
         notes=(*_notes_on(request, generation_request, requested_at), *toolbox.notes, *notes)[:MAX_NOTES],
         shows_reasoning=_shows_reasoning(request),
     )
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    """Return the number of alternatives to report; None for no log probabilities."""
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs: true'.", param="top_logprobs")
+    return request.top_logprobs or 0 if request.logprobs else None
 
 
 def _shows_reasoning(request: ChatRequest) -> bool:

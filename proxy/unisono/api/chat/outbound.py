@@ -13,12 +13,13 @@ Each delta's bytes come from a template that is made once per stream, filled wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 import orjson
 
+from unisono.api.logprobs import to_entries
 from unisono.api.request_options import ReasoningField
 from unisono.api.sse import DONE, error_event, event
 from unisono.api.tools import CallForm, Toolbox
@@ -65,6 +66,8 @@ class ChatFrame:
     notes: tuple[str, ...] = ()
     include_usage: bool = False
     hold_calls: bool = True
+    # Number of alternatives for the log probability of each token; None for no log probabilities.
+    logprobs: int | None = None
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
@@ -132,8 +135,14 @@ def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
             return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
-def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str, Any]:
+def to_logprobs(content: Sequence[Mapping[str, Any]], *, unfit: bool = False) -> dict[str, Any]:
+    """Return the `logprobs` of a choice. With `unfit`, the tokens belong to a refusal."""
+    return {"content": None if unfit else content, "refusal": content if unfit else None}
+
+
+def to_choice(index: int, result: CollectedAnswer, report: GenerationReport, frame: ChatFrame) -> dict[str, Any]:
     """Return one choice of a whole answer."""
+    entries: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     reasoning: list[str] = []
     content: list[str] = []
     refusal: list[str] = []
@@ -145,6 +154,10 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
                 reasoning.append(closed.text)
             case Text():
                 (refusal if closed.item.unfit else content).append(closed.text)
+                if frame.logprobs is not None:
+                    entries[closed.item.unfit] += to_entries(
+                        report.logprobs, closed.item.index, closed.text, frame.logprobs
+                    )
             case ToolCall():
                 form = frame.toolbox.form_of(closed.item.name)
                 if closed.complete and _has_room(call_forms, form):
@@ -170,7 +183,7 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
     return {
         "index": index,
         "message": message,
-        "logprobs": None,
+        "logprobs": None if frame.logprobs is None else to_logprobs(entries[bool(refusal)], unfit=bool(refusal)),
         "finish_reason": to_finish_reason(result.finished, call_forms),
     }
 
@@ -180,7 +193,10 @@ def to_completion(
 ) -> dict[str, Any]:
     """Return the whole answer, with one choice per result."""
     return frame.head("chat.completion") | {
-        "choices": [to_choice(index, result, frame) for index, result in enumerate(results)],
+        "choices": [
+            to_choice(index, result, report, frame)
+            for index, (result, report) in enumerate(zip(results, reports, strict=True))
+        ],
         "usage": to_usage([result.finished.usage for result in results]),
         "unisono": to_about(reports, frame.notes),
     }
@@ -192,8 +208,9 @@ class ChoiceChunks:
     Stores only the state that the order of chunks needs, and the text of a buffered call.
     """
 
-    def __init__(self, index: int, frame: ChatFrame) -> None:
+    def __init__(self, index: int, frame: ChatFrame, report: GenerationReport) -> None:
         self.finished: Finished | None = None
+        self._report = report
         self._frame = frame
         self._index = index
         head = orjson.dumps(frame.head("chat.completion.chunk"))[:-1]
@@ -243,6 +260,8 @@ class ChoiceChunks:
             return b""
         match item:
             case Text():
+                if self._frame.logprobs is not None:
+                    return self._delta_with_logprobs(item, text, self._frame.logprobs)
                 if self._last_text.setdefault(item.unfit, item.index) != item.index:
                     self._last_text[item.unfit] = item.index
                     text = MESSAGE_SEPARATOR + text
@@ -257,6 +276,21 @@ class ChoiceChunks:
                 return b""
             case _:
                 assert_never(item)
+
+    def _delta_with_logprobs(self, item: Text, text: str, top: int) -> bytes:
+        """Return the chunk of a text with the log probabilities of the tokens that it completes."""
+        entries = to_entries(self._report.logprobs, item.index, text, top)
+        if self._last_text.setdefault(item.unfit, item.index) != item.index:
+            self._last_text[item.unfit] = item.index
+            text = MESSAGE_SEPARATOR + text
+        choice = {
+            "index": self._index,
+            "delta": {"refusal" if item.unfit else "content": text},
+            "logprobs": to_logprobs(entries, unfit=item.unfit),
+            "finish_reason": None,
+        }
+        usage = {"usage": None} if self._frame.include_usage else {}
+        return event(orjson.dumps(self._frame.head("chat.completion.chunk") | {"choices": [choice]} | usage))
 
     def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed) -> bytes:
         match entry:
@@ -332,7 +366,7 @@ class ChatStreamChunks:
     def __init__(self, frame: ChatFrame, reports: Sequence[GenerationReport]) -> None:
         self._frame = frame
         self._reports = reports
-        self._choices = [ChoiceChunks(index, frame) for index in range(len(reports))]
+        self._choices = [ChoiceChunks(index, frame, report) for index, report in enumerate(reports)]
         self._has_started = False
 
     def write(self, index: int, batch: Sequence[Event]) -> bytes:

@@ -1,7 +1,7 @@
 """Schema of a Chat Completions request body, validated field by field.
 
 Every field is honoured, accepted without effect and reported in a note, or refused by name. A field with its neutral
-value (`n: 1`, `logprobs: false`) is always accepted. Types are strict: a number written as a string is an error.
+value (`n: 1`, `echo: false`) is always accepted. Types are strict: a number written as a string is an error.
 `inbound` handles meaning, and rules that concern several fields.
 """
 
@@ -44,6 +44,7 @@ from unisono.api.field_types import (
 )
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.history_builder import ContentPart
+from unisono.api.logprobs import MAX_TOP_LOGPROBS
 from unisono.api.media import MediaHistory
 from unisono.api.request_options import EFFORTS, SamplingFields, SpelledEffort, to_effort
 from unisono.api.response_format import ResponseFormat
@@ -283,8 +284,8 @@ class ChatRequest(SamplingFields, StructuredFields, ChatInput):
     Of several invalid fields, only the first is reported. The fields of the last base class come first.
     """
 
-    logprobs: Any = only_neutral("logprobs")
-    top_logprobs: Any = only_neutral("top_logprobs")
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     modalities: Any = only_neutral("modalities")
     audio: Any = only_neutral("audio")
     skip_special_tokens: Any = only_neutral("skip_special_tokens")

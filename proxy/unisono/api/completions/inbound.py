@@ -88,6 +88,11 @@ def to_generation_requests(
         raise UnsupportedValue(
             "'best_of' must be equal to `n`: the gateway generates only the choices that it returns.", param="best_of"
         )
+    if request.echo and request.logprobs is not None:
+        raise UnsupportedValue(
+            "'logprobs': log probabilities of the prompt are not supported; omit 'echo' or 'logprobs'.",
+            param="logprobs",
+        )
     requests: list[GenerationRequest] = []
     texts: list[str] = []
     for prompt in request.prompt:
@@ -144,6 +149,7 @@ def _generation_request(
             max_tokens=request.max_tokens or rules.defaults.max_tokens or DEFAULT_MAX_TOKENS,
             stop=tuple(request.stop) or rules.defaults.stop,
             whole=not request.stream,
+            logprobs=request.logprobs,
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="completions"),
         routing=RoutingOptions(failover=rules.failover),

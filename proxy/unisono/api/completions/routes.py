@@ -111,6 +111,7 @@ class CompletionRoute:
             fingerprint=self.fingerprint,
             notes=generations.notes,
             include_usage=generations.include_usage,
+            logprobs=request.logprobs,
         )
 
 

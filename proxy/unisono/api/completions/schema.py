@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from unisono.api.field_types import Count, FieldInput, ModelName, OpenModel, StopStrings, Text, invalid_field, refused
+from unisono.api.logprobs import MAX_TOP_LOGPROBS
 from unisono.api.request_options import SamplingFields
 from unisono.core.generation import VOCABULARY
 
@@ -25,8 +26,10 @@ CONSTRAINED_ELSEWHERE: Final = f"{NOT_CONSTRAINED}; use /v1/chat/completions"
 
 # Unsupported fields, with their neutral values and the reason.
 NEUTRAL: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "logprobs": ((None, False, 0), "log probabilities are not supported; omit this field"),
-    "prompt_logprobs": ((None, False, 0), "log probabilities are not supported; omit this field"),
+    "prompt_logprobs": (
+        (None, False),
+        "log probabilities of the prompt are not supported; omit this field",
+    ),
     "suffix": ((None, ""), "gpt-oss cannot fill in the middle of a text; omit this field"),
     "use_beam_search": ((None, False), "beam search is not supported; omit this field"),
     "prompt_embeds": ((None, []), "embeddings are not supported; send text or token ids in 'prompt'"),
@@ -40,6 +43,11 @@ NEUTRAL: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "ignore_eos": ((None, False), "generation always ends at a stop token; omit this field"),
     "min_tokens": ((None, 0), "generation always ends at a stop token; omit this field"),
 }
+
+
+def _to_logprobs(value: Any) -> Any:
+    # Some clients send a boolean, as in Chat Completions.
+    return {True: 0, False: None}[value] if isinstance(value, bool) else value
 
 
 _SOME: Final = Field(min_length=1)
@@ -108,7 +116,7 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
-    logprobs: Any = _only_neutral("logprobs")
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None, BeforeValidator(_to_logprobs)] = None
     prompt_logprobs: Any = _only_neutral("prompt_logprobs")
     suffix: Any = _only_neutral("suffix")
     use_beam_search: Any = _only_neutral("use_beam_search")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
@@ -48,6 +49,8 @@ from unisono.engine.request import (
     ServerTools,
 )
 from unisono.errors import InvalidRequest
+
+FIELDS: Final = request_fields("input", logprobs="top_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +134,13 @@ def to_generation_request(
             max_tokens=request.max_output_tokens or defaults.max_tokens,
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls),
             stop=defaults.stop,
+            logprobs=request.logprobs,
             hold_calls=hold_calls or not request.stream,
             whole=not request.stream and hosting is None,  # the effects of tools remain if an answer starts again
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="responses"),
         resumption=Resumption(seed=seed),
-        prompt=PromptOptions(truncate=request.truncation == "auto", keeps_date=dated, fields=request_fields("input")),
+        prompt=PromptOptions(truncate=request.truncation == "auto", keeps_date=dated, fields=FIELDS),
         routing=RoutingOptions(sticky=sticky),
     )
     required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)

@@ -25,6 +25,7 @@ from unisono.api.field_types import (
     only_neutral,
     refused,
 )
+from unisono.api.logprobs import MAX_TOP_LOGPROBS
 from unisono.api.media import MediaHistory
 from unisono.api.request_options import SamplingFields, SpelledEffort
 from unisono.api.response_format import TextFormat
@@ -35,6 +36,7 @@ from unisono.api.tool_choice import ChoiceMode, ChosenTools
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 SOURCES = "web_search_call.action.sources"
 OUTPUTS = "code_interpreter_call.outputs"
+LOGPROBS = "message.output_text.logprobs"
 # Accepted names of `include`, and if each has an effect. The others belong to items that are never made here.
 INCLUDABLE = {
     ENCRYPTED_REASONING: True,
@@ -44,8 +46,8 @@ INCLUDABLE = {
     "message.input_image.image_url": False,
     "computer_call_output.output.image_url": False,
     OUTPUTS: True,
+    LOGPROBS: True,
 }
-LOGPROBS = "message.output_text.logprobs"
 
 # OpenAI's minimum of `compact_threshold`, in tokens.
 MIN_COMPACT_THRESHOLD = 1_000
@@ -153,8 +155,6 @@ class ResponsesInput(MediaHistory):
     @classmethod
     def _includable(cls, value: list[str] | None) -> list[str] | None:
         for name in value or ():
-            if name == LOGPROBS:
-                raise refused("log probabilities are not supported; omit 'message.output_text.logprobs'")
             if name not in INCLUDABLE:
                 raise invalid_field(f"unknown value {name[:64]!r}; must be one of {', '.join(INCLUDABLE)}")
         return value
@@ -196,8 +196,13 @@ class ResponsesRequest(SamplingFields, ResponsesInput):
     Of several invalid fields, only the first is reported. The fields of the last base class come first.
     """
 
-    top_logprobs: Any = only_neutral("top_logprobs")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     modalities: Any = only_neutral("modalities")
     audio: Any = only_neutral("audio")
 
-    _neutral = field_validator("top_logprobs", "modalities", "audio", mode="before")(neutral)
+    _neutral = field_validator("modalities", "audio", mode="before")(neutral)
+
+    @property
+    def logprobs(self) -> int | None:
+        """Number of alternatives to report; None for no log probabilities."""
+        return self.top_logprobs or 0 if self.top_logprobs or LOGPROBS in (self.include or ()) else None

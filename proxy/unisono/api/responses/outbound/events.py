@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
+from unisono.api.logprobs import to_entries
 from unisono.api.responses.client_calls import command_events
 from unisono.api.responses.items import COMPLETED, INCOMPLETE, NewId, Wire, message, refusal_part
 from unisono.api.responses.outbound import mcp_items
@@ -305,7 +306,11 @@ class ResponseEvents:
         if not text:
             return
         open_item.text.write(text)
-        if not open_item.hidden and open_item.delta is not None:
+        if open_item.lifecycle is TEXT and self._frame.logprobs is not None:
+            new = to_entries(self._report.logprobs, open_item.made.index, text, self._frame.logprobs)
+            open_item.logprobs += new
+            self._add("response.output_text.delta", {**open_item.location, "delta": text, "logprobs": new})
+        elif not open_item.hidden and open_item.delta is not None:
             self._writer.delta(open_item.delta, text)
         if open_item.summary is not None:
             open_item.summary.feed(text)
@@ -345,7 +350,7 @@ class ResponseEvents:
         open_item.is_text_emitted = True
         lifecycle = open_item.lifecycle
         at = open_item.location
-        self._add(f"{lifecycle.event}.done", {**at, lifecycle.full: text, **(lifecycle.more or {}), **(copied or {})})
+        self._add(f"{lifecycle.event}.done", {**at, lifecycle.full: text, **open_item.more, **(copied or {})})
         if lifecycle.part is not None:
             self._add("response.content_part.done", {**at, "part": open_item.part(text)})
 

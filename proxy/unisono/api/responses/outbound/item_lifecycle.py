@@ -101,6 +101,13 @@ class OpenItem:
     citations: Citations | None = None
     annotations: list[Wire] = field(default_factory=list)
     summary: SummaryEvents | None = None
+    # Log probabilities of the text's tokens so far.
+    logprobs: list[Wire] = field(default_factory=list)
+
+    @property
+    def more(self) -> Mapping[str, object]:
+        """Fields of the done event besides the text."""
+        return {**(self.lifecycle.more or {}), **({"logprobs": self.logprobs} if self.logprobs else {})}
 
     @property
     def place(self) -> Wire:
@@ -115,4 +122,5 @@ class OpenItem:
     def part(self, text: str) -> Wire:
         """Return the item's content part with `text` and its annotations."""
         assert self.lifecycle.part is not None
-        return annotated(self.lifecycle.part(text), self.annotations)
+        part = annotated(self.lifecycle.part(text), self.annotations)
+        return {**part, "logprobs": self.logprobs} if self.logprobs else part

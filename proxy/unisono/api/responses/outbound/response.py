@@ -104,6 +104,8 @@ class ResponseFrame:
     summary_chars: int = 0
     # Encrypt the conversation for a compaction item; None if the answer has none.
     seal_history: SealHistory | None = None
+    # Number of alternatives for the log probability of each token; None for no log probabilities.
+    logprobs: int | None = None
 
     def trained(self) -> BuiltinCalls:
         """Return the renderer of builtin tool calls, in its initial state."""
@@ -138,6 +140,8 @@ class ResponseFrame:
                 wire = reasoning(item_id, parts, status, sealed, summary)
             case Text():
                 part = refusal_part(closed.text) if item.unfit else text_part(closed.text)
+                if so_far is not None and so_far.logprobs:
+                    part["logprobs"] = so_far.logprobs
                 wire = message(
                     item_id, item.phase, [annotated(part, so_far.annotations if so_far is not None else ())], status
                 )
@@ -234,7 +238,7 @@ def to_echo(request: ResponsesRequest, sampling: Sampling) -> Wire:
         "text": {"format": form, "verbosity": (request.text and request.text.verbosity) or "medium"},
         "tool_choice": request.tool_choice.written() if request.tool_choice else "auto",
         "tools": [tool_echo(tool) for tool in request.tools or ()],
-        "top_logprobs": 0,
+        "top_logprobs": request.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": request.truncation or "disabled",
         "user": request.user,

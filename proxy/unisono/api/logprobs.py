@@ -1,0 +1,31 @@
+"""Log probabilities of visible tokens in the form of OpenAI's APIs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from unisono.core.generation import TokenLogprob
+from unisono.engine.logprobs import LogprobLog
+
+# Maximum number of alternatives for a token, as at OpenAI.
+MAX_TOP_LOGPROBS: Final = 20
+
+
+def to_entries(log: LogprobLog | None, item: int, text: str, top: int) -> list[dict[str, Any]]:
+    """Return an entry for each token that `text` completes, with at most `top` alternatives.
+
+    `text` is the next part of the item with that index. Text of the gateway's own has no entries.
+    """
+    if log is None:
+        return []
+    return [_entry(log, value, spelled, top) for spelled, value in log.emitted(item, text)]
+
+
+def _entry(log: LogprobLog, value: TokenLogprob, spelled: bytes, top: int) -> dict[str, Any]:
+    alternatives = [_token(log.token_bytes(token), logprob) for token, logprob in value.top[:top]]
+    return {**_token(spelled, value.logprob), "top_logprobs": alternatives}
+
+
+def _token(spelled: bytes, logprob: float) -> dict[str, Any]:
+    # A token may be a part of a character.
+    return {"token": spelled.decode("utf-8", "replace"), "logprob": logprob, "bytes": [*spelled]}

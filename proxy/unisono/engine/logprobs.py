@@ -1,0 +1,105 @@
+"""Log probabilities of the visible text, matched to the tokens that a backend generated.
+
+The gateway may repair, hold or cut text before it is emitted. Emitted text is therefore matched to the generated tokens
+by their bytes. Text of the gateway's own has no log probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from unisono.core.generation import FIRST_SPECIAL, MESSAGE, TokenLogprob
+
+# Bytes of text without tokens after which the rest of a text has no log probabilities.
+MAX_OWN_BYTES: Final = 4_096
+
+
+@dataclass(slots=True)
+class _Text:
+    """Position in the generated tokens of a text that is emitted; None if it is lost."""
+
+    position: int | None = None
+    # Bytes that were emitted after the last matched token.
+    rest: bytes = b""
+
+
+class LogprobLog:
+    """Generated tokens of one answer, with their log probabilities; `token_bytes` spells a token."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self.token_bytes = token_bytes
+        self._tokens: list[int] = []
+        self._values: list[TokenLogprob | None] = []
+        # Positions at which the body of a message may begin.
+        self._begins: list[int] = []
+        self._texts: dict[int, _Text] = {}
+
+    def start_generation(self) -> None:
+        """Note that a prompt may end inside of a message, whose body continues with the next token."""
+        self._begins.append(len(self._tokens))
+
+    def add(self, tokens: Sequence[int], values: Sequence[TokenLogprob | None]) -> None:
+        """Add tokens that a backend generated. Missing values count as unknown."""
+        for position, token in enumerate(tokens):
+            self._tokens.append(token)
+            self._values.append(values[position] if position < len(values) else None)
+            if token == MESSAGE:
+                self._begins.append(len(self._tokens))
+
+    def emitted(self, item: int, text: str) -> list[tuple[bytes, TokenLogprob]]:
+        """Return the tokens that `text` completes, the next part of the item with that index, in order."""
+        content = text.encode("utf-8", "surrogatepass")
+        state = self._texts.get(item)
+        if state is None:
+            state = self._texts[item] = _Text(self._begin_of(content))
+        if state.position is None:
+            return []
+        content = state.rest + content
+        found: list[tuple[bytes, TokenLogprob]] = []
+        at = state.position
+        while content and at < len(self._tokens):
+            token = self._tokens[at]
+            if token >= FIRST_SPECIAL:
+                # The text goes on in another message, or after an edit of the gateway.
+                if at + 1 >= len(self._tokens):
+                    break
+                at += 1
+                continue
+            spelled = self.token_bytes(token)
+            if content.startswith(spelled):
+                if (value := self._values[at]) is not None:
+                    found.append((spelled, value))
+                content = content[len(spelled) :]
+                at += 1
+            elif spelled.startswith(content):
+                break
+            elif (inserted := content.find(spelled)) > 0:
+                # The gateway inserted text before this token.
+                content = content[inserted:]
+            else:
+                break
+        # Text without tokens is of the gateway's own, and may be followed by generated text.
+        state.position, state.rest = at if len(content) <= MAX_OWN_BYTES else None, content
+        return found
+
+    def _begin_of(self, content: bytes) -> int | None:
+        """Return the position whose tokens agree longest with a text, the last of several; None if none agrees."""
+        best, longest = None, 0
+        for begin in self._begins:
+            spelled = b""
+            for token in self._tokens[begin:]:
+                if len(spelled) >= len(content) or token >= FIRST_SPECIAL:
+                    break
+                spelled += self.token_bytes(token)
+            common = _common_length(spelled, content)
+            if common and common >= longest:
+                best, longest = begin, common
+        return best
+
+
+def _common_length(one: bytes, other: bytes) -> int:
+    """Return the length of the longest common beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

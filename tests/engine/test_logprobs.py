@@ -1,0 +1,84 @@
+"""Log probabilities are matched to the emitted text, whatever the gateway does to it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.core.generation import TokenLogprob
+from unisono.engine.logprobs import LogprobLog
+from unisono.harmony.encoding import load_encoding
+
+ENCODING = load_encoding()
+
+
+def log_of(marked: str, *, opened: bool = False) -> tuple[LogprobLog, list[int]]:
+    tokens = ENCODING.encode_marked(marked)
+    log = LogprobLog(lambda token: ENCODING.decode_bytes([token]))
+    log.start_generation()
+    log.add(tokens, [TokenLogprob(token, -1.0) for token in tokens])
+    del opened
+    return log, tokens
+
+
+def spelled(found: list[tuple[bytes, TokenLogprob]]) -> str:
+    return b"".join(content for content, _ in found).decode("utf-8", "replace")
+
+
+ANSWER = "<|channel|>analysis<|message|>Hello there<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def test_only_tokens_of_the_text_count() -> None:
+    log, _ = log_of(f"{ANSWER}Hello world<|return|>")
+    assert spelled(log.emitted(1, "Hello world")) == "Hello world"
+
+
+def test_pieces_complete_tokens() -> None:
+    log, _ = log_of(f"{ANSWER}Hello world, what a day<|return|>")
+    pieces = [spelled(log.emitted(1, piece)) for piece in ("Hel", "lo wor", "ld, what", " a day")]
+    assert "".join(pieces) == "Hello world, what a day"
+    assert pieces[0] == ""
+
+
+def test_a_character_of_several_tokens() -> None:
+    log, tokens = log_of(f"{ANSWER}a 🦜 b<|return|>")
+    assert sum(len(log.emitted(1, letter)) for letter in "a 🦜 b") == len(ENCODING.encode_marked("a 🦜 b"))
+    assert tokens
+
+
+def test_text_of_the_gateway_has_none() -> None:
+    log, _ = log_of(f"{ANSWER}one two<|return|>")
+    assert spelled(log.emitted(1, "one, and ")) == "one"
+    assert spelled(log.emitted(1, "really two")) == " two"
+    assert log.emitted(2, "Something else entirely") == []
+
+
+def test_a_dropped_attempt_is_skipped() -> None:
+    log, _ = log_of("<|channel|>final<|message|>{wrong<|return|>")
+    log.start_generation()
+    more = ENCODING.encode_marked('{"a": 1}<|return|>')
+    log.add(more, [TokenLogprob(token, -2.0) for token in more])
+    found = log.emitted(0, '{"a": 1}')
+    assert spelled(found) == '{"a": 1}'
+    assert {value.logprob for _, value in found} == {-2.0}
+
+
+def test_tokens_without_a_value_are_left_out() -> None:
+    tokens = ENCODING.encode_marked("<|channel|>final<|message|>one two three")
+    log = LogprobLog(lambda token: ENCODING.decode_bytes([token]))
+    log.add(tokens, [None if token == tokens[-1] else TokenLogprob(token, -1.0) for token in tokens])
+    assert spelled(log.emitted(0, "one two three")) == "one two"
+
+
+@given(st.text(min_size=1, max_size=40), st.lists(st.integers(1, 5), max_size=20))
+def test_all_tokens_of_any_text_are_found_once(text: str, sizes: list[int]) -> None:
+    content = text.encode("utf-8", "replace").decode()
+    tokens = [*ENCODING.encode_marked("<|channel|>final<|message|>"), *ENCODING.encode_text(content)]
+    log = LogprobLog(lambda token: ENCODING.decode_bytes([token]))
+    log.add(tokens, [TokenLogprob(token, -1.0) for token in tokens])
+    pieces, rest = [], content
+    for size in sizes:
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    found = [value.token for piece in (*pieces, rest) for _, value in log.emitted(0, piece) if piece]
+    assert found == tokens[3:]
