@@ -247,7 +247,7 @@ class LlamaCppFold:
 
 
 def _logprobs(reported: object, tokens: Sequence[int]) -> list[TokenLogprob | None]:
-    """Return an entry for each token from the probabilities of an event, which name their tokens."""
+    """Return an entry for each token from an event's probabilities, which name their tokens."""
     known = {
         entry["id"]: entry
         for entry in (reported if isinstance(reported, list) else ())

@@ -122,7 +122,7 @@ CHOICES: Mapping[str, Cell] = {
 }
 NO_LOGPROBS = Cell(
     Support.REFUSED,
-    "400 `unsupported_value`, on every backend.",
+    "400 `unsupported_value`; requests prefer a backend that reports them.",
     ("logprobs", "unsupported_value"),
 )
 PLAYED = Cell(Support.NO_EFFECT, "A recording is replayed unchanged.")
@@ -169,7 +169,12 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "response_format, text.format, strict tools": FORMATS,
     "tool_choice: required, named, allowed_tools": CHOICES,
     "reasoning budget": FORMS,
-    "logprobs": dict.fromkeys(KINDS, NO_LOGPROBS),
+    "logprobs": {
+        **dict.fromkeys(KINDS, EXACT),
+        "llamacpp": Cell(Support.EXACT, "Tokens that end inside of a character have none."),
+        "mlx": Cell(Support.EXACT, "They are those after biases, penalties and constraints."),
+        **dict.fromkeys(("ollama", "mlx_server", "replay"), NO_LOGPROBS),
+    },
 }
 
 

@@ -127,7 +127,7 @@ CHAT: dict[str, tuple[Json, str]] = {
     "stop: too many": ({"stop": ["x"] * 17}, "stop"),
     "logit_bias: not a token id": ({"logit_bias": {"word": 1}}, "logit_bias.word"),
     "logit_bias: out of range": ({"logit_bias": {"5": 101}}, "logit_bias.5"),
-    "logprobs": ({"logprobs": True}, "logprobs"),
+    "logprobs": ({"logprobs": 3}, "logprobs"),
     "modalities": ({"modalities": ["audio"]}, "modalities"),
     "presence_penalty: out of range": ({"presence_penalty": 3}, "presence_penalty"),
 }
@@ -196,7 +196,7 @@ RESPONSES: dict[str, tuple[Json, str]] = {
     "truncation: unknown value": ({"truncation": "some"}, "truncation"),
     "max_output_tokens: 0": ({"max_output_tokens": 0}, "max_output_tokens"),
     "max_tool_calls: negative": ({"max_tool_calls": -1}, "max_tool_calls"),
-    "top_logprobs": ({"top_logprobs": 5}, "top_logprobs"),
+    "top_logprobs": ({"top_logprobs": 50}, "top_logprobs"),
     "temperature: a string": ({"temperature": "hot"}, "temperature"),
     "stream_options: a number": ({"stream": True, "stream_options": 5}, "stream_options"),
     "prompt: a stored prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),

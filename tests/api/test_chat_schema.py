@@ -227,8 +227,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "reasoning budget out of range": ({"reasoning": {"max_tokens": -2}}, "reasoning.max_tokens", "invalid_value"),
     "reasoning budget a string": ({"thinking_token_budget": "5"}, "thinking_token_budget", "invalid_value"),
     "thinking a string": ({"thinking": "hard"}, "thinking", "invalid_value"),
-    "logprobs": ({"logprobs": True}, "logprobs", "unsupported_value"),
-    "top_logprobs": ({"top_logprobs": 3}, "top_logprobs", "unsupported_value"),
+    "logprobs": ({"logprobs": 3}, "logprobs", "invalid_value"),
+    "top_logprobs": ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
     "modalities": ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
     "audio": ({"audio": {"voice": "x"}}, "audio", "unsupported_value"),
     "effort": ({"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value"),
@@ -292,8 +292,6 @@ def test_an_image_error_has_the_text_that_clients_look_for(kind: str) -> None:
 
 
 NEUTRAL: dict[str, Any] = {
-    "logprobs": [None, False],
-    "top_logprobs": [None, 0],
     "n": [None, 1],
     "modalities": [None, ["text"]],
     "audio": [None],

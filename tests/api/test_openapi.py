@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
         {"model": "m", "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}]},
     ),
     "a function without a name": (ChatRequest, {"model": "m", "messages": [SAYS_HI], "tools": [{"type": "function"}]}),
-    "log probabilities": (ChatRequest, {"model": "m", "messages": [SAYS_HI], "logprobs": True}),
+    "log probabilities": (ChatRequest, {"model": "m", "messages": [SAYS_HI], "logprobs": 3}),
     "unknown item type": (ResponsesRequest, {"model": "m", "input": [{"type": "telepathy"}]}),
     "a call without a name": (ResponsesRequest, {"model": "m", "input": [{"type": "function_call", "call_id": "c"}]}),
     "a tool without a name": (ResponsesRequest, {"model": "m", "input": "Hi", "tools": [{"type": "function"}]}),

@@ -96,7 +96,8 @@ async def test_responses_reports_them_in_deltas_and_items(kind: str, stream: boo
 async def test_raw_completions_report_them_in_the_legacy_form(kind: str, stream: bool) -> None:
     body = {"model": "gpt-oss", "prompt": "Hi", "max_tokens": 99, "logprobs": 1, "stream": stream}
     tokens = ENCODING.encode_text("one two")
-    async with FAKES[kind](tokens=[*tokens, 200002]) as fake, gateway(config(kind, fake.url)) as running:
+    generated = [*ENCODING.encode_marked("<|channel|>"), *tokens, 200002]
+    async with FAKES[kind](tokens=generated) as fake, gateway(config(kind, fake.url)) as running:
         answer = await running.post("/v1/completions", json.dumps(body).encode())
         assert answer.status == 200, answer.raw
         refused = await running.post("/v1/completions", json.dumps({**body, "echo": True}).encode())

@@ -75,7 +75,10 @@ async def test_the_probe_reports_the_capabilities(engine: Running, backend: Back
 
     form = OutputForm.IDS if engine.engine.shows_stop else OutputForm.TEXT
     known = replace(probe.capabilities, constrain=frozenset(), context=None)
-    assert known == Capabilities(form, form, stop_visible=engine.engine.shows_stop, logit_bias=True)
+    has_logprobs = engine.engine.kind != "mlx_server"
+    assert known == Capabilities(
+        form, form, stop_visible=engine.engine.shows_stop, logit_bias=True, logprobs=has_logprobs
+    )
     assert probe.capabilities.context == engine.engine.context
     assert probe.fatal == ()
 

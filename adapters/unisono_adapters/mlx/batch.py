@@ -40,6 +40,7 @@ class _Response(Protocol):
 
     uid: int
     token: int
+    logprobs: mx.array
     finish_reason: str | None
     all_tokens: Sequence[int]
     prompt_cache: Layers
@@ -79,6 +80,8 @@ class _Running:
     prompt: list[int]
     cached: int
     guide: Guide | None = None
+    # Number of alternatives to report; None for no log probabilities.
+    logprobs: int | None = None
     has_started: bool = False
     generated: int = 0
 
@@ -165,7 +168,9 @@ class Batch:
             samplers=[make_sampler(command.sampling)],
             logits_processors=[processors],
         )
-        self._running[uids[0]] = _Running((connection, command.id), command.salt, prompt, known, guide)
+        self._running[uids[0]] = _Running(
+            (connection, command.id), command.salt, prompt, known, guide, command.logprobs
+        )
         return []
 
     def _refusal(self, command: GenerateCommand) -> tuple[Reason, str] | None:
@@ -262,4 +267,18 @@ def _to_message(request: _Running, response: _Response, cached: int | None) -> T
     """Return the message to the gateway for one token."""
     if response.finish_reason is not None and request.guide is not None and request.guide.failed:
         return RequestRefused(request.route[1], "failed", f"the constraint cannot be enforced: {request.guide.failed}")
-    return TokenOutput(request.route[1], (response.token,), response.finish_reason, cached)
+    logprobs = None if request.logprobs is None else (_logprob(response, request.logprobs),)
+    return TokenOutput(request.route[1], (response.token,), response.finish_reason, cached, logprobs)
+
+
+def _logprob(response: _Response, top: int) -> tuple[float, list[tuple[int, float]]]:
+    """Return the log probability of a token, and those of the `top` most likely ones."""
+    values = response.logprobs.astype(mx.float32)
+    # The sum of the probabilities is 1 also after biases and penalties.
+    values = values - mx.logsumexp(values)
+    own = cast("float", values[response.token].item())
+    if not top:
+        return own, []
+    ids = cast("list[int]", mx.argpartition(-values, kth=top - 1)[:top].tolist())
+    ranked = [(token, cast("float", values[token].item())) for token in ids]
+    return own, sorted(ranked, key=lambda one: -one[1])

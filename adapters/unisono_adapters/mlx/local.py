@@ -120,6 +120,7 @@ class MlxLocalBackend:
             stop_visible=True,
             context=ready.context,
             logit_bias=True,
+            logprobs=True,
             constrain=constrain,
         )
         return await examine(Subject(self.complete, claims, remedies=REMEDIES, encode=encode, trusted=constrain))
@@ -260,6 +261,7 @@ def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) ->
         raise BackendUnavailable(engine.lost or "the engine process did not answer", symptom=Symptom.DISCONNECTED)
     tokens = inbox.tokens[:_MAX_CHUNK_TOKENS].tolist()
     del inbox.tokens[:_MAX_CHUNK_TOKENS]
+    logprobs, inbox.logprobs = inbox.logprobs[:_MAX_CHUNK_TOKENS], inbox.logprobs[_MAX_CHUNK_TOKENS:]
     if inbox.tokens or inbox.refused is not None or engine.lost is not None:
         inbox.arrived.set()
     return Chunk(
@@ -267,6 +269,7 @@ def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) ->
         finish=None if inbox.finish is None or inbox.tokens else _FINISH[inbox.finish],
         prompt_tokens=prompt_tokens,
         cached_tokens=None if prompt_tokens is None else inbox.cached,
+        logprobs=logprobs,
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unisono.core.generation import CompletionJob
+from unisono.core.generation import CompletionJob, TokenLogprob
 from unisono.errors import BackendUnavailable
 from unisono_adapters.mlx.jobs import BatchLimits
 from unisono_adapters.mlx.launch import ProcessHandle, start_own
@@ -47,10 +47,14 @@ SHARED = "UNISONO_ENGINES"
 
 @dataclass(slots=True)
 class Inbox:
-    """Received but unread data of one request: at most its `max_tokens`, at four bytes each."""
+    """Received but unread data of one request: at most its `max_tokens`, at four bytes each.
+
+    `logprobs` has an entry for each of the `tokens` if the job asks for them.
+    """
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     tokens: array[int] = field(default_factory=lambda: array("I"))
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
     cached: int | None = None
     refused: RequestRefused | None = None
@@ -115,7 +119,15 @@ class EngineProcess:
         number, inbox = self._open()
         self._writer.write(
             to_line(
-                GenerateCommand(number, job.prompt.tokens, job.max_tokens, job.sampling, job.cache_salt, job.constraint)
+                GenerateCommand(
+                    number,
+                    job.prompt.tokens,
+                    job.max_tokens,
+                    job.sampling,
+                    job.cache_salt,
+                    job.constraint,
+                    job.logprobs,
+                )
             )
         )
         return number, inbox
@@ -200,9 +212,14 @@ class EngineProcess:
                     self._handle.pid = message.pid
                 if not self._ready.done():
                     self._ready.set_result(message)
-            case TokenOutput(number, tokens, finish, cached):
+            case TokenOutput(number, tokens, finish, cached, logprobs):
                 if inbox := self._inboxes.get(number):
                     inbox.tokens.extend(tokens)
+                    if logprobs is not None:
+                        inbox.logprobs += (
+                            TokenLogprob(token, value, tuple((each, one) for each, one in top))
+                            for token, (value, top) in zip(tokens, logprobs, strict=True)
+                        )
                     inbox.finish = finish
                     # The first output reports the cached tokens of the prompt.
                     inbox.cached = cached if inbox.cached is None else inbox.cached

@@ -24,7 +24,10 @@ Reason: TypeAlias = Literal["context", "rejected", "constraint", "overloaded", "
 
 @dataclass(frozen=True, slots=True)
 class GenerateCommand:
-    """Command to generate. `salt` separates the prompts of tenants in the prefix cache."""
+    """Command to generate. `salt` separates the prompts of tenants in the prefix cache.
+
+    `logprobs` is the number of alternatives to report for each token; None for no log probabilities.
+    """
 
     id: int
     prompt: Sequence[int]
@@ -32,6 +35,7 @@ class GenerateCommand:
     sampling: Sampling
     salt: str = ""
     constraint: Constraint | None = None
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +85,14 @@ class TokenOutput:
     """New ids of one request, including the stop id.
 
     `finish` is "stop" or "length" on the last message. `cached` counts reused prompt tokens, on the first
-    message.
+    message. `logprobs` has the log probability of each token and its alternatives, if the command asks for them.
     """
 
     id: int
     tokens: Sequence[int]
     finish: str | None = None
     cached: int | None = None
+    logprobs: Sequence[tuple[float, Sequence[tuple[int, float]]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from unisono.core.generation import TokenLogprob
-from unisono.engine.logprobs import LogprobLog
+from unisono.core.logprobs import LogprobLog
 
 # Maximum number of alternatives for a token, as at OpenAI.
 MAX_TOP_LOGPROBS: Final = 20
@@ -19,6 +20,14 @@ def to_entries(log: LogprobLog | None, item: int, text: str, top: int) -> list[d
     if log is None:
         return []
     return [_entry(log, value, spelled, top) for spelled, value in log.emitted(item, text)]
+
+
+def to_choice_logprobs(content: Sequence[Mapping[str, Any]], *, unfit: bool = False) -> dict[str, Any]:
+    """Return the `logprobs` of a choice of Chat Completions.
+
+    With `unfit`, the tokens belong to a refusal.
+    """
+    return {"content": None if unfit else content, "refusal": content if unfit else None}
 
 
 def _entry(log: LogprobLog, value: TokenLogprob, spelled: bytes, top: int) -> dict[str, Any]:

@@ -155,9 +155,10 @@ class Lark:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural logarithm of a generated token's probability, and those of the most likely tokens at its place.
+    """Log probability of a generated token, and those of the most likely tokens at its place.
 
-    The probabilities are the model's, before temperature, penalties and constraints.
+    Logarithms are natural. vLLM, SGLang and llama.cpp report the model's probabilities. mlx reports those after biases,
+    penalties and constraints.
     """
 
     token: int

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Repaired
 from unisono.core.generation import Usage
+from unisono.core.logprobs import LogprobLog
 from unisono.core.route_protocol import Attempt
 from unisono.core.trace_context import TraceContext
 
@@ -137,6 +138,7 @@ class GenerationFacts:
     refused_constraints: list[RefusedConstraint] = field(default_factory=list)
     prompt_tokens: int = 0  # tokens of the first rendered prompt; 0 before it is rendered
     left_out: int = 0  # oldest conversation turns dropped because the conversation was too long
+    logprobs: LogprobLog | None = None  # set if the request asks for log probabilities
 
     @property
     def usage(self) -> Usage:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from unisono.core.generation import Capabilities
-from unisono.engine.logprobs import LogprobLog
+from collections.abc import Callable, Sequence
+
+from unisono.core.generation import Capabilities, Chunk
+from unisono.core.logprobs import LogprobLog
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
@@ -13,7 +15,7 @@ def required_abilities(request: GenerationRequest) -> frozenset[str]:
     """Return the names of abilities that the backend of a request needs."""
     answer = request.answer
     return frozenset().union(
-        ["logit_bias"] if answer.sampling.logit_bias else [], ["logprobs"] if answer.logprobs is not None else []
+        ["logit_bias"] if answer.sampling.logit_bias else [], ["logprobs"] if request.logprobs is not None else []
     )
 
 
@@ -24,17 +26,25 @@ def check_abilities(request: GenerationRequest, capabilities: Capabilities) -> N
         raise UnsupportedValue(
             "The backend of this model cannot bias tokens; omit 'logit_bias'.", param=fields.logit_bias
         )
-    if answer.logprobs is not None and not capabilities.logprobs:
+    if request.logprobs is not None and not capabilities.logprobs:
         raise UnsupportedValue(
             f"The backend of this model reports no log probabilities; omit '{fields.logprobs}'.", param=fields.logprobs
         )
 
 
-def log_of(request: GenerationRequest, report: GenerationReport, encoding: Encoding) -> LogprobLog | None:
-    """Return the log for another generation; None if the request asks for no log probabilities."""
-    if request.answer.logprobs is None:
-        return None
-    if report.logprobs is None:
-        report.logprobs = LogprobLog(lambda token: encoding.decode_bytes([token]))
-    report.logprobs.start_generation()
-    return report.logprobs
+def logprob_recorder(
+    request: GenerationRequest, report: GenerationReport, encoding: Encoding
+) -> Callable[[Sequence[int], Chunk], None]:
+    """Return a function that records the log probabilities of a chunk, for another generation."""
+    if request.logprobs is None:
+        return _ignore
+    if report.facts.logprobs is None:
+        is_raw = request.raw is not None
+        report.facts.logprobs = LogprobLog(lambda token: encoding.decode_bytes([token]), is_raw=is_raw)
+    log = report.facts.logprobs
+    log.start_generation()
+    return lambda tokens, chunk: log.add(tokens, chunk.logprobs)
+
+
+def _ignore(tokens: Sequence[int], chunk: Chunk) -> None:
+    """Record nothing."""

@@ -23,7 +23,7 @@ from unisono.core.generation import (
 )
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot, blocks_of
-from unisono.engine.abilities import check_abilities, log_of, required_abilities
+from unisono.engine.abilities import check_abilities, logprob_recorder, required_abilities
 from unisono.engine.attempt import (
     LONG_CHUNK_CHARS,
     AttemptTelemetry,
@@ -250,7 +250,7 @@ class RawGeneration(BatchStream):
             timeouts=session.start_attempt(slot),
             request_id=request.origin.request_id,
             cache_salt=request.routing.cache_salt,
-            logprobs=request.answer.logprobs,
+            logprobs=request.logprobs,
             trace=session.trace_span(0),
         )
         async with aclosing(self._read(session, slot, job)) as batches:
@@ -277,7 +277,7 @@ class RawGeneration(BatchStream):
         telemetry = AttemptTelemetry(self.report, self._request, name, job, 0)
         stream = slot.deployment.backend.complete(job)
         session.record_use()
-        log = log_of(self._request, self.report, self._encoding)
+        add_logprobs = logprob_recorder(self._request, self.report, self._encoding)
         is_waiting = True
         async with telemetry.measure(stream, slot):
             async for chunk in stream:
@@ -288,8 +288,7 @@ class RawGeneration(BatchStream):
                     telemetry.cached = chunk.cached_tokens
                     self._cached = self._cached or chunk.cached_tokens
                 tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
-                if log is not None:
-                    log.add(tokens, chunk.logprobs)
+                add_logprobs(tokens, chunk)
                 if tokens:
                     telemetry.pace.record(len(tokens), monotonic())
                 finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish

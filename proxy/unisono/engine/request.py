@@ -20,7 +20,6 @@ from unisono.core.quotas import QuotaStatus
 from unisono.core.route_protocol import Attempt
 from unisono.core.tools import ToolSearch, ToolServer
 from unisono.core.trace_context import TraceContext
-from unisono.engine.logprobs import LogprobLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +167,6 @@ class AnswerOptions:
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     hold_calls: bool = True  # False: emit a call's arguments while they are generated (`stream_tool_arguments`)
     whole: bool = False  # emit the answer as one batch at its end
-    # Number of alternatives to report the log probability of, for each visible token; None for no log probabilities.
-    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +249,9 @@ class GenerationRequest:
     # is one text item, and `GenerationReport.journal` contains its tokens. Such a request has a token limit, but no
     # tools, no answer form and no earlier journal.
     raw: RawPrompt | None = None
+    # Number of alternatives to report the log probability of, for each visible token; None for no log probabilities.
+    # They are in `GenerationReport.facts`.
+    logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -277,7 +277,6 @@ class GenerationReport:
     hooks: dict[str, dict[str, Json]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # notes for the client that do not follow from its request
     model: str = ""  # the requested model, after alias resolution
-    logprobs: LogprobLog | None = None  # set if the request asks for log probabilities
 
     @property
     def served_model(self) -> str:

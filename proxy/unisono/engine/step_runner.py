@@ -29,7 +29,7 @@ from unisono.core.generation import (
 )
 from unisono.core.observer import RefusedConstraint
 from unisono.core.route_protocol import Slot
-from unisono.engine.abilities import check_abilities, log_of
+from unisono.engine.abilities import check_abilities, logprob_recorder
 from unisono.engine.attempt import (
     LONG_MESSAGE_TOKENS,
     AttemptTelemetry,
@@ -243,7 +243,7 @@ class StepRunner:
             timeouts=self.session.start_attempt(slot),
             request_id=self._request.origin.request_id,
             cache_salt=self._request.routing.cache_salt,
-            logprobs=self._request.answer.logprobs,
+            logprobs=self._request.logprobs,
             trace=self.session.trace_span(reader.items.step),
         )
 
@@ -257,10 +257,9 @@ class StepRunner:
         is_waiting = True
         telemetry = AttemptTelemetry(self._report, self._request, deployment.name, job, reader.items.step)
         is_text = slot.capabilities.output is not OutputForm.IDS
-        cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text)
-        pauses = PauseSchedule()
+        cap, pauses = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text), PauseSchedule()
         record_pace = telemetry.pace.record
-        log = log_of(self._request, self._report, self._deps.encoding)
+        add_logprobs = logprob_recorder(self._request, self._report, self._deps.encoding)
         async with telemetry.measure(stream, slot):
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
@@ -272,8 +271,7 @@ class StepRunner:
                     if first is not None:
                         first.record_cached(chunk)
                 tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
-                if log is not None:
-                    log.add(tokens, chunk.logprobs)
+                add_logprobs(tokens, chunk)
                 if tokens:
                     record_pace(len(tokens), monotonic())
                 finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish

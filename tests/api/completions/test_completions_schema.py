@@ -53,7 +53,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "too many prompts times choices": ({"n": 65, "prompt": ["a", "b"]}, "prompt", "invalid_value"),
     "best_of": ({"best_of": 3}, "best_of", "unsupported_value"),
     "a suffix": ({"suffix": "end"}, "suffix", "unsupported_value"),
-    "log probabilities": ({"logprobs": 2}, "logprobs", "unsupported_value"),
+    "log probabilities": ({"logprobs": 21}, "logprobs", "invalid_value"),
     "log probabilities of the prompt": ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_value"),
     "beam search": ({"use_beam_search": True}, "use_beam_search", "unsupported_value"),
     "a response format": ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from unisono.api.chat.inbound import budgets, requested_effort, requested_form
+from unisono.api.chat.answer_options import budgets, requested_effort, requested_form
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
 from unisono.api.field_types import smallest

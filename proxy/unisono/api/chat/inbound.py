@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from unisono.api.chat.answer_options import budgets, requested_effort, requested_form, requested_logprobs
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
 from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
@@ -25,18 +26,17 @@ from unisono.api.history_builder import (
 from unisono.api.request_options import (
     MAX_NOTES,
     NO_RULES,
+    AnswerDefaults,
     ModelRules,
     notes_on_prefill,
     request_fields,
     to_sampling,
     without_effect,
 )
-from unisono.api.structured_outputs import to_answer_form
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
 from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import (
-    AnswerForm,
     AssistantCall,
     AssistantReasoning,
     Conversation,
@@ -115,8 +115,7 @@ def to_generation_request(
 ) -> ChatGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     toolbox, defaults = to_toolbox(declared(request)), rules.defaults
-    effort = defaults.effort_for(requested_effort(request))
-    conversation, notes = to_conversation(request.messages, toolbox, effort, today, continues=_continues(request))
+    conversation, notes = _conversation(request, toolbox, today, defaults)
     requested, requested_at = _requested_choice(request)
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     hosting = None if forbidden else to_server_tools(request, runnable, caller.tenant)
@@ -135,13 +134,13 @@ def to_generation_request(
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls) and not request.functions,
             hold_calls=hold_calls or not request.stream,
             whole=not request.stream,
-            logprobs=_logprobs(request),
             choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
             form=form,
             reasoning_budget=smallest((*budgets(request), rules.reasoning_budget)),
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="chat"),
         routing=RoutingOptions(sticky=_sticky(request, caller)),
+        logprobs=requested_logprobs(request),
     )
     generation_request = rules.applied_to(generation_request, request.recoveries)
     return ChatGeneration(
@@ -155,11 +154,11 @@ def to_generation_request(
     )
 
 
-def _logprobs(request: ChatRequest) -> int | None:
-    """Return the number of alternatives to report; None for no log probabilities."""
-    if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest("'top_logprobs' needs 'logprobs: true'.", param="top_logprobs")
-    return request.top_logprobs or 0 if request.logprobs else None
+def _conversation(
+    request: ChatRequest, toolbox: Toolbox, today: str, defaults: AnswerDefaults
+) -> tuple[Conversation, list[str]]:
+    effort = defaults.effort_for(requested_effort(request))
+    return to_conversation(request.messages, toolbox, effort, today, continues=_continues(request))
 
 
 def _shows_reasoning(request: ChatRequest) -> bool:
@@ -351,36 +350,6 @@ def _to_call(call: ChatToolCall) -> AssistantCall:
         return AssistantCall(call.id, call.custom.name, call.custom.input)
     assert call.function is not None
     return AssistantCall(call.id, call.function.name, call.function.arguments)
-
-
-def requested_form(request: ChatRequest) -> AnswerForm | None:
-    """Return the form of the answer that a request asks for. Raises InvalidRequest."""
-    form = request.response_format
-    return to_answer_form(request, form.form("response_format") if form is not None else None)
-
-
-def requested_effort(request: ChatRequest) -> Effort | None:
-    """Return the reasoning effort that a request asks for."""
-    # Clients of OpenRouter, vLLM, Ollama and Anthropic spell the effort differently. The first one that is set
-    # counts.
-    spelled = (
-        request.reasoning_effort,
-        request.reasoning.effort if request.reasoning else None,
-        request.think,
-        request.chat_template_kwargs.reasoning_effort if request.chat_template_kwargs else None,
-        request.output_config.effort if request.output_config else None,
-        Effort.LOW if request.thinking and request.thinking.type == "disabled" else None,
-        Effort.LOW if request.reasoning and request.reasoning.enabled is False else None,
-    )
-    return next((effort for effort in spelled if effort is not None), None)
-
-
-def budgets(request: ChatRequest) -> Iterator[int | None]:
-    """Yield the reasoning budget from each of its spellings."""
-    yield request.reasoning.max_tokens if request.reasoning else None
-    yield request.thinking.budget_tokens if request.thinking else None
-    yield request.chat_template_kwargs.thinking_budget if request.chat_template_kwargs else None
-    yield from (request.thinking_token_budget, request.thinking_budget, request.reasoning_budget)
 
 
 def _notes_on_fields(request: ChatRequest) -> Iterator[str]:

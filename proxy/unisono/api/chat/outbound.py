@@ -13,13 +13,14 @@ Each delta's bytes come from a template that is made once per stream, filled wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 import orjson
 
-from unisono.api.logprobs import to_entries
+from unisono.api.chat.calls import has_room, to_call, to_finish_reason
+from unisono.api.logprobs import to_choice_logprobs, to_entries
 from unisono.api.request_options import ReasoningField
 from unisono.api.sse import DONE, error_event, event
 from unisono.api.tools import CallForm, Toolbox
@@ -44,13 +45,10 @@ from unisono.core.events import (
     ToolCall,
     join_deltas,
 )
-from unisono.core.generation import FinishReason, Usage
+from unisono.core.generation import Usage
 from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
-
-# Finish reason of an answer with calls, by the form of its calls.
-CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallForm.LEGACY: "function_call"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,10 @@ class ChatFrame:
     hold_calls: bool = True
     # Number of alternatives for the log probability of each token; None for no log probabilities.
     logprobs: int | None = None
+
+    def entries(self, closed: Closed, report: GenerationReport) -> list[dict[str, Any]]:
+        """Return the log probabilities of a text."""
+        return to_entries(report.facts.logprobs, closed.item.index, closed.text, self.logprobs or 0)
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
@@ -92,54 +94,6 @@ def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
     }
 
 
-def to_finish_reason(finished: Finished, calls: Sequence[CallForm], *, cut_in_sight: bool = False) -> str:
-    """Return the finish reason.
-
-    `calls` holds the forms of the complete calls in the answer. `cut_in_sight` is true if the client received a
-    truncated call.
-    """
-    # A complete call counts even if the answer was cut afterwards, because the client can run it.
-    if calls and not cut_in_sight:
-        return CALLED[calls[0]]
-    if finished.cut_call or cut_in_sight:
-        return "length"
-    match finished.reason:
-        case FinishReason.STOP:
-            return "stop"
-        case FinishReason.LENGTH:
-            return "length"
-        case _:
-            assert_never(finished.reason)
-
-
-def _has_room(calls: Sequence[CallForm], form: CallForm) -> bool:
-    """Return True if the message can hold one more call.
-
-    A call in the legacy form must be the only one.
-    """
-    return not calls or CallForm.LEGACY not in (calls[0], form)
-
-
-def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
-    """Return a complete call as it appears in a message.
-
-    In the legacy form, it is the value of `function_call`.
-    """
-    match form:
-        case CallForm.CUSTOM:
-            custom = {"name": item.name, "input": arguments}
-            return {"id": item.call_id, "type": "custom", "custom": custom}
-        case CallForm.LEGACY:
-            return {"name": item.name, "arguments": arguments}
-        case _:  # the other forms are functions here
-            return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
-
-
-def to_logprobs(content: Sequence[Mapping[str, Any]], *, unfit: bool = False) -> dict[str, Any]:
-    """Return the `logprobs` of a choice. With `unfit`, the tokens belong to a refusal."""
-    return {"content": None if unfit else content, "refusal": content if unfit else None}
-
-
 def to_choice(index: int, result: CollectedAnswer, report: GenerationReport, frame: ChatFrame) -> dict[str, Any]:
     """Return one choice of a whole answer."""
     entries: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
@@ -154,13 +108,10 @@ def to_choice(index: int, result: CollectedAnswer, report: GenerationReport, fra
                 reasoning.append(closed.text)
             case Text():
                 (refusal if closed.item.unfit else content).append(closed.text)
-                if frame.logprobs is not None:
-                    entries[closed.item.unfit] += to_entries(
-                        report.logprobs, closed.item.index, closed.text, frame.logprobs
-                    )
+                entries[closed.item.unfit] += frame.entries(closed, report)
             case ToolCall():
                 form = frame.toolbox.form_of(closed.item.name)
-                if closed.complete and _has_room(call_forms, form):
+                if closed.complete and has_room(call_forms, form):
                     calls.append(to_call(closed.item, closed.text, form))
                     call_forms.append(form)
             case HostedCall() | Listing():
@@ -183,7 +134,7 @@ def to_choice(index: int, result: CollectedAnswer, report: GenerationReport, fra
     return {
         "index": index,
         "message": message,
-        "logprobs": None if frame.logprobs is None else to_logprobs(entries[bool(refusal)], unfit=bool(refusal)),
+        "logprobs": None if frame.logprobs is None else to_choice_logprobs(entries[bool(refusal)], unfit=bool(refusal)),
         "finish_reason": to_finish_reason(result.finished, call_forms),
     }
 
@@ -279,16 +230,13 @@ class ChoiceChunks:
 
     def _delta_with_logprobs(self, item: Text, text: str, top: int) -> bytes:
         """Return the chunk of a text with the log probabilities of the tokens that it completes."""
-        entries = to_entries(self._report.logprobs, item.index, text, top)
+        entries = to_entries(self._report.facts.logprobs, item.index, text, top)
         if self._last_text.setdefault(item.unfit, item.index) != item.index:
             self._last_text[item.unfit] = item.index
             text = MESSAGE_SEPARATOR + text
-        choice = {
-            "index": self._index,
-            "delta": {"refusal" if item.unfit else "content": text},
-            "logprobs": to_logprobs(entries, unfit=item.unfit),
-            "finish_reason": None,
-        }
+        delta = {"refusal" if item.unfit else "content": text}
+        logprobs = to_choice_logprobs(entries, unfit=item.unfit)
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         usage = {"usage": None} if self._frame.include_usage else {}
         return event(orjson.dumps(self._frame.head("chat.completion.chunk") | {"choices": [choice]} | usage))
 
@@ -310,7 +258,7 @@ class ChoiceChunks:
         if self._frame.hold_calls or not isinstance(item, ToolCall):
             return b""
         form = self._frame.toolbox.form_of(item.name)
-        if form is not CallForm.FUNCTION or not _has_room(self._emitted_calls, form):
+        if form is not CallForm.FUNCTION or not has_room(self._emitted_calls, form):
             return b""  # the other forms need the whole call
         self._streamed_call = (item, len(self._emitted_calls))
         return self._announce(self._streamed_call[1], item, CallForm.FUNCTION)
@@ -324,7 +272,7 @@ class ChoiceChunks:
             self._cut_in_sight = self._cut_in_sight or not closed.complete
             return b""
         form = self._frame.toolbox.form_of(closed.item.name)
-        if not closed.complete or not _has_room(self._emitted_calls, form):
+        if not closed.complete or not has_room(self._emitted_calls, form):
             return b""
         index = len(self._emitted_calls)
         self._emitted_calls.append(form)

@@ -149,7 +149,7 @@ class ChatRoute:
             notes=generation.notes,
             include_usage=generation.include_usage,
             hold_calls=generation.request.answer.hold_calls,
-            logprobs=generation.request.answer.logprobs,
+            logprobs=generation.request.logprobs,
         )
 
     def _stream(self, frame: ChatFrame, streams: list[GenerationStream], *, passes: bool) -> EventStream:

@@ -17,8 +17,8 @@ from unisono.api.sse import DONE, error_event, event
 from unisono.api.unisono_object import to_about
 from unisono.core.events import Delta, Event, Finished
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Usage
+from unisono.core.logprobs import LogprobLog
 from unisono.engine.collect import CollectedAnswer
-from unisono.engine.logprobs import LogprobLog
 from unisono.engine.request import GenerationReport, RawPrompt
 from unisono.errors import UnisonoError
 
@@ -99,7 +99,7 @@ class CompletionFrame:
         }
 
     def logprobs_of(self, log: LogprobLog | None, item: int, text: str, offset: int) -> dict[str, Any] | None:
-        """Return the log probabilities of the next part of a text, which begins at `offset`; None for none."""
+        """Return the log probabilities of the part of a text at `offset`; None for none."""
         if self.logprobs is None:
             return None
         entries = to_entries(log, item, text, self.logprobs)
@@ -159,7 +159,7 @@ def to_completion(
         text = frame.texts[index] + "".join(closed.text for closed in result.items)
         choice = frame.choice(index, text, report.journal, first=True)
         generated = text[len(frame.texts[index]) :]
-        choice["logprobs"] = frame.logprobs_of(report.logprobs, 0, generated, len(frame.texts[index]))
+        choice["logprobs"] = frame.logprobs_of(report.facts.logprobs, 0, generated, len(frame.texts[index]))
         choices.append(choice | frame.ended(index, result.finished, report))
     usage = frame.usage([result.finished.usage for result in results])
     return {**frame.head, "choices": choices, "usage": usage, "unisono": to_about(reports, frame.notes)}
@@ -188,7 +188,7 @@ class CompletionStreamChunks:
         """
         frame, report = self._frame, self._reports[index]
         text = "".join(entry.text for entry in batch if isinstance(entry, Delta))
-        logprobs = frame.logprobs_of(report.logprobs, 0, text, self._lengths[index])
+        logprobs = frame.logprobs_of(report.facts.logprobs, 0, text, self._lengths[index])
         self._lengths[index] += len(text)
         first = not self._has_started[index]
         if first:

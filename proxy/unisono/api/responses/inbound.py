@@ -122,8 +122,7 @@ def to_generation_request(
     entries = to_entries(request.input, reading, new_id, has_stored_history=bool(known.earlier))
     hosting, history = _with_approvals(request, reading, entries, servers)
     deferred = deferred_tools(request, toolbox, history, searcher, servers)
-    preamble = _preamble(request, reading.configuration, today, rules)
-    to_prompt, defaults = partial(_conversation_of, preamble, toolbox.tools, deferred), rules.defaults
+    to_prompt, defaults = _prompt_builder(request, reading, today, toolbox, deferred, rules), rules.defaults
     toolbox = toolbox.with_added(history)
     generation = GenerationRequest(
         model=model,
@@ -134,7 +133,6 @@ def to_generation_request(
             max_tokens=request.max_output_tokens or defaults.max_tokens,
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls),
             stop=defaults.stop,
-            logprobs=request.logprobs,
             hold_calls=hold_calls or not request.stream,
             whole=not request.stream and hosting is None,  # the effects of tools remain if an answer starts again
         ),
@@ -142,6 +140,7 @@ def to_generation_request(
         resumption=Resumption(seed=seed),
         prompt=PromptOptions(truncate=request.truncation == "auto", keeps_date=dated, fields=FIELDS),
         routing=RoutingOptions(sticky=sticky),
+        logprobs=request.logprobs,
     )
     required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
     notes = notes_of(request, replace(toolbox, notes=(*deferred.notes, *toolbox.notes)), reading)
@@ -172,6 +171,18 @@ def to_compaction_plan(
         return CompactionPlan(history, rebuilt, ends_answer=True)
     thresholds = [threshold_of(entry.compact_threshold, window) for entry in request.context_management or ()]
     return CompactionPlan(history, rebuilt, min(thresholds)) if thresholds else None
+
+
+def _prompt_builder(
+    request: ResponsesRequest,
+    reading: InputConversion,
+    today: str,
+    toolbox: Toolbox,
+    deferred: DeferredTools,
+    rules: ModelRules,
+) -> Callable[[Sequence[Item]], Conversation]:
+    """Return a function that builds the conversation of a history."""
+    return partial(_conversation_of, _preamble(request, reading.configuration, today, rules), toolbox.tools, deferred)
 
 
 def _conversation_of(

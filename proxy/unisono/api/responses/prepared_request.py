@@ -282,7 +282,7 @@ def _frame(
         browsed=browser_results(generation.request.conversation.items),
         summary_chars=SUMMARY_CHARS[request.summary],
         seal_history=_history_sealer(seals, sender.tenant) if generation.compaction is not None else None,
-        logprobs=generation.request.answer.logprobs,
+        logprobs=generation.request.logprobs,
     )
 
 

@@ -307,7 +307,7 @@ class ResponseEvents:
             return
         open_item.text.write(text)
         if open_item.lifecycle is TEXT and self._frame.logprobs is not None:
-            new = to_entries(self._report.logprobs, open_item.made.index, text, self._frame.logprobs)
+            new = to_entries(self._report.facts.logprobs, open_item.made.index, text, self._frame.logprobs)
             open_item.logprobs += new
             self._add("response.output_text.delta", {**open_item.location, "delta": text, "logprobs": new})
         elif not open_item.hidden and open_item.delta is not None:

@@ -26,10 +26,14 @@ class _Text:
 
 
 class LogprobLog:
-    """Generated tokens of one answer, with their log probabilities; `token_bytes` spells a token."""
+    """Generated tokens of one answer, with their log probabilities.
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    `token_bytes` spells a token. With `is_raw`, all text is one item, from which special tokens may be removed.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], *, is_raw: bool = False) -> None:
         self.token_bytes = token_bytes
+        self._is_raw = is_raw
         self._tokens: list[int] = []
         self._values: list[TokenLogprob | None] = []
         # Positions at which the body of a message may begin.
@@ -49,7 +53,10 @@ class LogprobLog:
                 self._begins.append(len(self._tokens))
 
     def emitted(self, item: int, text: str) -> list[tuple[bytes, TokenLogprob]]:
-        """Return the tokens that `text` completes, the next part of the item with that index, in order."""
+        """Return the tokens that `text` completes, in order.
+
+        `text` is the next part of the item with the index `item`.
+        """
         content = text.encode("utf-8", "surrogatepass")
         state = self._texts.get(item)
         if state is None:
@@ -61,13 +68,13 @@ class LogprobLog:
         at = state.position
         while content and at < len(self._tokens):
             token = self._tokens[at]
-            if token >= FIRST_SPECIAL:
+            spelled = self.token_bytes(token)
+            if token >= FIRST_SPECIAL and not (self._is_raw and content.startswith(spelled)):
                 # The text goes on in another message, or after an edit of the gateway.
                 if at + 1 >= len(self._tokens):
                     break
                 at += 1
                 continue
-            spelled = self.token_bytes(token)
             if content.startswith(spelled):
                 if (value := self._values[at]) is not None:
                     found.append((spelled, value))
@@ -85,7 +92,12 @@ class LogprobLog:
         return found
 
     def _begin_of(self, content: bytes) -> int | None:
-        """Return the position whose tokens agree longest with a text, the last of several; None if none agrees."""
+        """Return the position whose tokens agree longest with the beginning of a text.
+
+        Of several, it is the last; None if none agrees.
+        """
+        if self._is_raw:
+            return 0
         best, longest = None, 0
         for begin in self._begins:
             spelled = b""

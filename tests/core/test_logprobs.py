@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.core.generation import TokenLogprob
-from unisono.engine.logprobs import LogprobLog
+from unisono.core.logprobs import LogprobLog
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
