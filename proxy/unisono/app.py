@@ -39,8 +39,8 @@ from unisono.api.responses.conversations.routes import CONVERSATIONS, Conversati
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
-from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.api.route_table import DirectRoutes, mount, prepare_routes
+from unisono.api.server_rules import ServerRules
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.budgets import build_budgets

@@ -180,6 +180,7 @@ def messages_model(
         rules=rules[model.name],
         pause_after=pause_after,
         window=partial(pool.context, model.name),
+        servers=setup.rules.for_model(labels).for_caller(caller),
     )
 
 

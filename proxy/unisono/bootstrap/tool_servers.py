@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from unisono.api.gateway_tools import allowed
-from unisono.api.responses.server_tools.servers import ServerRules
+from unisono.api.server_rules import ServerRules
 from unisono.config import Config
 from unisono.core.access import Caller
 from unisono.core.tool_arguments import ToolArguments

@@ -60,6 +60,8 @@ OURS: Final = "call_"
 CLIENTS: Final = "toolu_"
 # Prefix of the id of a call that the gateway made itself.
 SERVERS: Final = "srvtoolu_"
+# Prefix of the id of a call on a server that the request names.
+MCP_SERVERS: Final = "mcptoolu_"
 
 
 def gateway_id(call_id: str, prefix: str = CLIENTS) -> str:
@@ -68,7 +70,7 @@ def gateway_id(call_id: str, prefix: str = CLIENTS) -> str:
 
 def known_id(client_id: str) -> str:
     """Convert a client's call id to the gateway's."""
-    for prefix in (CLIENTS, SERVERS):
+    for prefix in (CLIENTS, SERVERS, MCP_SERVERS):
         if client_id.startswith(prefix):
             return OURS + client_id.removeprefix(prefix)
     return client_id
@@ -86,15 +88,17 @@ class AnsweredThinking(AnswerModel):
 
 
 class AnsweredToolUse(AnswerModel):
-    type: Literal["tool_use", "server_tool_use"]
+    type: Literal["tool_use", "server_tool_use", "mcp_tool_use"]
     id: str
     name: str
+    server_name: str = ABSENT
     input: Object
 
 
 class AnsweredToolResult(AnswerModel):
     type: Annotated[str, Field(pattern="_tool_result$")]
     tool_use_id: str
+    is_error: bool = ABSENT
     content: Any
 
 

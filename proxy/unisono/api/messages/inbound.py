@@ -8,7 +8,7 @@ from enum import Enum
 
 from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.field_types import smallest
-from unisono.api.gateway_tools import NOTHING_TO_RUN, SEARCH, RunnableTools, server_tools_of
+from unisono.api.gateway_tools import NOTHING_TO_RUN, SEARCH, RunnableTools, builtin_of, server_tools_of
 from unisono.api.history_builder import join
 from unisono.api.messages.compaction_blocks import last_compaction
 from unisono.api.messages.content_blocks import (
@@ -21,6 +21,7 @@ from unisono.api.messages.content_blocks import (
 )
 from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, with_declared
 from unisono.api.messages.history import HistoryReader, SealedBlocks
+from unisono.api.messages.mcp_servers import mcp_notes, to_mcp_servers
 from unisono.api.messages.schema import MessageParam, MessagesInput
 from unisono.api.messages.server_tools import (
     builtin_for,
@@ -42,6 +43,7 @@ from unisono.api.request_options import (
     without_effect,
 )
 from unisono.api.response_format import SchemaSpec
+from unisono.api.server_rules import ServerRules
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
@@ -81,6 +83,7 @@ class MessagesModel:
     rules: ModelRules = NO_RULES
     pause_after: int | None = None
     window: Window = unknown_window
+    servers: ServerRules = field(default_factory=ServerRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,12 @@ class MessagesGeneration:
     notes: tuple[str, ...]
     compaction: CompactionPlan | None = None
 
+    @property
+    def mcp_servers(self) -> frozenset[str]:
+        """Labels of the servers that the request names."""
+        visible = frozenset() if self.request.server_tools is None else self.request.server_tools.visible
+        return frozenset(label for label in visible if not builtin_of(label))
+
 
 def needs_seals(request: MessagesInput) -> bool:
     """Return True if request or answer may contain data that this gateway encrypts or signs."""
@@ -105,7 +114,7 @@ def needs_seals(request: MessagesInput) -> bool:
         return True
     if any(builtin_for(tool.type) or is_search(tool.type) for tool in request.tools or ()):
         return True
-    if request.compaction is not None or request.compact_edit is not None:
+    if request.mcp_servers or request.compaction is not None or request.compact_edit is not None:
         return True
     sealed = (ThinkingBlock, RedactedBlock, ServerResultBlock, CompactionBlock)
     return any(isinstance(block, sealed) for message in request.messages for block in message.content)
@@ -125,8 +134,7 @@ def to_generation_request(
     requested = requested_choice(request.tool_choice, request.tools or [])
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     session = _last_session(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
-    served = to_servers(request, model.trained, owner=caller.tenant, session=session)
-    hosted = frozenset(server.builtin for server in served) | ({SEARCH} if is_searched(request) else frozenset())
+    served, hosted = _served(request, model, caller.tenant, session)
     toolbox = to_toolbox(declared(request, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
     defaults = model.rules.defaults
@@ -161,6 +169,16 @@ def to_generation_request(
     return MessagesGeneration(
         generation_request, bool(request.stream), _thinking(request, model), hosted, session, tuple(every[:MAX_NOTES])
     )
+
+
+def _served(
+    request: MessagesInput, model: MessagesModel, tenant: str, session: str
+) -> tuple[tuple[ToolServer, ...], frozenset[str]]:
+    """Return the servers of the request's tools, and the builtin tools among them."""
+    builtins = to_servers(request, model.trained, owner=tenant, session=session)
+    hosted = frozenset(server.builtin for server in builtins) | ({SEARCH} if is_searched(request) else frozenset())
+    named = to_mcp_servers(request.mcp_servers or (), request.toolsets, model.servers, tenant)
+    return (*builtins, *named), hosted
 
 
 def _check(request: MessagesInput) -> None:
@@ -288,6 +306,7 @@ def _notes_on(
 ) -> Iterator[str]:
     yield from _notes_on_fields(request)
     yield from notes_on(request.tools or (), hosted)
+    yield from mcp_notes(request.mcp_servers or (), request.toolsets)
     yield from _notes_on_running(request, generation_request)
     yield from notes_on_prefill(
         generation_request, {"tool_choice": generation_request.answer.choice, form_at: generation_request.answer.form}

@@ -70,7 +70,8 @@ def _nothing(*_: Any) -> str:
 class MessageFrame:
     """Fields common to all forms of an answer, and output options.
 
-    `server_tool_names` names builtin tools whose calls are emitted, with their server session `session`. `sign` signs
+    `server_tool_names` names builtin tools whose calls are emitted, with their server session `session`. Calls of
+    `mcp_servers` are emitted too. `sign` signs
     text, and `seal` encrypts the items of a session. `removed` are the names of tools that were removed so far.
     """
 
@@ -79,6 +80,7 @@ class MessageFrame:
     request_id: str = ""
     thinking: Thinking = Thinking.HIDDEN
     server_tool_names: frozenset[str] = frozenset()
+    mcp_servers: frozenset[str] = frozenset()
     session: str = ""
     notes: tuple[str, ...] = ()
     max_tokens: int | None = None
@@ -124,6 +126,8 @@ class MessageFrame:
         return block
 
     def is_emitted(self, item: HostedCall) -> bool:
+        if item.server in self.mcp_servers:
+            return True
         return builtin_of(item.server) in self.server_tool_names and bool(name_of(item))
 
     def signature(self, closed: Closed) -> str:
@@ -170,7 +174,7 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
             case HostedCall():
                 if frame.is_emitted(item):
                     content.append(to_call_block(item))
-                    blocks.server_calls.append(name_of(item))
+                    blocks.server_calls += [name] if (name := name_of(item)) else []
                     if item.call_id in ran:
                         content.append(frame.result(closed, ran[item.call_id]))
             case Listing():
@@ -324,7 +328,7 @@ class MessageEvents:
                     return b""
                 self._server_calls[item.call_id] = closed
                 use = to_call_block(item)
-                self._blocks.server_calls.append(use["name"])
+                self._blocks.server_calls += [name] if (name := name_of(item)) else []
                 # In a stream, a block starts with an empty input. Deltas bring its JSON.
                 start = self._start({**use, "input": {}}, _JSON)
                 return start + self._delta + orjson.dumps(orjson.dumps(use["input"]).decode()) + _END + self._stop()

@@ -204,6 +204,7 @@ def _frame(
         request_id=request.state.request_id,
         thinking=generation.thinking,
         server_tool_names=generation.server_tool_names,
+        mcp_servers=generation.mcp_servers,
         session=generation.session,
         notes=generation.notes,
         max_tokens=parsed.max_tokens,

@@ -28,6 +28,7 @@ from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.media import MediaHistory
 from unisono.api.messages.content_blocks import Content, TextBlock
 from unisono.api.messages.context_edits import CompactEdit, CompactionOptions, ContextEdits
+from unisono.api.messages.mcp_servers import TOOLSET, McpServerParam, ToolsetFields
 from unisono.api.request_options import SamplingFields, SpelledEffort
 
 # Type of a client's own tool.
@@ -47,7 +48,7 @@ class MessageParam(OpenModel):
         return self
 
 
-class MessagesTool(OpenModel):
+class MessagesTool(ToolsetFields):
     """A tool of any kind. A tool without a type is the client's own."""
 
     type: Annotated[
@@ -65,6 +66,12 @@ class MessagesTool(OpenModel):
         if value is None and info.data.get("type") == CUSTOM:
             raise invalid_field("is required for a tool of type 'custom'")
         return value
+
+    @model_validator(mode="after")
+    def _check_toolset(self) -> Self:
+        if self.type == TOOLSET and self.mcp_server_name is None:
+            raise invalid_field("'mcp_server_name' is required for a tool of type 'mcp_toolset'")
+        return self
 
 
 class ChoiceSpec(OpenModel):
@@ -119,6 +126,7 @@ class MessagesInput(SamplingFields, MediaHistory):
     )
     tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChoiceSpec | None = None
+    mcp_servers: list[McpServerParam] | None = None
     thinking: MessagesThinkingOptions | None = None
     output_config: OutputOptions | None = None
     output_format: FormatSpec | None = None
@@ -130,6 +138,11 @@ class MessagesInput(SamplingFields, MediaHistory):
     cache_control: Any = None
     thread: Any = None
     unisono: GatewayOptions | None = None
+
+    @property
+    def toolsets(self) -> dict[int, MessagesTool]:
+        """Tools of the type `mcp_toolset` by their position in `tools`."""
+        return {position: tool for position, tool in enumerate(self.tools or ()) if tool.type == TOOLSET}
 
     @property
     def compact_edit(self) -> CompactEdit | None:

@@ -12,10 +12,11 @@ import orjson
 from unisono.api.gateway_tools import BROWSER, PYTHON, SETTING, builtin_notes, builtin_of, to_builtin_servers
 from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
 from unisono.api.media import LINE
-from unisono.api.messages.answers import SERVERS, gateway_id
+from unisono.api.messages.answers import MCP_SERVERS, SERVERS, gateway_id
 from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.content_blocks import FILES
 from unisono.api.messages.deferred_tools import is_search, is_searched, server_search
+from unisono.api.messages.mcp_servers import TOOLSET
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
 from unisono.api.messages.tool_input import exact
 from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
@@ -76,6 +77,8 @@ def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[Declare
     """
     has_search = is_searched(request)
     for position, tool in enumerate(request.tools or ()):
+        if tool.type == TOOLSET:
+            continue
         if builtin_for(tool.type) not in hosted and not (has_search and is_search(tool.type)):
             yield to_declared(tool, f"tools.{position}")
 
@@ -196,6 +199,14 @@ def name_of(item: HostedCall) -> str:
 
 def to_call_block(item: HostedCall) -> dict[str, Any]:
     """Return the block of a call."""
+    if not builtin_of(item.server):
+        return {
+            "type": "mcp_tool_use",
+            "id": gateway_id(item.call_id, MCP_SERVERS),
+            "name": item.tool,
+            "server_name": item.server,
+            "input": _input(item.arguments, item.tool),
+        }
     name = name_of(item)
     return {
         "type": "server_tool_use",
@@ -218,6 +229,13 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
     """Return the block of a call's result."""
     if builtin_of(ran.item.server) == TOOL_SEARCH:
         return _search_result(ran, sealed)
+    if not builtin_of(ran.item.server):
+        return {
+            "type": "mcp_tool_result",
+            "tool_use_id": gateway_id(ran.item.call_id, MCP_SERVERS),
+            "is_error": ran.outcome.is_error,
+            "content": [{"type": "text", "text": ran.text_for_model, SEALED: sealed}],
+        }
     name = name_of(ran.item)
     facts = ran.outcome.structured if isinstance(ran.outcome.structured, dict) else {}
     if name == CODE:

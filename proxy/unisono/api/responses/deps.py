@@ -11,7 +11,7 @@ from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.passthrough_routes import FindWay
 from unisono.api.request_options import NO_RULES, ModelRules
 from unisono.api.responses.items import NewId
-from unisono.api.responses.server_tools.servers import ServerRules
+from unisono.api.server_rules import ServerRules
 from unisono.api.summary import ItemSealing
 from unisono.core.access import Caller
 from unisono.core.conversation import Tokens

@@ -28,7 +28,8 @@ from unisono.api.responses.outbound.summary_events import SUMMARY_CHARS
 from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_conversation, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approvals import Approvals, approvals_in
-from unisono.api.responses.server_tools.servers import ServerRules, to_servers
+from unisono.api.responses.server_tools.servers import to_servers
+from unisono.api.server_rules import ServerRules
 from unisono.api.summary import ItemSealing, replaces_history, sealed_items
 from unisono.core.access import Caller
 from unisono.core.conversation import Item

@@ -1,0 +1,121 @@
+"""Tool servers that a Messages request names in `mcp_servers` and `mcp_toolset`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, SecretStr
+
+from unisono.api.field_types import OpenModel, Text, ToolName
+from unisono.api.request_options import without_effect
+from unisono.api.server_rules import MAX_SERVERS, RequestedServer, ServerRules
+from unisono.core.tools import Approval, ToolFilter, ToolServer
+from unisono.errors import InvalidRequest
+
+TOOLSET: Final = "mcp_toolset"
+# Label of a server that the request names. It cannot be that of a builtin tool.
+ServerName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+
+
+class ToolConfiguration(OpenModel):
+    """Tools of a server, in the form before `mcp_toolset`."""
+
+    enabled: bool | None = None
+    allowed_tools: list[ToolName] | None = None
+
+
+class McpServerParam(OpenModel):
+    """Tool server at an address. The token is sent only to this server."""
+
+    type: Literal["url"] = "url"
+    name: ServerName
+    url: Annotated[Text, Field(min_length=1, max_length=2048)]
+    authorization_token: SecretStr | None = None
+    tool_configuration: ToolConfiguration | None = None
+
+
+class ToolsetConfig(OpenModel):
+    enabled: bool | None = None
+    defer_loading: bool | None = None
+
+
+class ToolsetFields(OpenModel):
+    """Fields of a tool of the type `mcp_toolset`: tools of one server, with exceptions by name."""
+
+    mcp_server_name: ServerName | None = None
+    default_config: ToolsetConfig | None = None
+    configs: dict[Text, ToolsetConfig] | None = None
+
+    def enabled_tools(self) -> ToolFilter | None:
+        """Return the tools that are enabled; None for no tool."""
+        configs = self.configs or {}
+        named = {name: config.enabled for name, config in configs.items() if config.enabled is not None}
+        if self.default_config is None or self.default_config.enabled is not False:
+            return ToolFilter(excluded=frozenset(name for name, enabled in named.items() if not enabled))
+        enabled = frozenset(name for name, is_enabled in named.items() if is_enabled)
+        return ToolFilter(enabled) if enabled else None
+
+
+def to_mcp_servers(
+    servers: Sequence[McpServerParam], toolsets: Mapping[int, ToolsetFields], rules: ServerRules, owner: str
+) -> tuple[ToolServer, ...]:
+    """Return the servers whose tools the request enables.
+
+    `toolsets` are by their position in `tools`. This API has no approvals, so tools for which the operator requires one
+    are unavailable. Raises InvalidRequest and ToolServerNotAllowed, naming the field.
+    """
+    names = [server.name for server in servers]
+    for position, toolset in toolsets.items():
+        if toolset.mcp_server_name not in names:
+            at = f"tools.{position}.mcp_server_name"
+            raise InvalidRequest(f"'{at}': no server of 'mcp_servers' has this name.", param=at)
+    found = []
+    for index, server in enumerate(servers):
+        at = f"mcp_servers.{index}"
+        if index >= MAX_SERVERS:
+            raise InvalidRequest(f"'{at}': the request has more than {MAX_SERVERS} tool servers.", param=at)
+        if server.name in names[:index]:
+            raise InvalidRequest(f"'{at}.name': another tool server has the same name.", param=f"{at}.name")
+        own = [(position, each) for position, each in toolsets.items() if each.mcp_server_name == server.name]
+        if len(own) > 1:
+            again = f"tools.{own[1][0]}.mcp_server_name"
+            raise InvalidRequest(f"'{again}': another toolset names the same server.", param=again)
+        enabled = own[0][1].enabled_tools() if own else _old_filter(server.tool_configuration)
+        if enabled is not None:
+            found.append(_to_server(at, server, enabled, rules, owner))
+    return tuple(found)
+
+
+def _to_server(at: str, server: McpServerParam, enabled: ToolFilter, rules: ServerRules, owner: str) -> ToolServer:
+    token = None if server.authorization_token is None else server.authorization_token.get_secret_value()
+    fields = (at, "name", "url", "authorization_token", "authorization_token")
+    resolved = rules.server_for(RequestedServer(fields, server.name, server.url, {}, token))
+    # Without a policy of the operator, the request decides that its calls need no approval.
+    approval = Approval(otherwise=False) if resolved.approval == Approval() else resolved.approval
+    allowed = (resolved.allowed or ToolFilter()) & enabled & ToolFilter(unasked=approval)
+    return replace(resolved, label=server.name, owner=owner, allowed=allowed, approval=approval)
+
+
+def _old_filter(configuration: ToolConfiguration | None) -> ToolFilter | None:
+    if configuration is None:
+        return ToolFilter()
+    if configuration.enabled is False:
+        return None
+    return ToolFilter(None if configuration.allowed_tools is None else frozenset(configuration.allowed_tools))
+
+
+def mcp_notes(servers: Sequence[McpServerParam], toolsets: Mapping[int, ToolsetFields]) -> Iterator[str]:
+    """Yield notes on fields without effect."""
+    for index, server in enumerate(servers):
+        yield from without_effect(f"mcp_servers.{index}.", server.model_extra or {})
+    for position, toolset in toolsets.items():
+        extra: dict[str, Any] = {
+            name: value for name, value in (toolset.model_extra or {}).items() if name not in ("type", "cache_control")
+        }
+        yield from without_effect(f"tools.{position}.", extra)
+        defaults = [("default_config", toolset.default_config)] if toolset.default_config is not None else []
+        for name, config in (*defaults, *((f"configs.{name}", each) for name, each in (toolset.configs or {}).items())):
+            # All tools of a server are in the prompt.
+            yield from without_effect(f"tools.{position}.{name}.", {"defer_loading": config.defer_loading})

@@ -1,0 +1,142 @@
+"""Rules of the operator for the tool servers of requests, on all API surfaces.
+
+A request can only narrow the rules. A server is configured by the operator and found by its label or exact address, or
+it is on a host that the operator allowed. Credentials of a request are sent only to the server they belong to; the
+caller's API key is sent to no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
+
+from unisono.core.access import Caller
+from unisono.core.tools import ToolServer, ToolTransport
+from unisono.errors import InvalidRequest, ToolServerNotAllowed
+
+# Maximum number of servers of a request. All of them list their tools before generation.
+MAX_SERVERS = 16
+
+OWN_CREDENTIALS = frozenset({"authorization", "x-api-key"})
+
+
+def _no_check(headers: Mapping[str, str], authorization: str | None) -> None:
+    """Accept all headers. The component that connects to servers checks them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedServer:
+    """Tool server as a request names it.
+
+    `fields` are the path of its object, and the names of the fields for label, address, headers and authorization.
+    """
+
+    fields: tuple[str, str, str, str, str]
+    label: str
+    url: str | None
+    headers: Mapping[str, str]
+    authorization: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRules:
+    """The operator's rules for tool servers.
+
+    `configured` holds the servers by label. `builtins` maps tools that gpt-oss was trained on to server labels.
+    `may_name` returns True if a request may name a server at an address. `check_headers` raises InvalidRequest for
+    headers that cannot be sent.
+    """
+
+    configured: Mapping[str, ToolServer] = field(default_factory=dict)
+    builtins: Mapping[str, str] = field(default_factory=dict)
+    may_name: Callable[[str], bool] = lambda _: False
+    check_headers: Callable[[Mapping[str, str], str | None], None] = _no_check
+
+    def for_model(self, labels: Collection[str] | None) -> ServerRules:
+        """Return the rules of a model that may use only the servers in `labels`; None means all."""
+        if labels is None:
+            return self
+        return replace(self, configured={label: self.configured[label] for label in labels})
+
+    def for_caller(self, caller: Caller) -> ServerRules:
+        """Return the rules of a caller.
+
+        A caller restricted to some servers may name none at an address.
+        """
+        if caller.mcp_servers is None:
+            return self
+        permitted = {label: server for label, server in self.configured.items() if label in caller.mcp_servers}
+        return replace(self, configured=permitted, may_name=lambda _: False)
+
+    @property
+    def trained(self) -> dict[str, ToolServer]:
+        """Return the servers for builtin tools, by tool name."""
+        named = {builtin: self.configured.get(label) for builtin, label in self.builtins.items()}
+        return {builtin: server for builtin, server in named.items() if server is not None}
+
+    def server_for(self, requested: RequestedServer) -> ToolServer:
+        """Return the server with the request's credentials.
+
+        It is a configured one, or one at the request's own address. Raises InvalidRequest, and ToolServerNotAllowed if
+        the gateway may not connect to it.
+        """
+        return self._with_credentials(requested, self._configured(requested) or self._named(requested))
+
+    def _configured(self, requested: RequestedServer) -> ToolServer | None:
+        """Return the configured server with the request's label or exact address, or None."""
+        named = self.configured.get(requested.label)
+        if requested.url is None or (named is not None and named.url == requested.url):
+            return named
+        return next((server for server in self.configured.values() if server.url == requested.url), None)
+
+    def _named(self, requested: RequestedServer) -> ToolServer:
+        """Return the server at the request's own address."""
+        at, label_field, url_field, *_ = requested.fields
+        if requested.url is None:
+            known = ", ".join(sorted(self.configured)) or "none"
+            raise InvalidRequest(
+                f"'{at}.{label_field}': tool server '{requested.label}' not found. "
+                f"Use one of the configured servers ({known}), or set '{url_field}'.",
+                param=f"{at}.{label_field}",
+            )
+        if not self.may_name(requested.url):
+            raise ToolServerNotAllowed(
+                f"'{at}.{url_field}': the gateway may not connect to this tool server. "
+                "The operator can add its host to `mcp_allowed_hosts`.",
+                param=f"{at}.{url_field}",
+            )
+        older = urlsplit(requested.url).path.rstrip("/").endswith("/sse")
+        transport = ToolTransport.SSE if older else ToolTransport.STREAMABLE_HTTP
+        return ToolServer(requested.label, requested.url, transport=transport, at=f"{at}.{url_field}")
+
+    def _with_credentials(self, requested: RequestedServer, server: ToolServer) -> ToolServer:
+        """Add the request's credentials. The operator's own credentials are never replaced."""
+        at, _, _, headers_field, authorization_field = requested.fields
+        headers, authorization = requested.headers, requested.authorization
+        if not headers and authorization is None:
+            return server
+        if server.transport is ToolTransport.STDIO:
+            raise InvalidRequest(
+                f"'{at}': this tool server accepts neither '{headers_field}' nor '{authorization_field}'.", param=at
+            )
+        configured = {name.lower() for name in server.headers}
+        has_own = server.authorization is not None or server.oauth is not None or bool(configured & OWN_CREDENTIALS)
+        for name in headers:
+            if name.lower() in configured or (has_own and name.lower() in OWN_CREDENTIALS):
+                raise InvalidRequest(
+                    f"'{at}.{headers_field}': the operator sets '{name[:64]}' for this server; omit it.",
+                    param=f"{at}.{headers_field}",
+                )
+        if authorization is not None and has_own:
+            raise InvalidRequest(
+                f"'{at}.{authorization_field}': the operator sets the credentials for this server; omit this field.",
+                param=f"{at}.{authorization_field}",
+            )
+        sent = {**server.headers, **headers}
+        try:
+            self.check_headers(sent, authorization or server.authorization)
+        except InvalidRequest as error:
+            where = f"{at}.{headers_field}" if headers else f"{at}.{authorization_field}"
+            raise InvalidRequest(f"'{where}': {error.message}", param=where) from None
+        return replace(server, headers=sent, authorization=authorization or server.authorization)
