@@ -45,12 +45,14 @@ def class_fields(path: str, names: Set[str]) -> set[str]:
 
 def router_parameters() -> set[str]:
     """Return the parameters of the router, which `router_settings` sets."""
-    for node in ast.walk(ast.parse((PACKAGE / "router.py").read_text())):
-        if isinstance(node, ast.FunctionDef) and node.name == "_router_init":
-            arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-            names = {argument.arg for argument in arguments} - {"self", "model_list"}
-            return {name for name in names if not name.startswith("_")}
-    raise AssertionError("the constructor of LiteLLM's router has moved")
+    tree = ast.parse((PACKAGE / "router.py").read_text())
+    router = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Router")
+    functions = {node.name: node for node in router.body if isinstance(node, ast.FunctionDef)}
+    # Newer versions collect the arguments and pass them to another method.
+    constructor = functions.get("_router_init") or functions["__init__"]
+    arguments = constructor.args.posonlyargs + constructor.args.args + constructor.args.kwonlyargs
+    names = {argument.arg for argument in arguments} - {"self", "model_list"}
+    return {name for name in names if not name.startswith("_")}
 
 
 def module_settings() -> set[str]:
