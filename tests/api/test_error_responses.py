@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tests.api.asgi import Exchange
 from unisono.api.error_responses import ErrorResponses, failure_of, register, to_body, to_response
-from unisono.errors import BackendOverloaded, BodyTooLarge, InternalError, InvalidRequest, UnisonoError
+from unisono.errors import BackendOverloaded, BodyTooLarge, InternalError, InvalidRequest, QuotaExceeded, UnisonoError
 from unisono.server.request_head import refusal
 
 
@@ -54,7 +54,7 @@ def test_overload_errors_have_a_retry_after_header(kind: type[UnisonoError]) -> 
 
 @pytest.mark.parametrize("kind", ERROR_CLASSES, ids=lambda kind: kind.__name__)
 def test_only_permanent_errors_forbid_retries(kind: type[UnisonoError]) -> None:
-    is_permanent = kind.status in (400, 401, 403, 404, 405, 409, 413, 415, 422)
+    is_permanent = kind.status in (400, 401, 403, 404, 405, 409, 413, 415, 422) or issubclass(kind, QuotaExceeded)
     assert to_response(kind("no")).headers.get("x-should-retry") == ("false" if is_permanent else None)
     forbidden_by_the_listener = b"\r\nx-should-retry: false\r\n" in refusal(kind("no"), b"/v1/messages", {})
     assert forbidden_by_the_listener == is_permanent

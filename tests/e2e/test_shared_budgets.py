@@ -50,6 +50,8 @@ async def test_the_budget_of_the_gateway_ends_answers_and_then_refuses_requests(
             assert refused.status == 429
             assert refused.body["error"]["code"] == "insufficient_quota"
             assert "budget of this gateway is spent" in refused.body["error"]["message"]
+            # SDKs must not wait for the end of the period.
+            assert refused.headers["x-should-retry"] == "false"
             # The key of the operator is no exception.
             assert (await running.chat_as(MASTER)).status == 429
 

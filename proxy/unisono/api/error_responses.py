@@ -42,6 +42,7 @@ from unisono.errors import (
     NotAllowed,
     NotAuthenticated,
     NotFound,
+    QuotaExceeded,
     UnisonoError,
     UnsupportedMediaType,
     UnsupportedValue,
@@ -142,7 +143,7 @@ def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
     quota = error.quota if isinstance(error, LimitReached) else None
     headers = {} if quota is None else limit_headers(quota)
     # The same request would run its tools a second time.
-    is_final = error.status in FINAL_STATUSES or _has_run_tools(scope)
+    is_final = is_permanent(error) or _has_run_tools(scope)
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in BUSY:
         retry_after_s = DEFAULT_RETRY_AFTER_S
@@ -156,6 +157,12 @@ def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
         # The rest of the body is never read, so the connection cannot be used again.
         headers["connection"] = "close"
     return to_whole(body_for(error, scope), headers, error.status)
+
+
+def is_permanent(error: UnisonoError) -> bool:
+    """Return whether a repeated request fails again."""
+    # A spent budget may take days to renew, and some SDKs wait as long as `retry-after` says.
+    return error.status in FINAL_STATUSES or isinstance(error, QuotaExceeded)
 
 
 def failure_of(error: Exception) -> UnisonoError:

@@ -54,7 +54,7 @@ KEY_SCHEMES = {
 WITH_FAILURE = {
     **dict.fromkeys(FINAL_STATUSES, (NO_RETRY_HEADER[0],)),
     401: ("www-authenticate", NO_RETRY_HEADER[0]),
-    429: ("retry-after",),
+    429: ("retry-after", NO_RETRY_HEADER[0]),
     503: ("retry-after",),
 }
 

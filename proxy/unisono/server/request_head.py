@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from unisono.api.error_responses import FINAL_STATUSES, NO_RETRY_HEADER, Formats, format_at
+from unisono.api.error_responses import NO_RETRY_HEADER, Formats, format_at, is_permanent
 from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 
 MAX_HEADERS: Final = 256
@@ -80,7 +80,7 @@ def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
     spoken = format_at(path_of(target), formats)
     body = orjson.dumps(spoken.body(error, ""))
     retry = b"retry-after: 1\r\n" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else b""
-    if error.status in FINAL_STATUSES:
+    if is_permanent(error):
         retry = "{}: {}\r\n".format(*NO_RETRY_HEADER).encode()
     return (
         b"HTTP/1.1 %d %s\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())

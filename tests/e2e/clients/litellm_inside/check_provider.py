@@ -180,7 +180,7 @@ FAILURES: dict[str, tuple[Any, dict[str, Any], type[Exception]]] = {
     "a silent server": (stall_at(0), {"timeout": 0.5}, litellm.Timeout),
     "an unreachable server": (None, {"api_base": "http://127.0.0.1:9"}, litellm.ServiceUnavailableError),
     "an invalid value": (None, {"seed": "seven"}, litellm.BadRequestError),
-    "an unsupported field": (None, {"logprobs": True}, litellm.BadRequestError),
+    "an unsupported field": (None, {"modalities": ["audio"]}, litellm.BadRequestError),
     "an unknown backend kind": (None, {"model": "unisono/nothing/gpt-oss"}, litellm.BadRequestError),
 }
 

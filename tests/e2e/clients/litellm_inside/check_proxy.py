@@ -70,4 +70,4 @@ def test_tool_choice_required_forces_a_call(client: openai.OpenAI, stream: bool)
 
 def test_an_unsupported_field_is_a_bad_request(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(**chat_request("an answer", logprobs=True))
+        client.chat.completions.create(**chat_request("an answer", logprobs=True, top_logprobs=99))

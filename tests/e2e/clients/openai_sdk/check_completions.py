@@ -47,7 +47,7 @@ def test_a_stream_has_the_same_text_and_usage(stage: Stage, connect: Callable[..
 
 def test_an_unsupported_field_is_rejected(scripted: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
-        scripted.completions.create(prompt=PROMPT, logprobs=2, **REQUEST)
+        scripted.completions.create(prompt=PROMPT, logprobs=2, echo=True, **REQUEST)
     assert raised.value.param == "logprobs"
 
 

@@ -58,7 +58,7 @@ INVALID: dict[str, tuple[dict[str, Any], str, str]] = {
         "modalities",
         "unsupported_value",
     ),
-    "log probabilities": ({"logprobs": True, "top_logprobs": 2}, "logprobs", "unsupported_value"),
+    "too many log probabilities": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
     "a tool result of another call": (
         {"messages": [{"role": "assistant", "tool_calls": [CALL]}, UNKNOWN_CALL]},
         "messages.1.tool_call_id",
