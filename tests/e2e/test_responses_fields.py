@@ -135,8 +135,7 @@ async def test_neutral_values_have_no_effect(harness: Line) -> None:
 
 
 REJECTED: dict[str, tuple[Json, str, str]] = {
-    "log probabilities": ({"top_logprobs": 2}, "top_logprobs", "unsupported_value"),
-    "included log probabilities": ({"include": ["message.output_text.logprobs"]}, "include", "unsupported_value"),
+    "too many log probabilities": ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
     "prompt template": ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_value"),
     "audio": ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
     "only tools without a server": ({"tools": [{"type": "web_search"}]}, "tools.0.type", "unsupported_value"),
