@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway
-from tests.fakes import FakeVllm
+from tests.e2e.messages import message_in
+from tests.fakes import FakeVllm, VllmScript
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 from unisono.bootstrap.hooks import build_hooks
 from unisono.config import parse
@@ -18,6 +19,7 @@ from unisono.core.passthrough_request import passed_texts
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
 
+ENCODING = load_encoding()
 MAIL = "ann@example.com"
 ANSWER = load_encoding().encode_marked(
     f"<|channel|>analysis<|message|>They want {MAIL}.<|end|>"
@@ -225,3 +227,22 @@ def test_unknown_names_and_equal_names_are_errors() -> None:
     config["model_list"][0]["litellm_params"]["guardrails"] = ["other"]
     with pytest.raises(ConfigError, match=r"model_list\[0\]\.litellm_params\.guardrails: unknown guardrail `other`"):
         build_hooks(parse(config, {}).config)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_the_summary_of_a_compaction_is_masked_and_stays_masked(stream: bool) -> None:
+    summary = ENCODING.encode_marked(f"<|channel|>final<|message|>The user is {MAIL}.<|return|>")
+    async with guarded(guardrail("post_call", patterns=[MASK_MAIL])) as (running, fake):
+        fake.script = lambda _: VllmScript(tokens=summary)
+        messages: list[Any] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+        answer = await running.messages(messages=messages, compaction={"type": "summarize"}, stream=stream)
+        assert answer.status == 200, answer.raw
+        assert MAIL not in answer.raw.decode()
+        assert "The user is [EMAIL_REDACTED]." in answer.raw.decode()
+        # The sealed items of the compaction have the masked summary too.
+        block = message_in(answer)["content"][0]
+        messages = [{"role": "assistant", "content": [block]}, {"role": "user", "content": "Who am I?"}]
+        await running.messages(messages=messages)
+        prompt = ENCODING.decode(fake.requests[-1].json["prompt"])
+        assert "The user is [EMAIL_REDACTED]." in prompt
+        assert MAIL not in prompt

@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import re2
 
-from unisono.core.events import Closed
-from unisono.core.hooks import Changes, Hook, Request
 from unisono.errors import ConfigError
-from unisono.hooks.texts import BLOCK, FIELD, INPUT, MASK, OUTPUT, Blocked, checked, directions_of, without_surrogates
+from unisono.hooks.texts import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
 
 # Characters between two yields to the event loop.
 CHARACTERS_AT_ONCE: Final = 200_000
@@ -55,7 +53,7 @@ class Rule:
     tag: str | None
 
 
-class ContentFilter(Hook):
+class ContentFilter(TextGuardrail):
     """Content filter.
 
     The options are `patterns`, `blocked_words`, `keyword_redaction_tag`, `pattern_redaction_format` and `where`, a list
@@ -63,9 +61,7 @@ class ContentFilter(Hook):
     """
 
     def __init__(self, options: Mapping[str, object]) -> None:
-        directions = directions_of(options.get("where", [INPUT, OUTPUT]))
-        self._checks_input = INPUT in directions
-        self.holds_answers = OUTPUT in directions
+        super().__init__(options)
         pattern_tag = str(options.get("pattern_redaction_format", "[{pattern_name}_REDACTED]"))
         word_tag = str(options.get("keyword_redaction_tag", "[KEYWORD_REDACTED]"))
         patterns = _pattern_rules(_entries("patterns", options.get("patterns")), pattern_tag)
@@ -73,20 +69,7 @@ class ContentFilter(Hook):
         if not self._rules:
             raise ConfigError("patterns: no rules; add `patterns` or `blocked_words`")
 
-    async def before(self, request: Request) -> Changes | None:
-        if not self._checks_input:
-            return None
-
-        async def check(text: str) -> str:
-            return await self._checked(text, "request", FIELD.get(request.surface))
-
-        return await checked(request.conversation, check)
-
-    async def check_item(self, request: Request, item: Closed) -> str | None:
-        new = await self._checked(item.text, "answer")
-        return None if new == item.text else new
-
-    async def _checked(self, text: str, whole: str, field: str | None = None) -> str:
+    async def checked_text(self, text: str, whole: str, field: str | None = None) -> str:
         """Return the text with masks. Raises Blocked."""
         if not text:
             return text

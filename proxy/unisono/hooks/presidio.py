@@ -13,10 +13,8 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from unisono.core.events import Closed
-from unisono.core.hooks import Changes, Hook, Request
 from unisono.errors import ConfigError
-from unisono.hooks.texts import BLOCK, FIELD, INPUT, MASK, OUTPUT, Blocked, checked, directions_of, without_surrogates
+from unisono.hooks.texts import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
 
 # Maximum size of an answer of the service, in bytes.
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
@@ -25,7 +23,7 @@ MAX_CACHED_TEXTS: Final = 2_000
 MAX_CACHED_CHARACTERS: Final = 20_000
 
 
-class Presidio(Hook):
+class Presidio(TextGuardrail):
     """Personal data filter.
 
     The options are `analyzer`, `anonymizer`, `language`, `score_threshold`, `entities` and `where`. `entities` maps
@@ -33,9 +31,7 @@ class Presidio(Hook):
     """
 
     def __init__(self, options: Mapping[str, object]) -> None:
-        directions = directions_of(options.get("where", [INPUT, OUTPUT]))
-        self._checks_input = INPUT in directions
-        self.holds_answers = OUTPUT in directions
+        super().__init__(options)
         self._analyzer = _address(options, "analyzer")
         self._anonymizer = _address(options, "anonymizer") if options.get("anonymizer") is not None else None
         self._language = str(options.get("language", "en"))
@@ -49,24 +45,11 @@ class Presidio(Hook):
         self._session: aiohttp.ClientSession | None = None
         self._known: OrderedDict[str, str] = OrderedDict()
 
-    async def before(self, request: Request) -> Changes | None:
-        if not self._checks_input:
-            return None
-
-        async def check(text: str) -> str:
-            return await self._checked(text, "request", FIELD.get(request.surface))
-
-        return await checked(request.conversation, check)
-
-    async def check_item(self, request: Request, item: Closed) -> str | None:
-        new = await self._checked(item.text, "answer")
-        return None if new == item.text else new
-
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    async def _checked(self, text: str, whole: str, field: str | None = None) -> str:
+    async def checked_text(self, text: str, whole: str, field: str | None = None) -> str:
         """Return the text with masks. Raises Blocked, and errors of the connection."""
         if not text.strip():
             return text

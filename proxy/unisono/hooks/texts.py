@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Item, ToolResult
-from unisono.core.hooks import Changes
+from unisono.core.events import Closed
+from unisono.core.hooks import Changes, Hook, Request
 from unisono.errors import ConfigError, Refused
 
 INPUT, OUTPUT = "input", "output"
@@ -68,3 +70,35 @@ async def _checked_item(item: Item, check: Check) -> Item:
 def without_surrogates(text: str) -> str:
     """Replace lone surrogates, which expressions and services do not accept. The length stays."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+class TextGuardrail(Hook):
+    """Hook that checks each text by itself.
+
+    Its option `where` is a list of `input` and `output`.
+    """
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        directions = directions_of(options.get("where", [INPUT, OUTPUT]))
+        self._checks_input = INPUT in directions
+        self.holds_answers = OUTPUT in directions
+
+    @abstractmethod
+    async def checked_text(self, text: str, whole: str, field: str | None = None) -> str:
+        """Return the text with masks.
+
+        `whole` names the request or the answer, and `field` the request's field, for errors. Raises Blocked.
+        """
+
+    async def before(self, request: Request) -> Changes | None:
+        if not self._checks_input:
+            return None
+
+        async def check(text: str) -> str:
+            return await self.checked_text(text, "request", FIELD.get(request.surface))
+
+        return await checked(request.conversation, check)
+
+    async def check_item(self, request: Request, item: Closed) -> str | None:
+        new = await self.checked_text(item.text, "answer")
+        return None if new == item.text else new

@@ -73,7 +73,7 @@ class BudgetGate(Gate):
 
         Raises `LimitReached` if no deployment is left, and `StoreUnavailable`.
         """
-        whole = await self._metering.claim(request, Caller("", limits=replace(self._budgets[0].limits)))
+        whole = await self._metering.claim(request, Caller("", limits=self._budgets[0].limits))
         spent: frozenset[str] = frozenset()
         refusal: QuotaStatus | None = None
         room: int | None = None
