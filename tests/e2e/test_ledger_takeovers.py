@@ -17,7 +17,7 @@ from tests.e2e.gateway import config_of
 from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.replicas import LEASE_S, replica
 from tests.fakes import FakeVllm, Stall, Step, VllmScript
-from unisono.core.quotas import KeyLimits, TokenUsage
+from unisono.core.quotas import SHARED_TENANT, KeyLimits, TokenUsage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -48,7 +48,8 @@ async def test_tokens_of_all_owners_are_charged_once(
     model = Model()
     async with FakeVllm() as fake, ring(address) as keys, AsyncExitStack() as stack:
         fake.script = lambda _: Stalling(tokens=model.answer[:STALLED_AFTER])
-        config = with_keys(config_of(f"vllm@{fake.url}"), address)
+        config = with_keys(config_of(f"vllm@{fake.url}", litellm_settings={"max_budget": 1_000}), address)
+        config["model_list"][0]["unisono"] = {"price": {"output": 1}}
         config["store"] |= {"lease_s": LEASE_S}
         record, key = await keys.issue("ann", KeyLimits(token_budget=10**6))
         session = await stack.enter_async_context(aiohttp.ClientSession(headers=bearing(key)))
@@ -83,8 +84,12 @@ async def test_tokens_of_all_owners_are_charged_once(
         # Waiting settlements are written before the process ends.
         second.signal(signal.SIGTERM)
         assert await second.ended() == 0
-        entries = [entry.used for entry in await keys.store.ledger("0000", "9999") if entry.account.key == record.id]
-        used = sum(entries, TokenUsage())
+        lines = await keys.store.ledger("0000", "9999")
+        used = sum((line.used for line in lines if line.account.key == record.id), TokenUsage())
+        shared = sum((line.used for line in lines if line.account.tenant == SHARED_TENANT), TokenUsage())
+        # The configuration of the second process in a failure has no budget.
+        if final_status != "failed":
+            assert shared == used
         assert used.requests == 1
         if final_status == "completed":
             assert used.output == len(model.answer)

@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.keyed import MASTER, bearing, keyed
 from tests.fakes import FakeVllm, Refusal
+from tests.fakes.openai_api import FakeOpenAi
 from tests.fakes.sglang import FakeSglang
 from unisono.app import build
 from unisono.config import parse
@@ -18,6 +19,7 @@ from unisono.config.budget_settings import to_period
 from unisono.core.quotas import Period
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
+from unisono.middleware.quota import MOST
 from unisono.store import open_store
 
 ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Hi.<|return|>")
@@ -96,6 +98,14 @@ async def test_a_request_is_refused_if_all_providers_are_spent() -> None:
             assert (await running.chat(max_tokens=SIZE)).status == 200
             refused = await running.chat(max_tokens=SIZE)
             assert (refused.status, refused.body["error"]["code"]) == (429, "insufficient_quota")
+
+
+async def test_all_choices_of_a_pass_through_request_share_what_is_reserved() -> None:
+    async with FakeOpenAi() as fake:
+        config = priced(config_of(f"vllm@{fake.url}", name="llama", litellm_settings={"max_budget": 10_000}))
+        async with gateway(config) as running:
+            assert (await running.chat(model="llama", n=4)).status == 200
+        assert fake.requests[-1].json["max_tokens"] * 4 <= MOST
 
 
 async def test_a_failed_answer_counts_what_it_generated(tmp_path: Path) -> None:

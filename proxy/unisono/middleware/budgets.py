@@ -93,13 +93,16 @@ class BudgetGate(Gate):
         # Usage is computed like that of a key.
         self._quota = QuotaGate(self._metering, request)
         self._quota.report = self.report
+        await self._quota.read_journal()
         if spent:
             request = replace(request, routing=replace(request.routing, excluded=request.routing.excluded | spent))
         limit = request.answer.max_tokens
-        if room is not None and room < (whole.max_output if limit is None else limit):
-            self._is_capped = True
-            request = replace(request, answer=replace(request.answer, max_tokens=room))
-        return request
+        if room is None:
+            return request
+        self._is_capped = room < (whole.max_output if limit is None else limit)
+        # A pass-through request states the limit itself, because it may ask for several answers.
+        is_limited = self._is_capped or (request.passthrough is not None and limit is None)
+        return replace(request, answer=replace(request.answer, max_tokens=room)) if is_limited else request
 
     async def finish(self, finished: Finished) -> None:
         if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
@@ -121,7 +124,7 @@ class BudgetGate(Gate):
         reserved, self._reserved = self._reserved, []
         for budget, claim in reserved:
             if self._quota is not None and self.report.backend in budget.deployments:
-                record = self._quota.usage_record(self._quota.usage_so_far(), errors=1)
+                record = self._quota.unfinished_record(error)
                 entry = replace(record.entry, account=budget.account)
                 self._metering.ledger.record(replace(record, entry=entry, claim=claim))
             else:

@@ -208,8 +208,12 @@ class QuotaGate(Gate):
             request = await self._reserve(request, request.origin.caller)
         # A cancellation from here on settles the reservation.
         self._is_owed = True
-        self._journal_usage = await self._metering.journal_usage(request)
+        await self.read_journal()
         return request
+
+    async def read_journal(self) -> None:
+        """Count the usage of earlier streams, whose journal the request continues."""
+        self._journal_usage = await self._metering.journal_usage(self._request)
 
     async def finish(self, finished: Finished) -> None:
         if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
@@ -224,9 +228,7 @@ class QuotaGate(Gate):
         """
         if self._is_owed:
             self._is_owed = False
-            # The end of the process is no error of the request.
-            has_failed = isinstance(error, Exception) and not isinstance(error, ShuttingDown)
-            self._metering.ledger.record(self.usage_record(self.usage_so_far(), errors=int(has_failed)))
+            self._metering.ledger.record(self.unfinished_record(error))
 
     def release(self) -> None:
         if self._is_owed and self._reservation is not None:
@@ -257,6 +259,12 @@ class QuotaGate(Gate):
         generated = before.completion_tokens + facts.completion_tokens
         cached = min(facts.cached_tokens, prompt)
         return replace(facts, prompt_tokens=prompt, completion_tokens=generated, cached_tokens=cached)
+
+    def unfinished_record(self, error: BaseException | None) -> UsageRecord:
+        """Return the usage record of an answer that ended without its last event."""
+        # The end of the process is no error of the request.
+        has_failed = isinstance(error, Exception) and not isinstance(error, ShuttingDown)
+        return self.usage_record(self.usage_so_far(), errors=int(has_failed))
 
     def usage_record(self, usage: Usage, errors: int = 0) -> UsageRecord:
         """Return the usage record of the generation."""
