@@ -27,6 +27,7 @@ from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 from unisono_adapters._http import BackendHttp
+from unisono_adapters._logprobs import to_logprob
 
 # Finish reasons of vLLM, SGLang and mlx-lm; the last two are failures.
 FINISHES: dict[str, FinishReason | type[BackendError]] = {
@@ -226,16 +227,13 @@ def logprobs_of(field: object, tokens: Sequence[int]) -> list[TokenLogprob | Non
     for position, token in enumerate(tokens):
         value = values[position] if isinstance(values, list) and position < len(values) else None
         top = tops[position] if isinstance(tops, list) and position < len(tops) else None
-        if not isinstance(value, int | float):
-            entries.append(None)
-            continue
-        alternatives = ((_id_of(name), each) for name, each in (top.items() if isinstance(top, dict) else ()))
-        ranked = [(known, float(each)) for known, each in alternatives if known is not None]
-        entries.append(TokenLogprob(token, float(value), tuple(sorted(ranked, key=lambda one: -one[1]))))
+        named = top.items() if isinstance(top, dict) else ()
+        entries.append(to_logprob(token, value, ((_id_of(name), each) for name, each in named)))
     return entries
 
 
 ID_PREFIX = "token_id:"
+MAX_ID_DIGITS = 9
 
 
 def _id_of(name: object) -> int | None:
@@ -244,7 +242,7 @@ def _id_of(name: object) -> int | None:
         return None
     if name.startswith(ID_PREFIX):
         number = name.removeprefix(ID_PREFIX)
-        return int(number) if number.isdecimal() and int(number) < VOCABULARY else None
+        return int(number) if number.isdecimal() and len(number) <= MAX_ID_DIGITS else None
     ids = load_encoding().encode_marked(name)
     return ids[0] if len(ids) == 1 else None
 

@@ -38,6 +38,7 @@ from unisono_adapters._events import count, decoded, field_of, generate, text_of
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
+from unisono_adapters._logprobs import to_logprob
 from unisono_adapters._probe import Subject, examine
 from unisono_adapters._restore_ids import LostIds
 
@@ -248,22 +249,15 @@ class LlamaCppFold:
 
 def _logprobs(reported: object, tokens: Sequence[int]) -> list[TokenLogprob | None]:
     """Return an entry for each token from an event's probabilities, which name their tokens."""
-    known = {
-        entry["id"]: entry
-        for entry in (reported if isinstance(reported, list) else ())
-        if isinstance(entry, dict) and isinstance(entry.get("logprob"), int | float)
-    }
-    return [None if (entry := known.get(token)) is None else _logprob(token, entry) for token in tokens]
+    entries = [entry for entry in (reported if isinstance(reported, list) else ()) if isinstance(entry, dict)]
+    known = {entry["id"]: entry for entry in entries if type(entry.get("id")) is int}
+    return [_logprob(token, known.get(token, {})) for token in tokens]
 
 
-def _logprob(token: int, entry: Mapping[str, Any]) -> TokenLogprob:
+def _logprob(token: int, entry: Mapping[str, Any]) -> TokenLogprob | None:
     listed = entry.get("top_logprobs")
-    top = [
-        (each["id"], float(each["logprob"]))
-        for each in (listed if isinstance(listed, list) else ())
-        if isinstance(each, dict) and type(each.get("id")) is int and isinstance(each.get("logprob"), int | float)
-    ]
-    return TokenLogprob(token, float(entry["logprob"]), tuple(top))
+    others = [each for each in (listed if isinstance(listed, list) else ()) if isinstance(each, dict)]
+    return to_logprob(token, entry.get("logprob"), ((each.get("id"), each.get("logprob")) for each in others))
 
 
 def _finish(data: dict[str, Any]) -> Chunk:
