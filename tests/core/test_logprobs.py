@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,3 +84,14 @@ def test_all_tokens_of_any_text_are_found_once(text: str, sizes: list[int]) -> N
         rest = rest[size:]
     found = [value.token for piece in (*pieces, rest) for _, value in log.emitted(0, piece) if piece]
     assert found == tokens[3:]
+
+
+def test_the_time_for_a_whole_answer_is_linear_in_its_length() -> None:
+    def seconds(count: int) -> float:
+        log, _ = log_of(f"{ANSWER}{' hello' * count}<|return|>")
+        started = process_time()
+        assert len(log.emitted(1, " hello" * count)) == count
+        return process_time() - started
+
+    # Eight times as many tokens; a quadratic match would take about 64 times as long.
+    assert seconds(160_000) < 24 * max(min(seconds(20_000) for _ in range(3)), 0.01)

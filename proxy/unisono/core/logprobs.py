@@ -65,30 +65,32 @@ class LogprobLog:
             return []
         content = state.rest + content
         found: list[tuple[bytes, TokenLogprob]] = []
-        at = state.position
-        while content and at < len(self._tokens):
+        # A text may be the whole of a long answer, so matched bytes are skipped instead of cut off.
+        at, start = state.position, 0
+        while start < len(content) and at < len(self._tokens):
             token = self._tokens[at]
             spelled = self.token_bytes(token)
-            if token >= FIRST_SPECIAL and not (self._is_raw and content.startswith(spelled)):
+            if token >= FIRST_SPECIAL and not (self._is_raw and content.startswith(spelled, start)):
                 # The text goes on in another message, or after an edit of the gateway.
                 if at + 1 >= len(self._tokens):
                     break
                 at += 1
                 continue
-            if content.startswith(spelled):
+            if content.startswith(spelled, start):
                 if (value := self._values[at]) is not None:
                     found.append((spelled, value))
-                content = content[len(spelled) :]
+                start += len(spelled)
                 at += 1
-            elif spelled.startswith(content):
+            elif len(content) - start < len(spelled) and spelled.startswith(content[start:]):
                 break
-            elif (inserted := content.find(spelled)) > 0:
+            elif (inserted := content.find(spelled, start)) >= 0:
                 # The gateway inserted text before this token.
-                content = content[inserted:]
+                start = inserted
             else:
                 break
         # Text without tokens is of the gateway's own, and may be followed by generated text.
-        state.position, state.rest = at if len(content) <= MAX_OWN_BYTES else None, content
+        state.rest = content[start:]
+        state.position = at if len(state.rest) <= MAX_OWN_BYTES else None
         return found
 
     def _begin_of(self, content: bytes) -> int | None:
@@ -100,15 +102,23 @@ class LogprobLog:
             return 0
         best, longest = None, 0
         for begin in self._begins:
-            spelled = b""
-            for token in self._tokens[begin:]:
-                if len(spelled) >= len(content) or token >= FIRST_SPECIAL:
-                    break
-                spelled += self.token_bytes(token)
-            common = _common_length(spelled, content)
+            common = self._agreement(begin, content)
             if common and common >= longest:
                 best, longest = begin, common
         return best
+
+    def _agreement(self, begin: int, content: bytes) -> int:
+        """Return the length of the beginning of a text that the tokens from a position on spell."""
+        start = 0
+        for at in range(begin, len(self._tokens)):
+            token = self._tokens[at]
+            if start == len(content) or token >= FIRST_SPECIAL:
+                break
+            spelled = self.token_bytes(token)
+            if not content.startswith(spelled, start):
+                return start + _common_length(spelled, content[start : start + len(spelled)])
+            start += len(spelled)
+        return start
 
 
 def _common_length(one: bytes, other: bytes) -> int:
