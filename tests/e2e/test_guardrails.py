@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway
+from tests.e2e.hosting import calls
 from tests.e2e.messages import message_in
 from tests.fakes import FakeVllm, VllmScript
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
+from tests.mcp.conftest import Upstream, start_upstream
 from unisono.bootstrap.hooks import build_hooks
 from unisono.config import parse
 from unisono.core.passthrough_request import passed_texts
@@ -35,6 +37,36 @@ SURFACES: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"prompt": "{text}", "max_tokens": 99}),
 }
 SURFACE = pytest.mark.parametrize("name", SURFACES)
+
+
+USER = {"role": "user", "content": "Hi"}
+ASSISTANT = {"role": "assistant", "content": "Hi"}
+OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
+# Bodies of requests that contain the address in other places than the text of a message.
+HIDDEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "call": (
+        "chat",
+        {"messages": [{**ASSISTANT, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": MAIL}}]}, USER]},
+    ),
+    "old call": ("chat", {"messages": [{**ASSISTANT, "function_call": {"name": "f", "arguments": MAIL}}, USER]}),
+    "reasoning": ("chat", {"messages": [{**ASSISTANT, "reasoning_content": MAIL}, USER]}),
+    "refusal": ("chat", {"messages": [{**ASSISTANT, "content": [{"type": "refusal", "refusal": MAIL}]}, USER]}),
+    "response call": (
+        "responses",
+        {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": f'{{"a":"{MAIL}"}}'}, OUTPUT]},
+    ),
+    "custom call": (
+        "responses",
+        {"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f", "input": MAIL}, OUTPUT]},
+    ),
+    "instructions": ("responses", {"instructions": MAIL, "input": "Hi"}),
+}
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
+        yield server
 
 
 def guardrail(mode: str | list[str], *, name: str = "mails", on: bool = True, **rules: Any) -> dict[str, Any]:
@@ -162,6 +194,37 @@ async def test_pass_through_answers_are_checked(stream: bool, action: str) -> No
             assert MAIL not in answer.raw.decode()
             assert "content" in answer.raw.decode()
             assert stream or answer.status == 400
+
+
+@pytest.mark.parametrize("place", HIDDEN)
+@pytest.mark.parametrize("model", ["llama", "gpt-oss"])
+async def test_every_text_of_a_request_is_checked(place: str, model: str) -> None:
+    surface, body = HIDDEN[place]
+    async with FakeOpenAi() as passing, FakeVllm(tokens=ANSWER) as engine:
+        url = passing.url if model == "llama" else engine.url
+        config = config_of(f"vllm@{url}", name=model, guardrails=[guardrail("pre_call", patterns=[BLOCK_MAIL])])
+        async with gateway(config) as running:
+            answer = await post(running, surface, model=model, **body)
+        assert answer.status == 400
+        assert answer.body["error"]["code"] == "content_blocked"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", ["messages", "responses"])
+async def test_arguments_of_server_tools_are_masked(upstream: Upstream, name: str, stream: bool) -> None:
+    url = upstream.urls["modern"]
+    fields: dict[str, Any] = {"mcp_servers": [{"type": "url", "name": "docs", "url": url}]}
+    if name == "responses":
+        fields = {"tools": [{"type": "mcp", "server_label": "docs", "server_url": url, "require_approval": "never"}]}
+    # The result of this tool does not contain its argument.
+    outputs = iter([calls("huge", size=3, note=MAIL), "<|channel|>final<|message|>Done.<|return|>"])
+    allowed = {"host": "127.0.0.1", "ports": [], "plain_http": True, "private": True}
+    rules = guardrail("post_call", patterns=[MASK_MAIL])
+    async with guarded(rules, unisono={"mcp_allowed_hosts": [allowed]}) as (running, fake):
+        fake.script = lambda _: VllmScript(tokens=ENCODING.encode_marked(next(outputs)))
+        answer = await post(running, name, stream=stream, **fields)
+        assert MAIL not in answer.raw.decode()
+        assert "[EMAIL_REDACTED]" in answer.raw.decode()
 
 
 def test_the_pieces_of_a_pass_through_stream_are_joined() -> None:

@@ -63,6 +63,12 @@ BYTES_PER_TOKEN: Final = 3
 NO_TEXT: Final = frozenset(
     {"image_url", "input_image", "input_audio", "input_file", "file", "image", "audio", "source"}
 )
+# Fields of messages and their parts that contain no text.
+STRUCTURE: Final = frozenset(
+    ("type", "role", "id", "call_id", "tool_call_id", "status", "phase", "name", "detail", "format", "cache_control")
+) | {"encrypted_content", "signature"}
+# Fields beside the conversation whose texts the model reads.
+AROUND: Final = ("instructions", "prompt", "documents")
 STATEFUL: Final = ("background", "previous_response_id", "conversation")
 # Field of the conversation, name of the surface, and fields of the output limit, by API.
 IN_BODY: Final[Mapping[Api, tuple[str, str, tuple[str, ...]]]] = {
@@ -299,31 +305,43 @@ class EitherSource(ByteSource):
 
 
 def _items(body: Mapping[str, Json], field: str) -> list[Item]:
+    """Return the conversation: the texts of each element, also those of calls and reasoning."""
+    items: list[Item] = [DeveloperMessage(text) for name in AROUND if (text := _text(body.get(name)))]
     value = body.get(field)
-    items: list[Item] = [DeveloperMessage(text)] if isinstance(text := body.get("instructions"), str) else []
     if isinstance(value, str):
         return [*items, UserMessage(value)]
     for element in value if isinstance(value, list) else ():
         if isinstance(element, dict):
-            text = "\n".join(_texts(element.get("content") or element.get("output")))
+            text = _text(element)
             match element.get("role") or element.get("type"):
                 case "system" | "developer":
                     items.append(DeveloperMessage(text))
-                case "assistant":
+                case "assistant" | "reasoning" | "function_call" | "custom_tool_call":
                     items.append(AssistantMessage(text))
-                case "tool" | "function" | "function_call_output":
+                case "tool" | "function" | "function_call_output" | "custom_tool_call_output":
                     called = element.get("tool_call_id") or element.get("call_id")
                     items.append(ToolResult(str(called or ""), "", text))
                 case _:
                     items.append(UserMessage(text))
+        elif isinstance(element, str):
+            items.append(UserMessage(element))
     return items
 
 
-def _texts(content: Json) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    parts = content if isinstance(content, list) else []
-    return [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
+def _text(value: Json) -> str:
+    """Return the texts in a part of the body, in order, one per line."""
+    found: list[str] = []
+    # A stack, because a body may be nested more deeply than Python recurses.
+    stack = [value]
+    while stack:
+        match stack.pop():
+            case str() as text:
+                found.append(text)
+            case list() as many:
+                stack += reversed(many)
+            case dict() as one if one.get("type") not in NO_TEXT:
+                stack += reversed([inner for name, inner in one.items() if name not in STRUCTURE])
+    return "\n".join(found)
 
 
 def _text_bytes(body: Mapping[str, Json]) -> int:

@@ -17,9 +17,10 @@ from typing import Final, TypeAlias, TypeVar
 import orjson
 
 from unisono.core.conversation import Json, Phase
-from unisono.core.events import Closed, Delta, Event, Finished, Listing, Opened, Passed, Text
+from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Listing, Opened, Passed, Ran, Text
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.core.passthrough_request import AnswerMode, PassthroughRequest, passed_texts
+from unisono.core.tool_arguments import read_arguments
 from unisono.engine.journal import noted_in
 from unisono.engine.request import GenerationRequest
 from unisono.errors import HookFailed, Refused
@@ -221,6 +222,8 @@ class HoldingHookGate(AnswerHookGate):
         super().__init__(hooks, requested)
         self._item_hooks = tuple(hook for hook in self._hooks if hook.holds_answers)
         self._held: list[Event] = []
+        # Server tool calls with changed arguments, by call id. Their results name them again.
+        self._changed_calls: dict[str, HostedCall] = {}
 
     async def filter(self, batch: list[Event]) -> list[Event]:
         """Return the events of complete and checked items. Raises `Refused` and `HookFailed`."""
@@ -239,6 +242,8 @@ class HoldingHookGate(AnswerHookGate):
                 emitted += await self._checked(event)
             elif self._held or isinstance(event, Opened):
                 self._held.append(event)
+            elif isinstance(event, Ran):
+                emitted.append(replace(event, item=self._changed_calls.get(event.item.call_id, event.item)))
             else:
                 emitted.append(event)
         return emitted
@@ -253,8 +258,17 @@ class HoldingHookGate(AnswerHookGate):
         text = await self._check(closed)
         if text == closed.text:
             return [*held, closed]
-        others = [event for event in held if not isinstance(event, Delta)]
-        return [*others, Delta(closed.item, text), replace(closed, text=text, tokens=())]
+        item = closed.item
+        if isinstance(item, HostedCall):
+            # The tool gets the arguments of the model; clients see the changed ones.
+            item = replace(item, arguments=read_arguments(item.name, text))
+            self._changed_calls[item.call_id] = item
+        others = [
+            replace(event, item=item) if isinstance(event, Opened) else event
+            for event in held
+            if not isinstance(event, Delta)
+        ]
+        return [*others, Delta(item, text), replace(closed, item=item, text=text, tokens=())]
 
     async def _checked_passthrough(self) -> list[Event]:
         """Return the events of a pass-through answer."""
