@@ -65,6 +65,13 @@ def test_mistakes_name_the_included_file(tmp_path: Path, part: object, message: 
     assert message in str(raised.value)
 
 
+def test_files_that_refer_to_themselves_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "main.yaml").write_text("include: [part.yaml]\nstore: &a {url: *a}\n")
+    (tmp_path / "part.yaml").write_text("store: &a {url: *a}\n")
+    with pytest.raises(ConfigError, match=r"part\.yaml: a YAML alias"):
+        load(tmp_path / "main.yaml", {})
+
+
 def test_entries_take_values_from_a_credential(tmp_path: Path) -> None:
     params = {"model": "vllm/tiny", "litellm_credential_name": "box"}
     main = {

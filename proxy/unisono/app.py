@@ -231,7 +231,7 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
                 body_deadline_s=config.unisono.body_timeout_s,
                 answered=gateway.parts.observing.answered,
                 formats=FORMATS,
-                networks=ClientNetworks(allowed) if (allowed := config.general_settings.allowed_ips) else None,
+                networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
                 rules=request_rules(config),
             ),
             Middleware(DirectRoutes, routes=ROUTES),

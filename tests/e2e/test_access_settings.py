@@ -77,9 +77,10 @@ async def test_only_listed_addresses_may_send_requests(networks: list[str], allo
         assert (await server.get("/health/liveliness")).status == 200
 
 
-def test_an_invalid_address_is_a_configuration_error() -> None:
+@pytest.mark.parametrize("networks", [["10.0.0.300"], []], ids=str)
+def test_an_invalid_address_and_an_empty_list_are_configuration_errors(networks: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"general_settings.allowed_ips"):
-        parse({"general_settings": {"allowed_ips": ["10.0.0.300"]}}, {})
+        parse({"general_settings": {"allowed_ips": networks}}, {})
 
 
 async def test_a_blocked_entry_gets_no_requests() -> None:

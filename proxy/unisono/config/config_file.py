@@ -54,7 +54,12 @@ def read(path: Path) -> object:
             raise ConfigError(f"{file}: an included file must be a mapping of sections")
         if INCLUDE in part:
             raise ConfigError(f"{file}: an included file must not include others; list them in {path}")
-        _merge(tree, part, file, "")
+        try:
+            _merge(tree, part, file, "")
+        except RecursionError:
+            raise ConfigError(
+                f"{file}: a YAML alias (`*name`) is inside the value of its own anchor (`&name`); remove it"
+            ) from None
     return tree
 
 

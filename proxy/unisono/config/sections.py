@@ -77,7 +77,8 @@ class GeneralSettings(Section):
     master_key: SecretStr | None = None
     """Key of the operator, which clients send as their API key.
     Without it, the gateway serves on loopback only and needs no key."""
-    allowed_ips: Networks = ()
+    # An empty list permits nobody in LiteLLM, so it must not mean all.
+    allowed_ips: Annotated[Networks, Field(min_length=1)] | None = None
     """Addresses and networks that may send requests, such as `10.0.0.0/8`.
     Health checks and the page's files are open to all. The address is that of the connection, so behind a proxy it is
     the proxy's. By default all."""
