@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway
 from tests.e2e.hosting import calls
 from tests.e2e.messages import message_in
-from tests.fakes import FakeVllm, VllmScript
+from tests.fakes import FakeVllm, Refusal, VllmScript
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 from tests.mcp.conftest import Upstream, start_upstream
 from unisono.bootstrap.hooks import build_hooks
@@ -225,6 +225,18 @@ async def test_arguments_of_server_tools_are_masked(upstream: Upstream, name: st
         answer = await post(running, name, stream=stream, **fields)
         assert MAIL not in answer.raw.decode()
         assert "[EMAIL_REDACTED]" in answer.raw.decode()
+
+
+@pytest.mark.parametrize("field", ["more", "index"])
+@pytest.mark.parametrize("action", ["MASK", "BLOCK"])
+async def test_a_deeply_nested_pass_through_answer_is_checked(action: str, field: str) -> None:
+    nested = "[" * 950 + f'"{MAIL}"' + "]" * 950
+    message = f'{{"role":"assistant","content":"Hi","{field}":{nested}}}'
+    choice = f'{{"index":0,"message":{message},"finish_reason":"stop"}}'
+    async with FakeOpenAi(Refusal(200, f'{{"id":"1","choices":[{choice}]}}'.encode())) as fake:
+        rules = guardrail("post_call", patterns=[{**MASK_MAIL, "action": action}])
+        async with gateway(config_of(f"vllm@{fake.url}", name="llama", guardrails=[rules])) as running:
+            assert (await post(running, "chat", model="llama")).status == 400
 
 
 def test_the_pieces_of_a_pass_through_stream_are_joined() -> None:

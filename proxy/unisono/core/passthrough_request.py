@@ -6,7 +6,7 @@ answer it. The answer consists of `events.Passed`, which surfaces emit unchanged
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -52,8 +52,14 @@ def passed_texts(bodies: Sequence[Mapping[str, Json]]) -> list[str]:
     The pieces of a stream are joined by their place in the answer, so that a text is whole.
     """
     texts: dict[tuple[str, ...], list[str]] = {}
-    for body in bodies:
-        _collect(dict(body), (), texts)
+    # A stack, because an answer may be nested more deeply than Python recurses.
+    stack: list[tuple[Json, tuple[str, ...]]] = [(dict(body), ()) for body in reversed(bodies)]
+    while stack:
+        value, path = stack.pop()
+        if isinstance(value, str):
+            texts.setdefault(path, []).append(value)
+        else:
+            stack += reversed([*_inner(value, path)])
     return ["".join(pieces) for pieces in texts.values()]
 
 
@@ -63,21 +69,20 @@ _NO_CONTENT: Final = frozenset(("id", "object", "model", "type", "role", "status
 _NUMBERS: Final = ("index", "output_index", "content_index", "summary_index", "item_id")
 
 
-def _collect(value: Json, path: tuple[str, ...], texts: dict[tuple[str, ...], list[str]]) -> None:
-    if isinstance(value, str):
-        texts.setdefault(path, []).append(value)
-    elif isinstance(value, Mapping):
-        kind = value.get("type")
+def _inner(value: Json, path: tuple[str, ...]) -> Iterator[tuple[Json, tuple[str, ...]]]:
+    """Yield the values in an object or a list, with their places."""
+    if isinstance(value, Mapping):
         # The events of the Responses API are told apart by their type: deltas, and the whole text at the end.
-        numbers = (str(kind), *(str(value[name]) for name in _NUMBERS if name in value))
+        named = (value.get("type"), *(value[name] for name in _NUMBERS if name in value))
+        numbers = [str(each) if isinstance(each, str | int) else "" for each in named]
         for name, inner in value.items():
             if name not in _NO_CONTENT:
-                _collect(inner, (*path, *numbers, name), texts)
+                yield inner, (*path, *numbers, name)
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             # The choices and calls of a stream have an index of their own.
             place = "" if isinstance(inner, Mapping) and "index" in inner else str(number)
-            _collect(inner, (*path, place), texts)
+            yield inner, (*path, place)
 
 
 class AnswerMode(StrEnum):
