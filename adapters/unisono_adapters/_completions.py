@@ -51,7 +51,8 @@ def complete(
 
     `stop_field` is the field of a choice that holds its stop token.
     """
-    fold = CompletionFold(output, wire.failures, stop_field, has_logprobs=job.logprobs is not None)
+    scored = job.prompt.tokens if job.prompt_logprobs else ()
+    fold = CompletionFold(output, wire.failures, stop_field, has_logprobs=job.logprobs is not None, scored=scored)
     return generate(wire, "v1/completions", body, job, fold)
 
 
@@ -89,11 +90,14 @@ def sampling(job: CompletionJob) -> dict[str, object]:
 
 
 class CompletionFold:
-    """Converter from events to chunks. `done` is set with the chunk that holds the finish."""
+    """Converter from events to chunks. `done` is set with the chunk that holds the finish.
+
+    `scored` are the prompt's tokens if their log probabilities precede those of the answer.
+    """
 
     __slots__ = (
-        "_cached_tokens", "_failures", "_finish", "_last", "_logprobs", "_output", "_prompt_tokens", "_stop_field",
-        "_stop_reason", "done",
+        "_cached_tokens", "_failures", "_finish", "_last", "_logprobs", "_output", "_prompt_logprobs",
+        "_prompt_tokens", "_scored", "_stop_field", "_stop_reason", "done",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +107,7 @@ class CompletionFold:
         stop_field: str = "stop_reason",
         *,
         has_logprobs: bool = False,
+        scored: Sequence[int] = (),
     ) -> None:
         self._output = output
         self._failures = failures
@@ -114,6 +119,9 @@ class CompletionFold:
         self._cached_tokens: int | None = None
         # Log probabilities of the current read; None if the job asks for none.
         self._logprobs: list[TokenLogprob | None] | None = [] if has_logprobs else None
+        # Tokens of the prompt until their log probabilities have arrived, and those log probabilities for one read.
+        self._scored = scored
+        self._prompt_logprobs: list[TokenLogprob | None] = []
         self.done = False
 
     def feed(self, events: list[bytes]) -> Chunk | None:
@@ -123,7 +131,7 @@ class CompletionFold:
         """
         tokens: list[int] = []
         if self._logprobs is not None:
-            self._logprobs = []
+            self._logprobs, self._prompt_logprobs = [], []
         elif self._finish is None and self._output is OutputForm.IDS:
             # Nearly all events are plain. The typed decoder needs 0.4 us for one, orjson and checks in Python 1.5 us.
             plain = 0
@@ -148,7 +156,9 @@ class CompletionFold:
         text = "".join(texts)
         if self.done:
             return self._last_chunk(tokens, text)
-        return Chunk(tokens=tokens, text=text, logprobs=self._logprobs or ()) if tokens or text else None
+        if not (tokens or text or self._prompt_logprobs):
+            return None
+        return Chunk(tokens=tokens, text=text, logprobs=self._logprobs or (), prompt_logprobs=self._prompt_logprobs)
 
     def _add_event(self, data: dict[str, Any], tokens: list[int], texts: list[str]) -> None:
         if is_error(data):
@@ -174,6 +184,7 @@ class CompletionFold:
             self._end(finish, choice.get(self._stop_field))
 
     def _add_ids(self, choice: dict[str, Any], tokens: list[int]) -> None:
+        begin = self._add_prompt_logprobs(choice.get("logprobs")) if self._scored else 0
         ids = choice.get("token_ids")
         if ids is None:
             if choice.get("text"):
@@ -183,7 +194,19 @@ class CompletionFold:
             tokens += checked
             self._last = checked[-1]
             if self._logprobs is not None:
-                self._logprobs += logprobs_of(choice.get("logprobs"), checked)
+                self._logprobs += logprobs_of(choice.get("logprobs"), checked, begin)
+
+    def _add_prompt_logprobs(self, field: object) -> int:
+        """Read the prompt's log probabilities from the first `logprobs` object; return their number."""
+        if field is None:
+            return 0
+        values = field.get("token_logprobs") if isinstance(field, dict) else None
+        # The first token of a prompt has none. Any other list begins with the answer.
+        if not isinstance(values, list) or len(values) < len(self._scored) or values[0] is not None:
+            raise BackendProtocolError("the backend sent no log probabilities of the prompt")
+        self._prompt_logprobs = logprobs_of(field, self._scored)
+        self._scored = ()
+        return len(self._prompt_logprobs)
 
     def _end(self, finish: object, stop_reason: object) -> None:
         meaning = FINISHES.get(finish) if isinstance(finish, str) else None
@@ -213,18 +236,21 @@ class CompletionFold:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             logprobs=self._logprobs or (),
+            prompt_logprobs=self._prompt_logprobs,
         )
 
 
-def logprobs_of(field: object, tokens: Sequence[int]) -> list[TokenLogprob | None]:
+def logprobs_of(field: object, tokens: Sequence[int], begin: int = 0) -> list[TokenLogprob | None]:
     """Return an entry for each token from the field `logprobs` of a choice.
+
+    The entries of the tokens begin at `begin`.
 
     Alternatives are read if the server names them by id, as `token_id:17`, or by a text that is one token.
     """
     found = field if isinstance(field, dict) else {}
     values, tops = found.get("token_logprobs"), found.get("top_logprobs")
     entries: list[TokenLogprob | None] = []
-    for position, token in enumerate(tokens):
+    for position, token in enumerate(tokens, begin):
         value = values[position] if isinstance(values, list) and position < len(values) else None
         top = tops[position] if isinstance(tops, list) and position < len(tops) else None
         named = top.items() if isinstance(top, dict) else ()

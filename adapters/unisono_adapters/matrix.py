@@ -125,6 +125,11 @@ NO_LOGPROBS = Cell(
     "400 `unsupported_value`; requests prefer a backend that reports them.",
     ("logprobs", "unsupported_value"),
 )
+NO_PROMPT_LOGPROBS = Cell(
+    Support.REFUSED,
+    "llama-server reports them for generated tokens only: 400 `unsupported_value`; requests prefer another backend.",
+    ("logprobs", "unsupported_value"),
+)
 PLAYED = Cell(Support.NO_EFFECT, "A recording is replayed unchanged.")
 LATE = Cell(
     Support.TEXT_EXACT,
@@ -174,6 +179,11 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
         "llamacpp": Cell(Support.EXACT, "Tokens that end inside of a character have none."),
         "mlx": Cell(Support.EXACT, "They are those after biases, penalties and constraints."),
         **dict.fromkeys(("ollama", "mlx_server", "replay"), NO_LOGPROBS),
+    },
+    "logprobs of raw prompts (`echo`)": {
+        **dict.fromkeys(KINDS, EXACT),
+        **dict.fromkeys(("ollama", "mlx_server", "replay"), NO_LOGPROBS),
+        "llamacpp": NO_PROMPT_LOGPROBS,
     },
 }
 

@@ -67,6 +67,7 @@ class SglangBackend:
             context=length - 1 if length else None,
             logit_bias=True,
             logprobs=True,
+            prompt_logprobs=True,
             constrain=frozenset((*CONSTRAINT_KINDS, Regex.kind)),
         )
         subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
@@ -101,6 +102,9 @@ class SglangBackend:
         if job.logprobs is not None:
             # 0 counts as no log probabilities.
             body["logprobs"] = max(job.logprobs, 1)
+        if job.prompt_logprobs:
+            # They precede those of the answer.
+            body["echo"] = True
         if job.cache_salt:
             body["cache_salt"] = job.cache_salt
         if job.constraint is not None:

@@ -74,6 +74,7 @@ class VllmBackend:
             context=length,
             logit_bias=True,
             logprobs=True,
+            prompt_logprobs=True,
             constrain=frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS)),
         )
         subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
@@ -141,6 +142,9 @@ class VllmBackend:
         if job.logprobs is not None:
             # Names of tokens are ambiguous texts otherwise.
             body |= {"logprobs": job.logprobs, "return_tokens_as_token_ids": True}
+        if job.prompt_logprobs:
+            # `prompt_logprobs` is not available in a stream. With `echo`, they precede those of the answer.
+            body["echo"] = True
         if structured is not None:
             body["structured_outputs"] = structured
         return orjson.dumps(body)

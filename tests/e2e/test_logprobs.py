@@ -9,7 +9,8 @@ import pytest
 
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway
 from tests.fakes import FakeLlamaCpp, FakeOllama, FakeVllm
-from tests.fakes.dialects import logprob_of
+from tests.fakes.dialects import VllmScript, logprob_of
+from tests.fakes.faults import close_at
 from tests.fakes.sglang import FakeSglang
 from unisono.harmony.encoding import load_encoding
 
@@ -93,21 +94,127 @@ async def test_responses_reports_them_in_deltas_and_items(kind: str, stream: boo
 
 @KIND
 @STREAM
-async def test_raw_completions_report_them_in_the_legacy_form(kind: str, stream: bool) -> None:
+async def test_raw_completions_report_every_token_in_the_legacy_form(kind: str, stream: bool) -> None:
     body = {"model": "gpt-oss", "prompt": "Hi", "max_tokens": 99, "logprobs": 1, "stream": stream}
-    tokens = ENCODING.encode_text("one two")
-    generated = [*ENCODING.encode_marked("<|channel|>"), *tokens, 200002]
-    async with FAKES[kind](tokens=generated) as fake, gateway(config(kind, fake.url)) as running:
+    tokens = [*ENCODING.encode_marked("<|channel|>one two"), 200002]
+    async with FAKES[kind](tokens=tokens) as fake, gateway(config(kind, fake.url)) as running:
         answer = await running.post("/v1/completions", json.dumps(body).encode())
         assert answer.status == 200, answer.raw
-        refused = await running.post("/v1/completions", json.dumps({**body, "echo": True}).encode())
-    events = answer.events if stream else [answer.body]
-    parts = [choice["logprobs"] for event in events for choice in event["choices"]]
-    assert [token for part in parts for token in part["tokens"]] == ["one", " two"]
-    assert [value for part in parts for value in part["token_logprobs"]] == [logprob_of(token) for token in tokens]
-    assert [offset for part in parts for offset in part["text_offset"]] == [0, 3]
-    assert [[*top] for part in parts for top in part["top_logprobs"]] == [["one"], [" two"]]
-    assert (refused.status, refused.body["error"]["param"]) == (400, "logprobs")
+    found = joined(answer, stream)
+    assert found["tokens"] == ["<|channel|>", "one", " two", "<|return|>"]
+    assert found["token_logprobs"] == [logprob_of(token) for token in tokens]
+    # Special tokens are not part of the text.
+    assert found["text_offset"] == [0, 0, 3, 7]
+    assert [[*top] for top in found["top_logprobs"]] == [[token] for token in found["tokens"]]
+
+
+def joined(answer: Answer, stream: bool, index: int = 0) -> dict[str, list[Any]]:
+    """Return the log probabilities of all parts of a choice."""
+    choices = [choice for event in (answer.events if stream else [answer.body]) for choice in event["choices"]]
+    parts = [choice["logprobs"] for choice in choices if choice["index"] == index]
+    return {name: [one for part in parts for one in part[name]] for name in parts[0]}
+
+
+# Forms of a prompt, and the number of its choices.
+PROMPTS: dict[str, tuple[Any, int]] = {
+    "text": (TEXT, 1),
+    "ids": (BODY, 1),
+    "a batch of texts": ([TEXT, TEXT], 2),
+    "a batch of ids": ([BODY, BODY], 2),
+}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("max_tokens", [0, 1, 99])
+@STREAM
+async def test_an_echoed_prompt_has_log_probabilities(kind: str, prompt: str, max_tokens: int, stream: bool) -> None:
+    sent, choices = PROMPTS[prompt]
+    body = {"model": "gpt-oss", "prompt": sent, "max_tokens": max_tokens, "logprobs": 1, "echo": True}
+    generated = [*ENCODING.encode_text(" one two"), 200002]
+    async with FAKES[kind](tokens=generated) as fake, gateway(config(kind, fake.url)) as running:
+        answer = await running.post("/v1/completions", json.dumps({**body, "stream": stream}).encode())
+    assert answer.status == 200, answer.raw
+    expected = [*BODY, *generated[:max_tokens]]
+    text = TEXT + "".join([" one", " two"][:max_tokens])
+    ended = [choice for event in (answer.events if stream else [answer.body]) for choice in event["choices"]]
+    for index in range(choices):
+        found = joined(answer, stream, index)
+        assert found["tokens"] == [ENCODING.decode_bytes([one]).decode("utf-8", "replace") for one in expected]
+        assert found["token_logprobs"] == [None, *map(logprob_of, expected[1:])]
+        assert found["top_logprobs"][0] is None
+        assert all(
+            token in top and max(top.values()) == value
+            for token, top, value in zip(
+                found["tokens"][1:], found["top_logprobs"][1:], found["token_logprobs"][1:], strict=True
+            )
+        )
+        offsets = {token: at for token, at in zip(found["tokens"], found["text_offset"], strict=True) if token in text}
+        assert "<|return|>" not in offsets
+        assert text == "".join(choice["text"] for choice in ended if choice["index"] == index)
+        assert all(text[at:].startswith(token) for token, at in offsets.items())
+        reasons = [choice["finish_reason"] for choice in ended if choice["index"] == index and choice["finish_reason"]]
+        assert reasons == ["stop" if max_tokens == 99 else "length"]
+    if not stream:
+        assert answer.body["usage"]["completion_tokens"] == choices * len(generated[:max_tokens])
+
+
+async def test_without_tokens_to_generate_an_echo_needs_no_backend() -> None:
+    body = {"model": "gpt-oss", "prompt": TEXT, "max_tokens": 0, "echo": True}
+    async with FakeVllm(tokens=ANSWER) as fake, gateway(config("vllm", fake.url)) as running:
+        answer = await running.post("/v1/completions", json.dumps(body).encode())
+        refused = await running.post("/v1/completions", json.dumps({**body, "echo": False}).encode())
+    [choice] = answer.body["choices"]
+    assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == (TEXT, None, "length")
+    assert [seen for seen in fake.requests if seen.path == "/v1/completions"] == []
+    assert (refused.status, refused.body["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_an_answer_of_two_backends_has_them_once() -> None:
+    body = {"model": "gpt-oss", "prompt": TEXT, "max_tokens": 9, "logprobs": 0, "echo": True}
+    generated = ENCODING.encode_text(" one two three")
+
+    def rest(asked: dict[str, Any]) -> VllmScript:
+        return VllmScript(tokens=[*generated, 200002][len(asked["prompt"]) - len(BODY) :])
+
+    broken = FakeVllm(tokens=generated, faults=[close_at(2)])
+    async with broken, FakeVllm(script=rest) as other:
+        deployments = config_of(f"vllm@{broken.url}", f"vllm@{other.url}", unisono={"raw_completions": True})
+        async with gateway(deployments) as running:
+            for _ in range(4):
+                answer = await running.post("/v1/completions", json.dumps(body).encode())
+                found = joined(answer, stream=False)
+                assert found["token_logprobs"] == [None, *map(logprob_of, [*BODY, *generated, 200002][1:])]
+    assert any(seen.path == "/v1/completions" for seen in broken.requests)
+    # A backend that continues an answer is not asked for the prompt again.
+    assert {bool(seen.json.get("echo")) for seen in other.requests if len(seen.json["prompt"]) > len(BODY)} == {False}
+
+
+async def test_without_those_of_the_prompt_another_backend_is_preferred() -> None:
+    body = json.dumps({"model": "gpt-oss", "prompt": "Hi you", "max_tokens": 9, "logprobs": 1, "echo": True}).encode()
+    tokens = [*ENCODING.encode_text(" one"), 200002]
+    async with FakeLlamaCpp(tokens=tokens) as llama, FakeVllm(tokens=tokens) as vllm:
+        async with gateway(config("llamacpp", llama.url)) as running:
+            answer = await running.post("/v1/completions", body)
+            assert (answer.status, answer.body["error"]["param"]) == (400, "logprobs")
+            assert "of the prompt" in answer.body["error"]["message"]
+        both = config_of(f"llamacpp@{llama.url}", f"vllm@{vllm.url}", unisono={"raw_completions": True})
+        async with gateway(both) as running:
+            assert running.app is not None
+            await running.app.state.gateway.pool.settled(5)
+            for _ in range(4):
+                answer = await running.post("/v1/completions", body)
+                assert answer.body["unisono"]["backend"] == "vllm-1"
+
+
+async def test_too_many_for_one_event_are_an_error() -> None:
+    body = {"model": "gpt-oss", "prompt": [13225] * 9_100, "max_tokens": 0, "logprobs": 20, "echo": True}
+    async with FakeVllm(tokens=ANSWER) as fake, gateway(config("vllm", fake.url)) as running:
+        answer = await running.post("/v1/completions", json.dumps(body).encode())
+        assert (answer.status, answer.body["error"]["param"]) == (400, "logprobs")
+        assert "9090 tokens" in answer.body["error"]["message"]
+        answer = await running.post("/v1/completions", json.dumps({**body, "prompt": [13225] * 9_000}).encode())
+        assert len(answer.body["choices"][0]["logprobs"]["tokens"]) == 9_000
 
 
 async def test_a_backend_without_them_is_an_error_and_another_one_is_preferred() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+import pytest_asyncio
 
-from tests.e2e.gateway import Gateway
+from tests.e2e.gateway import Gateway, gateway
 from tests.engines.demo_prompts import CHATS, ENCODING, greedy, prompt_for
 from tests.engines_all.engines import Running
 from unisono.core.generation import STOP_TOKENS, CompletionJob
@@ -27,6 +29,12 @@ pytestmark = [
 # Largest difference between two sums over an answer.
 TOLERANCE = 1e-4
 PROMPTS = ("greeting", "joke", "count")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def raw_site(engine: Running) -> AsyncIterator[Gateway]:
+    async with gateway({"model_list": [engine.deployment()], "unisono": {"raw_completions": True}}) as started:
+        yield started
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +109,45 @@ async def test_the_sum_over_a_greedy_answer_is_the_engines_own(engine: Running, 
     size = len(tokens) - 1
     assert len(values) >= size
     assert sum(values[:size]) == pytest.approx(sum(own[:size]), abs=TOLERANCE)
+
+
+def own_prompt_values(engine: Running, prompt: list[int]) -> list[float]:
+    """Return the log probabilities of the prompt's tokens, from the second one on, from the engine itself."""
+    if engine.engine.kind == "mlx":
+        return scored(engine, prompt[:1], prompt[1:])
+    body = {"model": engine.engine.model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    listed = post(f"{engine.url}/v1/completions", body)["choices"][0]["prompt_logprobs"]
+    return [entry[str(token)]["logprob"] for entry, token in zip(listed[1:], prompt[1:], strict=True)]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 8])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_echoed_prompt_has_the_engines_own(
+    engine: Running, raw_site: Gateway, max_tokens: int, stream: bool
+) -> None:
+    prompts = [list(prompt_for(CHATS[name][0])) for name in PROMPTS]
+    # One prompt is longer than a part that mlx scores at once.
+    prompts[0] = [*prompts[1], *prompts[0], *prompts[2]]
+    body = {"model": "gpt-oss", "prompt": prompts, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
+    answer = await raw_site.post("/v1/completions", json.dumps({**body, "echo": True, "logprobs": 1}).encode())
+    if engine.engine.kind not in ("vllm", "mlx"):
+        assert (answer.status, answer.body["error"]["param"]) == (400, "logprobs")
+        return
+    assert answer.status == 200, answer.raw
+    choices = [choice for event in (answer.events if stream else [answer.body]) for choice in event["choices"]]
+    for index, prompt in enumerate(prompts):
+        parts = [choice["logprobs"] for choice in choices if choice["index"] == index]
+        values = [value for part in parts for value in part["token_logprobs"]]
+        tops = [top for part in parts for top in part["top_logprobs"]]
+        own = await asyncio.to_thread(own_prompt_values, engine, prompt)
+        assert values[0] is None
+        assert tops[0] is None
+        assert values[1 : len(prompt)] == pytest.approx(own, abs=TOLERANCE)
+        assert all(value in top.values() for value, top in zip(values[1:], tops[1:], strict=True))
+        # The answer ends after its limit or at a stop token.
+        assert min(max_tokens, 1) <= len(values) - len(prompt) <= max_tokens
+        text = "".join(choice["text"] for choice in choices if choice["index"] == index)
+        assert text.startswith(ENCODING.decode(prompt))
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

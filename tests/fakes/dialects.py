@@ -90,19 +90,32 @@ def logprob_of(token: object) -> float:
     return -(token % 97 + 1) / 100 if isinstance(token, int) else 0.0
 
 
-def logprobs_of(tokens: Sequence[object], top: object) -> dict[str, object] | None:
-    """Return the log probabilities in vLLM's form; the alternatives are the token and its successors."""
+def logprobs_of(tokens: Sequence[object], top: object, prompt: Sequence[int] = ()) -> dict[str, Any] | None:
+    """Return the log probabilities in vLLM's form; the alternatives are the token and its successors.
+
+    Those of an echoed prompt come first, and its first token has none.
+    """
     if not isinstance(top, int) or isinstance(top, bool):
         return None
-    ids = [token for token in tokens if isinstance(token, int)]
+    ids = [*prompt, *(token for token in tokens if isinstance(token, int))]
+    begin = min(len(prompt), 1)
     return {
         "tokens": [f"token_id:{token}" for token in ids],
-        "token_logprobs": [logprob_of(token) for token in ids],
+        "token_logprobs": [*[None] * begin, *(logprob_of(token) for token in ids[begin:])],
         "top_logprobs": [
-            {f"token_id:{token + more}": logprob_of(token) - more for more in range(max(top, 1))} for token in ids
+            *[None] * begin,
+            *(
+                {f"token_id:{token + more}": logprob_of(token) - more for more in range(max(top, 1))}
+                for token in ids[begin:]
+            ),
         ],
         "text_offset": [0] * len(ids),
     }
+
+
+def echoed(asked: dict[str, Any]) -> Sequence[int]:
+    """Return the tokens of a prompt that the answer repeats."""
+    return list(asked["prompt"]) if asked.get("echo") else []
 
 
 @dataclass(frozen=True)
@@ -129,7 +142,7 @@ class VllmScript(Script):
                 "index": 0,
                 # Wrong on purpose, because only the ids matter.
                 "text": "?" * len(piece),
-                "logprobs": logprobs_of(piece, asked.get("logprobs")),
+                "logprobs": logprobs_of(piece, asked.get("logprobs"), echoed(asked) if number == 0 else ()),
                 "finish_reason": finish if last else None,
                 "stop_reason": self._reason(tokens, finish) if last else None,
                 "prompt_token_ids": asked["prompt"] if number == 0 else None,

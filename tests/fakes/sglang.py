@@ -11,7 +11,7 @@ from unisono.harmony.encoding import load_encoding
 
 from . import constraints
 from .constraints import GrammarError
-from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, logprobs_of, sse_event
+from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, echoed, logprobs_of, sse_event
 from .loads import Pages, sglang_pages
 from .wire import ABOUT_ITSELF, Seen, Sleep, Step, WireServer
 
@@ -38,7 +38,7 @@ class SglangScript(Script):
                 "index": 0,
                 # Wrong on purpose, because only the ids matter.
                 "text": "?" * len(piece),
-                "logprobs": _by_text(logprobs_of(piece, asked.get("logprobs"))),
+                "logprobs": _by_text(logprobs_of(piece, asked.get("logprobs"), echoed(asked) if number == 0 else ())),
                 "finish_reason": finish if last else None,
                 "matched_stop": stop if last and finish == "stop" else None,
                 "hidden_states": None,
@@ -70,7 +70,10 @@ def _by_text(logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
     return {
         **logprobs,
         "tokens": [named(token) for token in logprobs["tokens"]],
-        "top_logprobs": [{named(token): value for token, value in top.items()} for top in logprobs["top_logprobs"]],
+        "top_logprobs": [
+            None if top is None else {named(token): value for token, value in top.items()}
+            for top in logprobs["top_logprobs"]
+        ],
     }
 
 

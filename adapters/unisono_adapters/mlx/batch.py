@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast
@@ -21,8 +22,9 @@ from unisono.core.generation import CALL, ENDOFTEXT, RETURN, START, VOCABULARY
 from unisono_adapters.mlx.guides import Guide
 from unisono_adapters.mlx.jobs import EVERYONE, Addressed, BatchLimits, Command, Submit, Withdraw
 from unisono_adapters.mlx.prefix import Layers, Prefixes
+from unisono_adapters.mlx.prompt_scorer import PromptScorer, logprob_of
 from unisono_adapters.mlx.sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
-from unisono_adapters.mlx.wire import GenerateCommand, Pulse, Reason, RequestRefused, TokenOutput
+from unisono_adapters.mlx.wire import GenerateCommand, PromptLogprobs, Pulse, Reason, RequestRefused, TokenOutput
 
 # Origin of a request: the connection's number and the client's id there.
 Route: TypeAlias = tuple[int, int]
@@ -86,6 +88,14 @@ class _Running:
     generated: int = 0
 
 
+@dataclass(slots=True)
+class _Scoring:
+    """Request whose prompt is scored before it is inserted."""
+
+    submit: Submit
+    scorer: PromptScorer
+
+
 class Batch:
     """Batch of requests on `model`.
 
@@ -101,6 +111,7 @@ class Batch:
         self._limits = limits
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
+        self._scoring: deque[_Scoring] = deque()
         self._prefixes = Prefixes(limits.prefix_cache_entries, limits.prefix_cache_bytes)
         self._generator = self._new_generator()
         self._pulsed_at = 0.0
@@ -115,7 +126,8 @@ class Batch:
         rows = list(self._running.values())
         running = rows[: self._limits.batch]
         tokens = sum(len(request.prompt) + request.generated for request in running)
-        return len(running), len(rows) - len(running) + self._commands.qsize(), tokens
+        waiting = len(rows) - len(running) + len(self._scoring) + self._commands.qsize()
+        return len(running), waiting, tokens
 
     def warm_up(self) -> None:
         """Generate one token to prove that the model runs. Raises any error of mlx."""
@@ -126,11 +138,9 @@ class Batch:
     def run(self) -> None:
         """Process commands and steps forever."""
         while True:
-            self._read_commands(wait=not self._running)
-            if not self._running:
-                continue
+            self._read_commands(wait=not self._running and not self._scoring)
             try:
-                events = self._step()
+                events = [*self._score(), *self._step()]
             except Exception as error:  # mlx may raise anything, which leaves the whole batch unreliable
                 _log.exception("a generation step failed")
                 events = self._abandon(f"the engine failed in a generation step: {error}")
@@ -142,24 +152,35 @@ class Batch:
             command = self._commands.get()
             wait = False
             match command:
-                case Submit(connection, ask, guide):
-                    events += self._admit(connection, ask, guide)
+                case Submit():
+                    events += self._admit(command)
                 case Withdraw(connection, request):
                     self._remove(connection, request)
         if events:
             self._send(events)
 
-    def _admit(self, connection: int, command: GenerateCommand, guide: Guide | None) -> list[Addressed]:
+    def _admit(self, submit: Submit) -> list[Addressed]:
+        command = submit.command
         refusal = self._refusal(command)
         if refusal is not None:
             reason, message = refusal
-            return [(connection, RequestRefused(command.id, reason, message))]
+            return [(submit.connection, RequestRefused(command.id, reason, message))]
+        if command.prompt_logprobs and len(command.prompt) > 1:
+            scorer = PromptScorer(self._model, command.prompt, command.logprobs or 0)
+            self._scoring.append(_Scoring(submit, scorer))
+            return []
+        known, layers = self._prefixes.longest_prefix(command.salt, command.prompt)
+        self._insert(submit, known, layers)
+        return []
+
+    def _insert(self, submit: Submit, known: int, layers: Layers | None) -> None:
+        """Insert a request, the first `known` tokens of whose prompt are in `layers`."""
+        command, guide = submit.command, submit.guide
         prompt = list(command.prompt)
         room = command.max_tokens if self._context is None else min(command.max_tokens, self._context - len(prompt))
         processors = make_processors(command.sampling, len(prompt))
         if guide is not None:
             processors.append(guide)  # after biases, which must not allow what it forbids
-        known, layers = self._prefixes.longest_prefix(command.salt, prompt)
         uids = self._generator.insert(
             [prompt[known:]],
             max_tokens=[room],
@@ -168,14 +189,29 @@ class Batch:
             samplers=[make_sampler(command.sampling)],
             logits_processors=[processors],
         )
+        cached = 0 if command.prompt_logprobs else known
         self._running[uids[0]] = _Running(
-            (connection, command.id), command.salt, prompt, known, guide, command.logprobs
+            (submit.connection, command.id), command.salt, prompt, cached, guide, command.logprobs
         )
-        return []
+
+    def _score(self) -> list[Addressed]:
+        """Score the next tokens of the first prompt that waits for it.
+
+        After its last tokens, insert its request.
+        """
+        if not self._scoring:
+            return []
+        waiting = self._scoring[0]
+        logprobs = waiting.scorer.next_part()
+        if waiting.scorer.is_done:
+            self._scoring.popleft()
+            self._insert(waiting.submit, len(waiting.submit.command.prompt) - 1, waiting.scorer.layers)
+        return [(waiting.submit.connection, PromptLogprobs(waiting.submit.command.id, logprobs))]
 
     def _refusal(self, command: GenerateCommand) -> tuple[Reason, str] | None:
-        if len(self._running) >= self._limits.batch + self._limits.waiting:
-            return "overloaded", f"{len(self._running)} requests are running or waiting, which is the limit"
+        requests = len(self._running) + len(self._scoring)
+        if requests >= self._limits.batch + self._limits.waiting:
+            return "overloaded", f"{requests} requests are running or waiting, which is the limit"
         if not command.prompt or command.max_tokens < 1:
             return "rejected", "a request needs a prompt and a limit of at least one token"
         if min(command.prompt) < 0 or max(command.prompt) >= VOCABULARY:
@@ -189,6 +225,8 @@ class Batch:
         return None
 
     def _step(self) -> list[Addressed]:
+        if not self._running:
+            return []
         prefilled, generated = self._generator.next()
         events: list[Addressed] = []
         now = time.monotonic()
@@ -230,6 +268,11 @@ class Batch:
         self._prefixes.keep(salt, tokens, layers)
 
     def _remove(self, connection: int, request: int | None) -> None:
+        self._scoring = deque(
+            waiting
+            for waiting in self._scoring
+            if waiting.submit.connection != connection or request not in (None, waiting.submit.command.id)
+        )
         removed = [
             uid
             for uid, running in self._running.items()
@@ -245,7 +288,12 @@ class Batch:
             (running.route[0], RequestRefused(running.route[1], "failed", message))
             for running in self._running.values()
         ]
+        events += (
+            (waiting.submit.connection, RequestRefused(waiting.submit.command.id, "failed", message))
+            for waiting in self._scoring
+        )
         self._running.clear()
+        self._scoring.clear()
         self._prefixes.clear()
         self._generator.close()
         self._generator = self._new_generator()
@@ -267,18 +315,5 @@ def _to_message(request: _Running, response: _Response, cached: int | None) -> T
     """Return the message to the gateway for one token."""
     if response.finish_reason is not None and request.guide is not None and request.guide.failed:
         return RequestRefused(request.route[1], "failed", f"the constraint cannot be enforced: {request.guide.failed}")
-    logprobs = None if request.logprobs is None else (_logprob(response, request.logprobs),)
+    logprobs = None if request.logprobs is None else (logprob_of(response.logprobs, response.token, request.logprobs),)
     return TokenOutput(request.route[1], (response.token,), response.finish_reason, cached, logprobs)
-
-
-def _logprob(response: _Response, top: int) -> tuple[float, list[tuple[int, float]]]:
-    """Return the log probability of a token, and those of the `top` most likely ones."""
-    values = response.logprobs.astype(mx.float32)
-    # The sum of the probabilities is 1 also after biases and penalties.
-    values = values - mx.logsumexp(values)
-    own = cast("float", values[response.token].item())
-    if not top:
-        return own, []
-    ids = cast("list[int]", mx.argpartition(-values, kth=top - 1)[:top].tolist())
-    ranked = [(token, cast("float", values[token].item())) for token in ids]
-    return own, sorted(ranked, key=lambda one: -one[1])

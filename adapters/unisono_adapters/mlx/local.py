@@ -121,6 +121,7 @@ class MlxLocalBackend:
             context=ready.context,
             logit_bias=True,
             logprobs=True,
+            prompt_logprobs=True,
             constrain=constrain,
         )
         return await examine(Subject(self.complete, claims, remedies=REMEDIES, encode=encode, trusted=constrain))
@@ -262,6 +263,7 @@ def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) ->
     tokens = inbox.tokens[:_MAX_CHUNK_TOKENS].tolist()
     del inbox.tokens[:_MAX_CHUNK_TOKENS]
     logprobs, inbox.logprobs = inbox.logprobs[:_MAX_CHUNK_TOKENS], inbox.logprobs[_MAX_CHUNK_TOKENS:]
+    prompt_logprobs, inbox.prompt_logprobs = inbox.prompt_logprobs, []
     if inbox.tokens or inbox.refused is not None or engine.lost is not None:
         inbox.arrived.set()
     return Chunk(
@@ -270,6 +272,7 @@ def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) ->
         prompt_tokens=prompt_tokens,
         cached_tokens=None if prompt_tokens is None else inbox.cached,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from unisono_adapters.mlx.wire import (
     Encoded,
     Failed,
     GenerateCommand,
+    Logprob,
+    PromptLogprobs,
     Pulse,
     Ready,
     RequestRefused,
@@ -49,16 +51,19 @@ SHARED = "UNISONO_ENGINES"
 class Inbox:
     """Received but unread data of one request: at most its `max_tokens`, at four bytes each.
 
-    `logprobs` has an entry for each of the `tokens` if the job asks for them.
+    `logprobs` has an entry for each of the `tokens` if the job asks for them. `prompt_logprobs` precede the tokens.
     """
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     tokens: array[int] = field(default_factory=lambda: array("I"))
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     finish: str | None = None
     cached: int | None = None
     refused: RequestRefused | None = None
     encoded: Encoded | None = None
+    # Tokens of the prompt, for its log probabilities.
+    prompt: Sequence[int] = ()
     counted: CountAnswer | None = None
 
 
@@ -117,6 +122,9 @@ class EngineProcess:
     def start_generation(self, job: CompletionJob) -> tuple[int, Inbox]:
         """Begin a generation; `drop` must follow. Raises BackendUnavailable if the engine is lost."""
         number, inbox = self._open()
+        if job.prompt_logprobs:
+            # The first token of a prompt has none.
+            inbox.prompt, inbox.prompt_logprobs = job.prompt.tokens, [None]
         self._writer.write(
             to_line(
                 GenerateCommand(
@@ -127,6 +135,7 @@ class EngineProcess:
                     job.cache_salt,
                     job.constraint,
                     job.logprobs,
+                    job.prompt_logprobs,
                 )
             )
         )
@@ -216,15 +225,17 @@ class EngineProcess:
                 if inbox := self._inboxes.get(number):
                     inbox.tokens.extend(tokens)
                     if logprobs is not None:
-                        inbox.logprobs += (
-                            TokenLogprob(token, value, tuple((each, one) for each, one in top))
-                            for token, (value, top) in zip(tokens, logprobs, strict=True)
-                        )
+                        inbox.logprobs += _named(tokens, logprobs)
                     inbox.finish = finish
                     # The first output reports the cached tokens of the prompt.
                     inbox.cached = cached if inbox.cached is None else inbox.cached
                     inbox.arrived.set()
                     self.served = self.served or finish is not None
+            case PromptLogprobs(number, logprobs):
+                # The request wakes with its first token.
+                if inbox := self._inboxes.get(number):
+                    begin = len(inbox.prompt_logprobs)
+                    inbox.prompt_logprobs += _named(inbox.prompt[begin : begin + len(logprobs)], logprobs)
             case RequestRefused(number):
                 if inbox := self._inboxes.get(number):
                     inbox.refused = message
@@ -250,6 +261,11 @@ class EngineProcess:
         # Wake all requests: no data will arrive any more.
         for inbox in self._inboxes.values():
             inbox.arrived.set()
+
+
+def _named(tokens: Sequence[int], logprobs: Sequence[Logprob]) -> Iterator[TokenLogprob]:
+    for token, (value, top) in zip(tokens, logprobs, strict=True):
+        yield TokenLogprob(token, value, tuple((each, one) for each, one in top))
 
 
 def _spawn(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:

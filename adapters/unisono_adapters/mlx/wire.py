@@ -1,8 +1,8 @@
 """Protocol between gateway and engine process: one JSON object per line over a Unix socket.
 
 Both sides import this module and nothing of each other. A gateway sends GenerateCommand, Cancel, Tokenize and
-Count. The engine sends Ready or Failed once per connection, then TokenOutput, RequestRefused, Encoded and
-CountAnswer with the gateway's `id`, and Pulse while it works. Ids are unique per connection, so several gateway
+Count. The engine sends Ready or Failed once per connection, then PromptLogprobs, TokenOutput, RequestRefused, Encoded
+and CountAnswer with the gateway's `id`, and Pulse while it works. Ids are unique per connection, so several gateway
 processes can share one engine.
 """
 
@@ -26,7 +26,8 @@ Reason: TypeAlias = Literal["context", "rejected", "constraint", "overloaded", "
 class GenerateCommand:
     """Command to generate. `salt` separates the prompts of tenants in the prefix cache.
 
-    `logprobs` is the number of alternatives to report for each token; None for no log probabilities.
+    `logprobs` is the number of alternatives to report for each token; None for no log probabilities. With
+    `prompt_logprobs`, those of the prompt's tokens precede the output.
     """
 
     id: int
@@ -36,6 +37,7 @@ class GenerateCommand:
     salt: str = ""
     constraint: Constraint | None = None
     logprobs: int | None = None
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,21 @@ class Failed:
     message: str
 
 
+# Log probability of a token, and those of the most likely ones at its place by id.
+Logprob: TypeAlias = tuple[float, Sequence[tuple[int, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of the next tokens of a prompt, from its second one on.
+
+    A long prompt has several of these messages.
+    """
+
+    id: int
+    logprobs: Sequence[Logprob]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
     """New ids of one request, including the stop id.
@@ -92,7 +109,7 @@ class TokenOutput:
     tokens: Sequence[int]
     finish: str | None = None
     cached: int | None = None
-    logprobs: Sequence[tuple[float, Sequence[tuple[int, float]]]] | None = None
+    logprobs: Sequence[Logprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +145,7 @@ class Pulse:
 
 
 ToEngine: TypeAlias = GenerateCommand | Cancel | Tokenize | Count
-ToGateway: TypeAlias = Ready | Failed | TokenOutput | RequestRefused | Encoded | CountAnswer | Pulse
+ToGateway: TypeAlias = Ready | Failed | PromptLogprobs | TokenOutput | RequestRefused | Encoded | CountAnswer | Pulse
 
 _KINDS: dict[str, type[ToEngine | ToGateway]] = {
     kind.__name__.lower(): kind
@@ -139,6 +156,7 @@ _KINDS: dict[str, type[ToEngine | ToGateway]] = {
         Count,
         Ready,
         Failed,
+        PromptLogprobs,
         TokenOutput,
         RequestRefused,
         Encoded,

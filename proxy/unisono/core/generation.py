@@ -66,6 +66,8 @@ class Capabilities:
     prefill: bool = True
     # True if the backend reports log probabilities.
     logprobs: bool = False
+    # True if it also reports those of the prompt's tokens.
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class Lark:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of a generated token, and those of the most likely tokens at its place.
+    """Log probability of a token, and those of the most likely tokens at its place.
 
     Logarithms are natural. vLLM, SGLang and llama.cpp report the model's probabilities. mlx reports those after biases,
     penalties and constraints.
@@ -193,6 +195,8 @@ class CompletionJob:
     constraint: Constraint | None = None
     # Number of alternatives to report the log probability of, for each token; None for no log probabilities.
     logprobs: int | None = None
+    # Report those of the prompt's tokens too; requires `logprobs` and a backend with `Capabilities.prompt_logprobs`.
+    prompt_logprobs: bool = False
     # Parent span for the spans of the backend.
     trace: TraceContext | None = None
 
@@ -206,6 +210,8 @@ class Chunk:
     is visible), `text` from text backends. The last chunk has `finish`. `stop_token` is the id that ended generation,
     if the backend reports it without including it in `tokens`. Counts are reported by the backend, None if it reports
     none. `logprobs` has an entry for each of the `tokens` if the job asks for it, None for unknown ones.
+    `prompt_logprobs` has an entry for each token of the prompt, None for the first one. It is in the chunk with the
+    first tokens or in an earlier one.
     """
 
     tokens: Sequence[int] = ()
@@ -215,6 +221,7 @@ class Chunk:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     logprobs: Sequence[TokenLogprob | None] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

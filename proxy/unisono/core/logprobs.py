@@ -1,19 +1,24 @@
-"""Log probabilities of the visible text, matched to the tokens that a backend generated.
+"""Log probabilities of the tokens that a backend generated, and of the visible text.
 
 The gateway may repair, hold or cut text before it is emitted. Emitted text is therefore matched to the generated tokens
-by their bytes. Text of the gateway's own has no log probabilities.
+by their bytes. Text of the gateway's own has no log probabilities. The text of a raw completion is not changed, so its
+tokens are read by position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from unisono.core.generation import FIRST_SPECIAL, MESSAGE, TokenLogprob
 
 # Bytes of text without tokens after which the rest of a text has no log probabilities.
 MAX_OWN_BYTES: Final = 4_096
+
+
+# Token with its log probability, None if it is unknown.
+ScoredToken: TypeAlias = tuple[int, TokenLogprob | None]
 
 
 @dataclass(slots=True)
@@ -28,12 +33,13 @@ class _Text:
 class LogprobLog:
     """Generated tokens of one answer, with their log probabilities.
 
-    `token_bytes` spells a token. With `is_raw`, all text is one item, from which special tokens may be removed.
+    `token_bytes` spells a token. `prompt` holds the tokens of a prompt whose log probabilities were requested, once
+    they have arrived.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], *, is_raw: bool = False) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self.token_bytes = token_bytes
-        self._is_raw = is_raw
+        self.prompt: Sequence[ScoredToken] = ()
         self._tokens: list[int] = []
         self._values: list[TokenLogprob | None] = []
         # Positions at which the body of a message may begin.
@@ -51,6 +57,15 @@ class LogprobLog:
             self._values.append(values[position] if position < len(values) else None)
             if token == MESSAGE:
                 self._begins.append(len(self._tokens))
+
+    def scored(self, begin: int, end: int) -> list[ScoredToken]:
+        """Return the generated tokens at these positions."""
+        return list(zip(self._tokens[begin:end], self._values[begin:end], strict=True))
+
+    def truncate(self, size: int) -> None:
+        """Forget all generated tokens after the first `size`, which are generated again."""
+        del self._tokens[size:], self._values[size:]
+        self._begins = [begin for begin in self._begins if begin <= size]
 
     def emitted(self, item: int, text: str) -> list[tuple[bytes, TokenLogprob]]:
         """Return the tokens that `text` completes, in order.
@@ -70,7 +85,7 @@ class LogprobLog:
         while start < len(content) and at < len(self._tokens):
             token = self._tokens[at]
             spelled = self.token_bytes(token)
-            if token >= FIRST_SPECIAL and not (self._is_raw and content.startswith(spelled, start)):
+            if token >= FIRST_SPECIAL:
                 # The text goes on in another message, or after an edit of the gateway.
                 if at + 1 >= len(self._tokens):
                     break
@@ -98,8 +113,6 @@ class LogprobLog:
 
         Of several, it is the last; None if none agrees.
         """
-        if self._is_raw:
-            return 0
         best, longest = None, 0
         for begin in self._begins:
             common = self._agreement(begin, content)

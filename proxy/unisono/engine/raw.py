@@ -23,7 +23,13 @@ from unisono.core.generation import (
 )
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot, blocks_of
-from unisono.engine.abilities import check_abilities, logprob_recorder, required_abilities
+from unisono.engine.abilities import (
+    check_abilities,
+    check_prompt_logprobs,
+    logprob_recorder,
+    prompt_recorder,
+    required_abilities,
+)
 from unisono.engine.attempt import (
     LONG_CHUNK_CHARS,
     AttemptTelemetry,
@@ -140,6 +146,7 @@ class RawGeneration(BatchStream):
     async def _each(self) -> AsyncGenerator[list[Event]]:
         session = SlotSession(self._pool, self._request, self.report)
         await self._prompt.encode(self._request.prompt.fields.conversation)
+        check_prompt_logprobs(self._request, len(self._prompt.tokens))
         try:
             while self._output.ended is None:
                 try:
@@ -199,6 +206,7 @@ class RawGeneration(BatchStream):
                 self.report.notes.append(ENDS_EARLY)
             case Action.RESUME:
                 self._lost_tokens += output.forget_unfinished()
+                self._forget_logprobs(len(output.tokens))
             case Action.RESTART | Action.RETRY:
                 self._regenerations += session.has_slot
                 session.release()
@@ -216,6 +224,17 @@ class RawGeneration(BatchStream):
         self._lost_tokens += len(self._output.tokens) + self._output.forget_unfinished()
         self._buffered, self._is_guessed = [], False
         self._output = RawText(self._encoding, self._prompt.raw, self._request.answer.stop)
+        self._forget_logprobs(0)
+
+    def _forget_logprobs(self, size: int) -> None:
+        """Forget log probabilities after the first `size` tokens; for 0, also of the prompt."""
+        if (log := self.report.facts.logprobs) is not None:
+            log.truncate(size)
+            log.prompt = log.prompt if size else ()
+
+    def _needs_prompt_logprobs(self) -> bool:
+        log = self.report.facts.logprobs
+        return self._prompt.raw.has_prompt_logprobs and not (log is not None and log.prompt)
 
     # -- one generation
 
@@ -223,15 +242,17 @@ class RawGeneration(BatchStream):
         request = self._request
         tokens = await self._exact()
         full = [*self._prompt.tokens, *tokens]
-        left = (request.answer.max_tokens or DEFAULT_CONTEXT) - len(tokens)
-        if left < 1:
+        limit = DEFAULT_CONTEXT if request.answer.max_tokens is None else request.answer.max_tokens
+        left = limit - len(tokens)
+        scores_prompt = self._needs_prompt_logprobs()
+        if left < 1 and not scores_prompt:
             yield self._output.end(FinishReason.LENGTH)
             return
-        wants = required_abilities(request)
+        wants = required_abilities(request, prompt_logprobs=scores_prompt)
         blocks = blocks_of(full, request.routing.cache_salt)
-        slot = await session.acquire(RouteRequirements(len(full), blocks, left, wants, bool(tokens)))
+        slot = await session.acquire(RouteRequirements(len(full), blocks, max(left, 1), wants, bool(tokens)))
         able = slot.capabilities
-        check_abilities(request, able)
+        check_abilities(request, able, prompt_logprobs=scores_prompt)
         room = (able.context or DEFAULT_CONTEXT) - len(full)
         if room < 1:
             limit = able.context or DEFAULT_CONTEXT
@@ -245,15 +266,17 @@ class RawGeneration(BatchStream):
         prompt = await self._prompt.form_for(able, full, tokens)
         job = CompletionJob(
             prompt=prompt,
-            max_tokens=min(left, room),
+            # Backends report the prompt's log probabilities with the first token, which may not be part of the answer.
+            max_tokens=max(min(left, room), 1),
             sampling=request.answer.sampling,
             timeouts=session.start_attempt(slot),
             request_id=request.origin.request_id,
             cache_salt=request.routing.cache_salt,
             logprobs=request.logprobs,
+            prompt_logprobs=scores_prompt,
             trace=session.trace_span(0),
         )
-        async with aclosing(self._read(session, slot, job)) as batches:
+        async with aclosing(self._read(session, slot, job, left)) as batches:
             async for batch in batches:
                 yield batch
 
@@ -266,18 +289,21 @@ class RawGeneration(BatchStream):
             return await asyncio.to_thread(retokenized, self._encoding, tokens)
         return retokenized(self._encoding, tokens)
 
-    async def _read(self, session: SlotSession, slot: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
-        """Yield the events to emit for one generation, per network read."""
+    async def _read(
+        self, session: SlotSession, slot: Slot, job: CompletionJob, left: int
+    ) -> AsyncGenerator[list[Event]]:
+        """Yield the events to emit for one generation of at most `left` tokens, per network read."""
         output, able, name = self._output, slot.capabilities, slot.deployment.name
         decoder = plain_decoder(able.output, self._encoding)
         is_text = able.output is not OutputForm.IDS
         self._is_guessed = self._is_guessed or is_text
-        cap = TokenCap(self._encoding, job.max_tokens, guessed=is_text)
+        cap = TokenCap(self._encoding, min(left, job.max_tokens), guessed=is_text)
         pauses = PauseSchedule()
         telemetry = AttemptTelemetry(self.report, self._request, name, job, 0)
         stream = slot.deployment.backend.complete(job)
         session.record_use()
         add_logprobs = logprob_recorder(self._request, self.report, self._encoding)
+        add_prompt_logprobs = prompt_recorder(job, self.report)
         is_waiting = True
         async with telemetry.measure(stream, slot):
             async for chunk in stream:
@@ -287,6 +313,7 @@ class RawGeneration(BatchStream):
                 if chunk.cached_tokens is not None:
                     telemetry.cached = chunk.cached_tokens
                     self._cached = self._cached or chunk.cached_tokens
+                add_prompt_logprobs(chunk)
                 tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
                 add_logprobs(tokens, chunk)
                 if tokens:

@@ -115,6 +115,7 @@ class RawPrompt:
     The prompt is `text`, in which special tokens are encoded as such, or `tokens` if `text` is None. `hides_special`
     removes special tokens from the emitted text. `stop_tokens` end the output in addition to the model's own stop
     tokens. With `shows_stop`, the emitted text includes the stop string or stop token that ended it.
+    `has_prompt_logprobs` adds the prompt's tokens to the log probabilities that the request asks for.
     """
 
     text: str | None = None
@@ -122,6 +123,7 @@ class RawPrompt:
     hides_special: bool = True
     stop_tokens: frozenset[int] = frozenset()
     shows_stop: bool = False
+    has_prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

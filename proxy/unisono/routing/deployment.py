@@ -36,7 +36,7 @@ from unisono.routing.circuit_breaker import (
 )
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.findings import log_findings, unfit, with_context
-from unisono.routing.policy import BIAS, LOGPROBS, Candidate, Rank, Share
+from unisono.routing.policy import BIAS, LOGPROBS, PROMPT_LOGPROBS, Candidate, Rank, Share
 from unisono.routing.probe_schedule import DOUBTED_EVERY_S, FAILING_EVERY_S, ProbeSchedule
 from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of
@@ -324,9 +324,8 @@ class LiveDeployment:
             self._answered()
         can = probe.capabilities
         self.candidate.context = can.context
-        self.candidate.abilities = can.constrain.union(
-            [BIAS] if can.logit_bias else [], [LOGPROBS] if can.logprobs else []
-        )
+        optional = {BIAS: can.logit_bias, LOGPROBS: can.logprobs, PROMPT_LOGPROBS: can.prompt_logprobs}
+        self.candidate.abilities = can.constrain.union(name for name, has in optional.items() if has)
         log_findings(self.name, probe, before)
 
     def _answered(self) -> None:

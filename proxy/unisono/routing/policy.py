@@ -35,7 +35,8 @@ TIE_SHARE: Final = 0.05
 # Abilities that a request requires. Unsupported constraints are checked afterwards instead.
 BIAS: Final = "logit_bias"
 LOGPROBS: Final = "logprobs"
-REQUIRED: Final = frozenset({BIAS, LOGPROBS})
+PROMPT_LOGPROBS: Final = "prompt_logprobs"
+REQUIRED: Final = frozenset({BIAS, LOGPROBS, PROMPT_LOGPROBS})
 
 
 class Strategy(StrEnum):

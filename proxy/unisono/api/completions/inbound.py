@@ -88,11 +88,8 @@ def to_generation_requests(
         raise UnsupportedValue(
             "'best_of' must be equal to `n`: the gateway generates only the choices that it returns.", param="best_of"
         )
-    if request.echo and request.logprobs is not None:
-        raise UnsupportedValue(
-            "'logprobs': log probabilities of the prompt are not supported; omit 'echo' or 'logprobs'.",
-            param="logprobs",
-        )
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest("'max_tokens': must be at least 1 without 'echo'.", param="max_tokens")
     requests: list[GenerationRequest] = []
     texts: list[str] = []
     for prompt in request.prompt:
@@ -140,13 +137,14 @@ def _generation_request(
     request_id: str,
     rules: ModelRules,
 ) -> GenerationRequest:
+    usual = rules.defaults.max_tokens or DEFAULT_MAX_TOKENS
     return GenerationRequest(
         model=model,
         conversation=Conversation(Preamble(), (UserMessage(text),)),
         raw=raw,
         answer=AnswerOptions(
             sampling=to_sampling(request, rules.defaults),
-            max_tokens=request.max_tokens or rules.defaults.max_tokens or DEFAULT_MAX_TOKENS,
+            max_tokens=usual if request.max_tokens is None else request.max_tokens,
             stop=tuple(request.stop) or rules.defaults.stop,
             whole=not request.stream,
         ),
@@ -164,4 +162,5 @@ def _raw(request: CompletionRequest, text: str | None, tokens: tuple[int, ...]) 
         hides_special=request.skip_special_tokens is not False,
         stop_tokens=frozenset(request.stop_token_ids or ()),
         shows_stop=bool(request.include_stop_str_in_output),
+        has_prompt_logprobs=bool(request.echo) and request.logprobs is not None,
     )

@@ -12,12 +12,11 @@ from typing import Any, Literal
 import orjson
 
 from unisono.api.answer_types import ABSENT, About, AnswerModel, CompletionObject, Count, TokenUsageObject
-from unisono.api.logprobs import to_entries
+from unisono.api.completions.logprobs import LegacyLogprobs
 from unisono.api.sse import DONE, error_event, event
 from unisono.api.unisono_object import to_about
 from unisono.core.events import Delta, Event, Finished
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Usage
-from unisono.core.logprobs import LogprobLog
 from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport, RawPrompt
 from unisono.errors import UnisonoError
@@ -27,8 +26,8 @@ from unisono.errors import UnisonoError
 
 class CompletionLogprobs(AnswerModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[Count]
 
 
@@ -98,21 +97,11 @@ class CompletionFrame:
             "system_fingerprint": self.fingerprint,
         }
 
-    def logprobs_of(self, log: LogprobLog | None, item: int, text: str, offset: int) -> dict[str, Any] | None:
-        """Return the log probabilities of the part of a text at `offset`; None for none."""
+    def logprobs_of(self, index: int) -> LegacyLogprobs | None:
+        """Return the log probabilities of a choice; None if the request asks for none."""
         if self.logprobs is None:
             return None
-        entries = to_entries(log, item, text, self.logprobs)
-        offsets, at = [], offset
-        for entry in entries:
-            offsets.append(at)
-            at += len(entry["token"])
-        return {
-            "tokens": [entry["token"] for entry in entries],
-            "token_logprobs": [entry["logprob"] for entry in entries],
-            "top_logprobs": [{each["token"]: each["logprob"] for each in entry["top_logprobs"]} for entry in entries],
-            "text_offset": offsets,
-        }
+        return LegacyLogprobs(self.prompts[index], self.logprobs, len(self.texts[index]))
 
     def choice(self, index: int, text: str, tokens: Sequence[int], *, first: bool) -> dict[str, Any]:
         """Return the fields of a choice.
@@ -158,8 +147,8 @@ def to_completion(
     for index, (result, report) in enumerate(zip(results, reports, strict=True)):
         text = frame.texts[index] + "".join(closed.text for closed in result.items)
         choice = frame.choice(index, text, report.journal, first=True)
-        generated = text[len(frame.texts[index]) :]
-        choice["logprobs"] = frame.logprobs_of(report.facts.logprobs, 0, generated, len(frame.texts[index]))
+        if (logprobs := frame.logprobs_of(index)) is not None:
+            choice["logprobs"] = logprobs.next_part(report.facts.logprobs, len(report.journal))
         choices.append(choice | frame.ended(index, result.finished, report))
     usage = frame.usage([result.finished.usage for result in results])
     return {**frame.head, "choices": choices, "usage": usage, "unisono": to_about(reports, frame.notes)}
@@ -176,8 +165,7 @@ class CompletionStreamChunks:
         self._reports = reports
         # Number of emitted tokens of each choice.
         self._emitted = [0] * len(reports)
-        # Number of characters of each choice, with its echoed prompt.
-        self._lengths = [len(text) for text in frame.texts]
+        self._logprobs = [frame.logprobs_of(index) for index in range(len(reports))]
         self._has_started = [False] * len(reports)
         self._finished: dict[int, Finished] = {}
 
@@ -188,8 +176,6 @@ class CompletionStreamChunks:
         """
         frame, report = self._frame, self._reports[index]
         text = "".join(entry.text for entry in batch if isinstance(entry, Delta))
-        logprobs = frame.logprobs_of(report.facts.logprobs, 0, text, self._lengths[index])
-        self._lengths[index] += len(text)
         first = not self._has_started[index]
         if first:
             self._has_started[index] = True
@@ -197,7 +183,8 @@ class CompletionStreamChunks:
         tokens = report.journal[self._emitted[index] :]
         self._emitted[index] += len(tokens)
         choice = frame.choice(index, text, tokens, first=first)
-        choice["logprobs"] = logprobs
+        if (logprobs := self._logprobs[index]) is not None:
+            choice["logprobs"] = logprobs.next_part(report.facts.logprobs, self._emitted[index])
         if not batch or not isinstance(last := batch[-1], Finished):
             return self._chunk([choice]) if text else b""
         self._finished[index] = last

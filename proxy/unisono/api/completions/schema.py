@@ -28,7 +28,7 @@ CONSTRAINED_ELSEWHERE: Final = f"{NOT_CONSTRAINED}; use /v1/chat/completions"
 NEUTRAL: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "prompt_logprobs": (
         (None, False),
-        "log probabilities of the prompt are not supported; omit this field",
+        "use 'echo' with 'logprobs' for log probabilities of the prompt; omit this field",
     ),
     "suffix": ((None, ""), "gpt-oss cannot fill in the middle of a text; omit this field"),
     "use_beam_search": ((None, False), "beam search is not supported; omit this field"),
@@ -101,7 +101,8 @@ class CompletionRequest(SamplingFields):
 
     model: ModelName
     prompt: Annotated[list[Text | Ids], BeforeValidator(_to_prompts), FieldInput(Prompts)]
-    max_tokens: Count | None = None
+    # 0 requires `echo`.
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Count | None = None
     echo: bool | None = None
