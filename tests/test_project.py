@@ -294,6 +294,7 @@ def test_every_test_folder_is_named_after_a_package_or_listed() -> None:
         "guardrails",
         "lint",
         "litellm_files",
+        "lm_eval",
         "patterns",
         "providers",
         "soak",

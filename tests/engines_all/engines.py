@@ -226,8 +226,8 @@ ENGINES = {
 
 
 @contextmanager
-def running(name: str, port: int | None = None) -> Iterator[Running]:
-    """Start and end an engine, by default on a free port.
+def running(name: str, port: int | None = None, *arguments: str) -> Iterator[Running]:
+    """Start and end an engine, by default on a free port, with further arguments of its command.
 
     Raise EngineFailed if it does not start.
     """
@@ -246,7 +246,7 @@ def running(name: str, port: int | None = None) -> Iterator[Running]:
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            engine.command(port), env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            [*engine.command(port), *arguments], env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
     try:
