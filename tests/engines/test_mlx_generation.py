@@ -63,6 +63,8 @@ async def test_probe_reports_the_capabilities(backend: Backend) -> None:
         stop_visible=True,
         context=131072,
         logit_bias=True,
+        logprobs=True,
+        prompt_logprobs=True,
         constrain=frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS)),
     )
 
@@ -245,3 +247,30 @@ async def test_penalty_ends_a_repetition(backend: Backend, sampling: Sampling) -
 
     assert plain.count(la[0]) > 40
     assert penalised.count(la[0]) < 30
+
+
+@pytest.mark.parametrize("size", [1, 2, 129, 130, 300])
+async def test_every_token_of_a_prompt_has_a_log_probability_but_the_first(backend: Backend, size: int) -> None:
+    prompt = prompt_for("word " * 300)[:size]
+    job = CompletionJob(Prompt(prompt), max_tokens=2, sampling=Sampling(temperature=0), logprobs=1)
+    plain = await answer(backend, job)
+    first, *rest = await chunks_of(backend, replace(job, prompt_logprobs=True))
+    assert first.prompt_logprobs[0] is None
+    assert [entry.token for entry in first.prompt_logprobs[1:] if entry is not None] == prompt[1:]
+    assert [token for chunk in (first, *rest) for token in chunk.tokens] == plain[0]
+    assert all(not chunk.prompt_logprobs for chunk in rest)
+
+
+async def test_a_cancelled_request_ends_the_scoring_of_its_prompt(backend: Backend) -> None:
+    long = CompletionJob(Prompt(prompt_for("word " * 60_000)), max_tokens=1, logprobs=0, prompt_logprobs=True)
+    task = asyncio.create_task(chunks_of(backend, long))
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    task.cancel()
+    job = replace(long, prompt=Prompt(prompt_for("Hi")))
+    async with asyncio.timeout(10):
+        [*_, last] = await chunks_of(backend, job)
+    assert last.finish is not None
+    load = await backend.load()
+    assert load is not None
+    assert (load.running, load.waiting) == (0, 0)
