@@ -134,8 +134,8 @@ test-leaks: $(SYNCED)
 
 # All slow tests, except those with real engines and coding agents.
 test-slow: $(SYNCED) .state-server
-	$(BIN)/pytest -m "slow and not alone" --ignore tests/engines_all --ignore tests/agents -n 2 --dist loadfile $(ARGS)
-	$(BIN)/pytest -m "slow and alone" --ignore tests/engines_all --ignore tests/agents $(ARGS)
+	$(BIN)/pytest -m "slow and not alone" --ignore tests/engines_all --ignore tests/agents --ignore tests/lm_eval -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "slow and alone" --ignore tests/engines_all --ignore tests/agents --ignore tests/lm_eval $(ARGS)
 	tests/e2e/run
 	$(MAKE) --no-print-directory test-page
 
