@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from unisono.api.unisono_object import limit_headers
 from unisono.api.whole import to_whole
+from unisono.core.access import Caller
 from unisono.engine.request import GenerationReport
 from unisono.errors import (
     BodyTimeout,
@@ -123,13 +125,21 @@ def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
     """Return the body of `error` in the format of the request."""
     state = {} if scope is None else scope.get("state", {})
     failure_format: FailureFormat = state.get(FORMAT, OPENAI)
-    body, caller = failure_format.body(error, state.get("request_id", "")), state.get("caller")
-    # Only the operator may know the deployments.
+    return failure_format.body(with_attempts(error, state.get("caller")), state.get("request_id", ""))
+
+
+def with_attempts(error: UnisonoError, caller: Caller | None) -> UnisonoError:
+    """Return the error as `caller` may read it.
+
+    For the operator, its message names the failed attempts.
+    """
+    # A virtual key belongs to a client. Only the operator may know the deployments.
     if not error.attempts or error.status < 500 or caller is None or caller.key:
-        return body
+        return error
     tried = ", ".join(f"{deployment} ({failure})" for deployment, failure in error.attempts)
-    message = f"{body['error']['message'].rstrip('.')}. Tried: {tried}."
-    return {**body, "error": {**body["error"], "message": message}}
+    detailed = copy(error)
+    detailed.message = f"{error.message.rstrip('.')}. Tried: {tried}."
+    return detailed
 
 
 def to_event(error: UnisonoError, scope: Scope) -> bytes:

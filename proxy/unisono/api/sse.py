@@ -18,7 +18,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from unisono.api.error_responses import ClientGone, outcome, to_body, to_response
+from unisono.api.error_responses import ClientGone, outcome, to_body, to_response, with_attempts
 from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
 from unisono.engine.request import GenerationStream
@@ -249,7 +249,7 @@ class EventStream(Response):
                 await writer.write(b"", last=True)
             # The status 200 is sent, so the failure can only be an event.
             elif writer.is_head_sent:
-                await writer.write(self._failure_events(failure), last=True)
+                await writer.write(self._failure_events(with_attempts(failure, state.get("caller"))), last=True)
             else:
                 await to_response(failure, scope)(scope, receive, send)
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 
-from unisono.api.error_responses import failure_of
+from unisono.api.error_responses import failure_of, with_attempts
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.compaction_events import events_type
 from unisono.api.responses.outbound.serializer import WireEvent
@@ -36,7 +36,7 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
         # A client repeats a failed request, which would run the tools a second time.
         if not events.acted:
             raise
-        events.fail(failure_of(error))
+        events.fail(with_attempts(failure_of(error), prepared.generation.request.origin.caller))
     finally:
         await stream.aclose()
     response = events.stored
@@ -76,7 +76,7 @@ async def answer_events(
         except Exception as error:
             if not (has_started or too_late()):
                 raise
-            yield events.fail(failure_of(error))
+            yield events.fail(with_attempts(failure_of(error), prepared.generation.request.origin.caller))
         response = events.stored
         assert response is not None  # a generation ends with Finished or raises
         try:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from unisono.api.compacting import start_answer
-from unisono.api.error_responses import failure_of
+from unisono.api.error_responses import failure_of, with_attempts
 from unisono.api.responses.background.event_log import PATIENCE_S, GrowingLog
 from unisono.api.responses.background.interrupted_answer import fail_response
 from unisono.api.responses.background.job_record import with_handover_noted
@@ -322,7 +322,8 @@ class BackgroundJob:
         if self._events.ended:
             self._log.add(*self._last_batch)
         elif failure is not None:
-            self._log.add(self._events.fail(failure), ())
+            caller = self._prepared.generation.request.origin.caller
+            self._log.add(self._events.fail(with_attempts(failure, caller)), ())
         else:
             self._log.add(self._events.cancel(), ())
         try:

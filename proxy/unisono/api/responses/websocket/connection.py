@@ -22,7 +22,7 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from unisono.api.body import GUARDRAILS, caller_with_guardrails, check_end_user, off_loop
-from unisono.api.error_responses import ClientGone, failure_of
+from unisono.api.error_responses import ClientGone, failure_of, with_attempts
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.foreground import answer_events
 from unisono.api.responses.outbound.dialects import Dialect
@@ -197,7 +197,7 @@ class Connection:
             raise
         except Exception as error:
             self._cache.forget(create.body.get("previous_response_id"))
-            await self._send([error_frame(failure_of(error), create.lane)])
+            await self._send([error_frame(with_attempts(failure_of(error), self._socket.state.caller), create.lane)])
 
     async def _respond(self, create: CreateFrame) -> None:
         # A socket outlives its first request: the key may be revoked or restricted meanwhile.
