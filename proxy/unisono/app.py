@@ -40,6 +40,7 @@ from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.route_table import DirectRoutes, mount, prepare_routes
+from unisono.api.routing_fields import RoutingFields
 from unisono.api.server_rules import ServerRules
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
@@ -50,6 +51,7 @@ from unisono.bootstrap.models import (
     answer_modes,
     cards,
     chat_model,
+    fallback_model,
     image_describer,
     messages_model,
     raw_model,
@@ -232,7 +234,7 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
                 answered=gateway.parts.observing.answered,
                 formats=FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
-                rules=request_rules(config),
+                rules=request_rules(config, gateway.catalogue),
             ),
             Middleware(DirectRoutes, routes=ROUTES),
         ],
@@ -324,11 +326,12 @@ def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
     return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
 
 
-def request_rules(config: Config) -> RequestRules:
+def request_rules(config: Config, catalogue: ModelRegistry) -> RequestRules:
     """Return the operator's rules for requests of models."""
     return RequestRules(
         needs_user=config.general_settings.enforce_user_param,
         guardrails=frozenset(guardrail.guardrail_name for guardrail in config.guardrails),
+        routing=RoutingFields(partial(fallback_model, catalogue)),
     )
 
 

@@ -327,7 +327,6 @@ NEUTRAL: dict[str, Any] = {
     "structured_outputs": [None, {}],
     "guided_json": [None],
     "mock_response": [None],
-    "fallbacks": [None, []],
 }
 
 
@@ -351,7 +350,6 @@ def test_a_neutral_value_has_no_effect(field: str, value: Any) -> None:
         {"prediction": {"type": "content"}},
         {"something_new": 5},
         {"priority": 1},
-        {"num_retries": 2},
         {"tags": ["a"]},
         {"guided_decoding_backend": "xgrammar"},
         # Values that look like nothing ask for something too.
@@ -386,7 +384,6 @@ REFUSED: dict[str, Any] = {
     "chat_template": "{{ messages }}",
     "documents": [{"text": "a"}],
     "mock_response": "Hi",
-    "fallbacks": ["other"],
     "stop_token_ids": [13],
     "web_search_options": {},
 }

@@ -140,13 +140,12 @@ async def test_a_blocked_answer_ends_with_an_error(name: str, stream: bool) -> N
 @pytest.mark.parametrize("on", ["request", "model", "nothing"])
 async def test_a_guardrail_applies_to_requests_and_models_that_name_it(on: str) -> None:
     async with FakeVllm(tokens=ANSWER) as fake:
-        config = config_of(f"vllm@{fake.url}", guardrails=[guardrail("pre_call", on=False, patterns=[BLOCK_MAIL])])
+        rules = [guardrail("pre_call", on=False, patterns=[BLOCK_MAIL])]
+        config = config_of(f"vllm@{fake.url}", guardrails=rules, unisono={"raw_completions": True})
         if on == "model":
             config["model_list"][0]["litellm_params"]["guardrails"] = ["mails"]
         async with gateway(config) as running:
             for name in SURFACES:
-                if name == "completions":
-                    continue
                 more = {"guardrails": ["mails"]} if on == "request" else {}
                 answer = await post(running, name, f"I am {MAIL}", **more)
                 assert answer.status == (200 if on == "nothing" else 400)

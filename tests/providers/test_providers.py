@@ -118,10 +118,22 @@ OVERRIDES = {
     "custom_llm_provider": "anthropic",
     "extra_headers": {"authorization": "Bearer sk-mine"},
     "headers": {"authorization": "Bearer sk-mine"},
-    "mock_response": "not theirs",
-    "fallbacks": [{"model": "openai/x", "api_base": "http://127.0.0.1:9"}],
     "extra_body": {"model": "another"},
 }
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"mock_response": "not theirs"}, "mock_response"),
+        ({"fallbacks": [{"model": "m", "api_base": "http://127.0.0.1:9"}]}, "fallbacks.0.api_base"),
+    ],
+)
+async def test_what_is_not_forwarded_to_a_provider_is_refused(fields: dict[str, Any], named: str) -> None:
+    async with openai() as (running, fake):
+        answer = await running.chat(model="m", **fields)
+    assert (answer.status, answer.body["error"]["param"]) == (400, named)
+    assert not fake.requests
 
 
 @pytest.mark.parametrize("field", OVERRIDES)

@@ -57,8 +57,9 @@ class PriceList:
     of_deployment: Mapping[str, Price] = field(default_factory=dict)
     ceilings: Mapping[str, Price] = field(default_factory=dict)
 
-    def ceiling(self, model: str) -> Price:
-        return self.ceilings.get(model, FREE)
+    def ceiling(self, *models: str) -> Price:
+        """Return the highest price of requests that any of the models may answer."""
+        return _highest(*(self.ceilings.get(model, FREE) for model in models))
 
     def settled(self, model: str, deployment: str) -> Price:
         """Return the price of `deployment`, or the ceiling of `model` if that price is unknown."""

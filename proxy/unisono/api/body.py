@@ -11,12 +11,13 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
+from unisono.api.routing_fields import RoutingFields
 from unisono.core.access import Caller
 from unisono.errors import InvalidRequest
 
@@ -56,10 +57,12 @@ class RequestRules:
     """Rules of the operator for all requests of models.
 
     With `needs_user`, a request must name its end user. `guardrails` are the names that a request may ask for.
+    `routing` reads the fields for routing.
     """
 
     needs_user: bool = False
     guardrails: frozenset[str] = frozenset()
+    routing: RoutingFields = field(default_factory=RoutingFields)
 
 
 # Field of requests that names guardrails.
@@ -71,12 +74,13 @@ RULES: Final = "request_rules"
 async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
     """Return the body of a request of a model.
 
-    The guardrails that it asks for are noted in the caller of the request's state. Raises the errors of `read_json` and
-    `with_guardrails`, and InvalidRequest if the operator requires an end user and none of `user_fields` names one.
+    The guardrails and the routing that it asks for are noted in the caller of the request's state. Raises the errors of
+    `read_json` and `with_options`, and InvalidRequest if the operator requires an end user and none of `user_fields`
+    names one.
     """
     body = await read_json(request)
     check_end_user(request, body, *user_fields)
-    return with_guardrails(request, body)
+    return with_options(request, body)
 
 
 def check_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
@@ -92,21 +96,29 @@ def check_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fi
     )
 
 
-def with_guardrails(request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body without the guardrails that it asks for, after noting them in the caller.
+def with_options(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    """Note the guardrails and the routing of a body in the caller; return the rest.
 
-    Raises InvalidRequest for an unknown guardrail.
+    Raises InvalidRequest and its relatives for an unknown guardrail and for routing that is not possible.
     """
-    caller: Caller = request.state.caller
-    request.state.caller = caller_with_guardrails(request, caller, body)
-    return {name: value for name, value in body.items() if name != GUARDRAILS} if GUARDRAILS in body else body
+    request.state.caller = caller_with_options(request, request.state.caller, body)
+    return without_options(request, body)
 
 
-def caller_with_guardrails(connection: HTTPConnection, caller: Caller, body: Mapping[str, Any]) -> Caller:
-    """Return the caller with the guardrails that a request asks for.
+def without_options(connection: HTTPConnection, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body without the fields that `caller_with_options` reads."""
+    rest = {name: value for name, value in body.items() if name != GUARDRAILS} if GUARDRAILS in body else body
+    return _rules_of(connection).routing.without(rest)
 
-    Raises InvalidRequest for an unknown one.
+
+def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mapping[str, Any]) -> Caller:
+    """Return the caller with the guardrails and the routing that a request asks for.
+
+    Raises InvalidRequest and its relatives, naming the field.
     """
+    routing = _rules_of(connection).routing.read(body, caller)
+    if routing != caller.routing:
+        caller = replace(caller, routing=routing)
     names = body.get(GUARDRAILS)
     if not names:
         return caller

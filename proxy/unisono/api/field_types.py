@@ -66,7 +66,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template": (None,),
     "documents": (None, []),
     "mock_response": (None,),
-    "fallbacks": (None, []),
 }
 
 REFUSALS = {
@@ -87,8 +86,7 @@ REFUSALS = {
     "truncate_prompt_tokens": "a prompt is never cut inside of a message; shorten 'messages'",
     "chat_template": "the gateway renders the prompt in the Harmony format; omit this field",
     "documents": "documents are not supported; put their text into 'messages'",
-    "mock_response": "a mock answer is not supported; omit this field",
-    "fallbacks": "fallback models are configured by the operator of the gateway; omit this field",
+    "mock_response": "only a model answers here; omit this field, or serve a model with the backend kind `replay`",
 }
 
 

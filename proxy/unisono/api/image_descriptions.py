@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from time import monotonic
 from typing import Any, Final
@@ -21,6 +21,7 @@ from unisono.api.passthrough_routes import to_generation_request, to_passthrough
 from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.passthrough_request import AnswerMode, Api
+from unisono.core.requested_routing import NO_ROUTING
 from unisono.engine.request import GenerationService
 from unisono.errors import well_formed
 
@@ -155,7 +156,9 @@ class ImageDescriber:
         passthrough = to_passthrough(Api.CHAT, body, AnswerMode.PASSING)
         # The client's own request keeps its id for its recording.
         request_id = vision.request_id and f"{vision.request_id}-image"
-        request = to_generation_request(passthrough, vision.model, vision.caller, request_id)
+        # The routing that the client chose is for its own model.
+        caller = replace(vision.caller, routing=NO_ROUTING)
+        request = to_generation_request(passthrough, vision.model, caller, request_id)
         return _description_in(await whole(self._service.start(request)))
 
 

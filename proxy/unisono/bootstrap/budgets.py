@@ -26,12 +26,8 @@ def build_budgets(config: Config, catalogue: ModelRegistry, metering: Metering) 
     of_model: dict[str, set[str]] = {}
     for entry, name in zip(config.model_list, names, strict=True):
         of_model.setdefault(entry.model_name, set()).add(name)
-    deployments = {}
-    for model in of_model:
-        others = catalogue.stand_ins.get(model)
-        fallbacks = () if others is None else (*others.fallbacks, *others.larger)
-        deployments[model] = frozenset().union(*(of_model.get(each, set()) for each in (model, *fallbacks)))
-    return SharedBudgets(metering, budgets, deployments)
+    deployments = {model: frozenset(own) for model, own in of_model.items()}
+    return SharedBudgets(metering, budgets, deployments, catalogue.stand_ins)
 
 
 def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:

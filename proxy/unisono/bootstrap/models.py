@@ -54,6 +54,17 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     return model
 
 
+def fallback_model(catalogue: ModelRegistry, name: str, caller: Caller) -> str:
+    """Return the group of a fallback that a client chose.
+
+    Raises as `allowed_model`, and UnsupportedValue for a wildcard, whose backend needs the client's model name.
+    """
+    model = allowed_model(catalogue, name, caller)
+    if "*" in model.name:
+        raise UnsupportedValue(f"The model `{name}` has no entry of its own, so it cannot be a fallback; remove it.")
+    return model.name
+
+
 def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
     """Return a function that finds the answer mode of a name; None if the engine serves all.
 
@@ -62,7 +73,8 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
 
     def way_of(name: str, caller: Caller) -> ServedName:
         model = allowed_model(catalogue, name, caller)
-        return ServedName(model.name, catalogue.answer_mode(model), catalogue.stores_responses(model))
+        routing = caller.routing
+        return ServedName(model.name, catalogue.answer_mode(model, routing), catalogue.stores_responses(model, routing))
 
     # Most configurations pass nothing through. Their requests skip the lookup.
     return way_of if catalogue.passes else None

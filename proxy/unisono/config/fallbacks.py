@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unisono.config.sections import Config, FallbackList, Fallbacks
+from unisono.core.requested_routing import RequestedRouting
 from unisono.errors import ConfigError
 
 ANY: Final = "*"
@@ -22,6 +23,17 @@ class StandIns:
 
     fallbacks: tuple[str, ...] = ()
     larger: tuple[str, ...] = ()
+
+    def for_request(self, model: str, requested: RequestedRouting) -> StandIns:
+        """Return the fallback models of a request for `model`; its own replace the configured ones."""
+        if requested.no_fallbacks:
+            return NO_STAND_INS
+        if requested.fallbacks is None:
+            return self
+        return StandIns(tuple(name for name in requested.fallbacks if name != model), self.larger)
+
+
+NO_STAND_INS: Final = StandIns()
 
 
 def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str]) -> dict[str, StandIns]:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from unisono.config.fallbacks import StandIns, stand_ins
+from unisono.config.fallbacks import NO_STAND_INS, StandIns, stand_ins
 from unisono.config.model_settings import ModelEntry, ModelSettings
 from unisono.config.sections import AliasTarget, Config
 from unisono.core.passthrough_request import AnswerMode
+from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 from unisono.errors import ConfigError, UnknownModel
 
 CLIENT_VISIBLE = (
@@ -123,19 +124,20 @@ class ModelRegistry:
         known = ", ".join(name for name, _ in self.listed())
         raise UnknownModel(f"The model `{requested}` does not exist here. Models: {known}.", param="model")
 
-    def answer_mode(self, model: ServedModel) -> AnswerMode:
+    def answer_mode(self, model: ServedModel, requested: RequestedRouting = NO_ROUTING) -> AnswerMode:
         """Return the answer mode of a model: by the engine, by pass-through, or by both in order.
 
-        Harmony entries come before others, and a model's own entries before those of its fallback models.
+        Harmony entries come before others, and a model's own entries before those of its fallback models. These are the
+        ones of the request, if it names some.
         """
         kinds = _kinds(model)
-        stand_ins = self.stand_ins.get(model.name, StandIns())
+        stand_ins = self.stand_ins.get(model.name, StandIns()).for_request(model.name, requested)
         others = set().union(*(_kinds(self._groups[name]) for name in (*stand_ins.fallbacks, *stand_ins.larger)))
         if True in kinds:
             return AnswerMode.ENGINE_THEN_PASSING if False in kinds | others else AnswerMode.ENGINE
         return AnswerMode.PASSING_THEN_ENGINE if True in others else AnswerMode.PASSING
 
-    def stores_responses(self, model: ServedModel) -> bool:
+    def stores_responses(self, model: ServedModel, requested: RequestedRouting = NO_ROUTING) -> bool:
         """Return whether all requests reach the same provider, which stores responses.
 
         Only then can a request refer to a response stored there.
@@ -144,7 +146,7 @@ class ModelRegistry:
             len(model.entries) == 1
             and model.entries[0].kind in STATEFUL_PROVIDERS
             and not model.entries[0].harmony
-            and model.name not in self.stand_ins
+            and self.stand_ins.get(model.name, NO_STAND_INS).for_request(model.name, requested) == NO_STAND_INS
         )
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from unisono.core.quotas import NO_LIMITS, KeyLimits
+from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 
 MASTER_TENANT = "default"
 LOCAL_TENANT = "local"
@@ -23,7 +24,7 @@ class Caller:
     of a virtual key, empty for the master key and for a gateway without keys. `models` are permitted client-side model
     names and access groups, `mcp_servers` permitted labels of configured tool servers; None permits all. `raw` permits
     completions that the gateway does not render. `expires_at` is in seconds since 1970. `guardrails` are the names of
-    guardrails that the request asks for besides those that always apply.
+    guardrails that the request asks for besides those that always apply, `routing` is the routing that it asks for.
     """
 
     tenant: str
@@ -35,6 +36,7 @@ class Caller:
     raw: bool = False
     expires_at: float | None = None
     guardrails: frozenset[str] = frozenset()
+    routing: RequestedRouting = NO_ROUTING
 
     def may_use_model(self, *names: str) -> bool:
         """Return True if one of the names or groups of a model is permitted."""

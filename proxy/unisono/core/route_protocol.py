@@ -16,6 +16,7 @@ from typing import Final, Protocol, Self
 
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
+from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 from unisono.errors import UnisonoError
 
 # Prompt prefixes as blocks; a block's hash covers all tokens up to its end.
@@ -48,7 +49,8 @@ class RouteRequest:
     value go to one deployment while it is healthy and no busier than others, to use its prefix cache. An empty
     `sticky` allows any deployment. `passing` selects deployments that answer in the OpenAI API, and only those;
     without it, Harmony deployments. Deployments with a name in `excluded` are not used. `identity` returns the name of
-    the requester, to which failures are attributed; empty for none. It is called only after a failure.
+    the requester, to which failures are attributed; empty for none. It is called only after a failure. `requested` is
+    the routing that the client chose. With `has_both_kinds`, another route leads to the deployments of the other kind.
     """
 
     model: str
@@ -57,6 +59,8 @@ class RouteRequest:
     passing: bool = False
     excluded: frozenset[str] = frozenset()
     identity: Callable[[], str] = field(default=str, compare=False)
+    requested: RequestedRouting = NO_ROUTING
+    has_both_kinds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Final
 from unisono.core.deadline import Deadline
 from unisono.core.generation import Chunk, CompletionJob, FinishReason, Timeouts
 from unisono.core.observer import Pace, SlotWait, StepDone
+from unisono.core.requested_routing import NO_ROUTING
 from unisono.core.route_protocol import DeploymentPool, RouteRequest, RouteRequirements, Slot
 from unisono.core.trace_context import TraceContext, step_span, try_span
 from unisono.engine.failover import Action, AttemptError, Options, Progress, decide, failure_kind, identity_of
@@ -50,6 +51,8 @@ class SlotSession:
                 passing=passing,
                 excluded=request.routing.excluded,
                 identity=identity,
+                requested=NO_ROUTING if caller is None else caller.routing,
+                has_both_kinds=request.passthrough is not None,
             )
         )
         # An answer that cannot continue elsewhere must not get a shortened silence limit either.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Final
 
+from unisono.config import StandIns
 from unisono.core.access import Caller
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason
@@ -41,18 +42,28 @@ class SharedBudget:
 class SharedBudgets:
     """Factory of gates that enforce shared budgets.
 
-    `deployments` are the names of those that may answer, by requested model.
+    `deployments` are the names of each model's own. `stand_ins` are the configured fallbacks of the models.
     """
 
     def __init__(
-        self, metering: Metering, budgets: Sequence[SharedBudget], deployments: Mapping[str, frozenset[str]]
+        self,
+        metering: Metering,
+        budgets: Sequence[SharedBudget],
+        deployments: Mapping[str, frozenset[str]],
+        stand_ins: Mapping[str, StandIns],
     ) -> None:
         self.metering = metering
         self._budgets = tuple(budgets)
         self._deployments = deployments
+        self._stand_ins = stand_ins
 
     def __call__(self, request: GenerationRequest) -> BudgetGate | None:
-        eligible = self._deployments.get(request.model, frozenset())
+        caller = request.origin.caller
+        others = self._stand_ins.get(request.model, StandIns())
+        if caller is not None:
+            others = others.for_request(request.model, caller.routing)
+        models = (request.model, *others.fallbacks, *others.larger)
+        eligible = frozenset[str]().union(*(self._deployments.get(model, frozenset()) for model in models))
         budgets = [budget for budget in self._budgets if budget.deployments & eligible]
         return BudgetGate(self.metering, budgets, eligible) if budgets else None
 

@@ -58,12 +58,12 @@ class NamedHook:
     is_default: bool = True
     models: frozenset[str] = frozenset()
 
-    def applies_to(self, model: str, requested: Collection[str]) -> bool:
+    def applies_to(self, models: Collection[str], requested: Collection[str]) -> bool:
         """Return whether the hook applies to a request.
 
-        The request is for `model` and asks for the guardrails `requested`.
+        The request names `models` and asks for the guardrails `requested`.
         """
-        return self.is_default or model in self.models or self.name in requested
+        return self.is_default or not self.models.isdisjoint(models) or self.name in requested
 
     async def call(self, call: str, request_id: str, answering: Awaitable[T]) -> T | None:
         """Await the hook's result, within the hook's timeout; return None on an ignored failure.
@@ -114,7 +114,10 @@ class Hooking:
         if not self.hooks:
             return None
         requested = _requested_guardrails(request)
-        hooks = [hook for hook in self.hooks if hook.applies_to(request.model, requested)]
+        # A guardrail of a model also applies if the client names the model as a fallback.
+        caller = request.origin.caller
+        models = {request.model, *((caller.routing.fallbacks or ()) if caller is not None else ())}
+        hooks = [hook for hook in self.hooks if hook.applies_to(models, requested)]
         if not hooks:
             return None
         if any(hook.holds_answers for hook in hooks):

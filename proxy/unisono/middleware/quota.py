@@ -93,7 +93,10 @@ class Metering:
 
     async def claim(self, request: GenerationRequest, caller: Caller) -> QuotaReservation:
         """Return the reservation for a request. Raises the errors of an invalid conversation."""
-        limits, price = caller.limits, self.prices.ceiling(request.model)
+        # The shared budgets have a caller of their own; the routing belongs to the request.
+        sender = request.origin.caller
+        fallbacks = sender.routing.fallbacks or () if sender is not None else ()
+        limits, price = caller.limits, self.prices.ceiling(request.model, *fallbacks)
         sent = await self.service.count(request) if limits.has_budget else _estimated_tokens(request)
         # No answer is longer, whatever number a client sends; stores and prices compute with the reserved amount.
         most = MOST if request.answer.max_tokens is None else min(request.answer.max_tokens, MOST)

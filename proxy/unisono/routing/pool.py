@@ -111,10 +111,18 @@ class RoutingPool:
         """Return the failover route through the deployments of the requested model and kind.
 
         The route includes the model's fallbacks. Raises UnknownModel, and UnsupportedValue if the model only
-        passes through.
+        passes through, or if a fallback that the client chose cannot answer the request.
         """
         groups, other = (self._passing, self._speaking) if request.passing else (self._speaking, self._passing)
-        others = self._stand_ins.get(request.model, StandIns())
+        others = self._stand_ins.get(request.model, StandIns()).for_request(request.model, request.requested)
+        if not request.has_both_kinds:
+            for name in request.requested.fallbacks or ():
+                if name not in groups and name in other:
+                    raise UnsupportedValue(
+                        f"The model `{name}` cannot answer this request, because it only passes through; remove it "
+                        "from 'fallbacks'.",
+                        param="fallbacks",
+                    )
         fallbacks, larger = (
             [groups[name] for name in names if name in groups] for names in (others.fallbacks, others.larger)
         )

@@ -78,6 +78,7 @@ class GroupFailoverRoute:
                 for live in each.members:
                     if live.name in request.excluded:
                         self._failed_mask |= live.candidate.bit
+        self._requested_retries = request.requested.num_retries
         # Failures that count against `num_retries`, by model.
         self._failures: dict[str, int] = {}
         self._deaths = 0
@@ -102,7 +103,7 @@ class GroupFailoverRoute:
     @property
     def retries_left(self) -> int:
         group = self._group if self._at is None else self._at[0]
-        return max(group.rules.num_retries - self._failures.get(group.model, 0), 0)
+        return max(self._num_retries(group) - self._failures.get(group.model, 0), 0)
 
     def has_alternative(self, prompt_tokens: int) -> bool:
         """Return whether another healthy deployment has a context window that fits the prompt."""
@@ -112,7 +113,7 @@ class GroupFailoverRoute:
         for group in (self._group, *self._fallbacks):
             failures = self._failures.get(group.model, 0) + (group is current)
             # The retry limit does not hold while a client reads the answer.
-            if failures > group.rules.num_retries and not self._resumes:
+            if failures > self._num_retries(group) and not self._resumes:
                 continue
             for one in (live.candidate for live in group.members):
                 has_room = one.context is None or one.context > prompt_tokens
@@ -193,7 +194,7 @@ class GroupFailoverRoute:
         waits = any(
             one.candidate.bit & back and one.candidate.rank is not Rank.UNFIT
             for group in groups
-            if group.rules.num_retries
+            if self._num_retries(group)
             and (resumes or self._retries_left(group, pending=pending and group is self._at[0]))
             for one in group.members
         )
@@ -206,8 +207,11 @@ class GroupFailoverRoute:
         later_s = uniform(0, PAUSE_JITTER * min(asked_s, MAX_PAUSE_S))  # noqa: S311 - nothing secret
         return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s + later_s)  # noqa: S311
 
+    def _num_retries(self, group: DeploymentGroup) -> int:
+        return group.rules.num_retries if self._requested_retries is None else self._requested_retries
+
     def _retries_left(self, group: DeploymentGroup, *, pending: bool) -> bool:
-        return self._failures.get(group.model, 0) + pending <= group.rules.num_retries
+        return self._failures.get(group.model, 0) + pending <= self._num_retries(group)
 
     def _count(self, group: DeploymentGroup, error: UnisonoError) -> None:
         if not isinstance(error, ContextTooLong):

@@ -304,7 +304,11 @@ class ChatRequest(SamplingFields, StructuredFields, ChatInput):
     chat_template: Any = only_neutral("chat_template")
     documents: Any = only_neutral("documents")
     mock_response: Any = only_neutral("mock_response")
-    fallbacks: Any = only_neutral("fallbacks")
+    # `api.routing_fields` reads and removes these before the body is validated.
+    fallbacks: list[str | dict[str, Any]] | None = None
+    disable_fallbacks: bool | None = None
+    num_retries: int | None = None
+    max_retries: int | None = None
     prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
     unisono: GatewayOptions | None = None
 

@@ -63,10 +63,10 @@ class CompletionRoute:
     keep_alive_s: float = KEEP_ALIVE_S
 
     async def complete(self, request: Request) -> Response:
-        caller: Caller = request.state.caller
-        check_allowed(caller, switched_on=self.switched_on)
+        check_allowed(request.state.caller, switched_on=self.switched_on)
         body = await read_model_request(request, "user", "safety_identifier")
-
+        # Reading the body adds the options of the request to the caller.
+        caller: Caller = request.state.caller
         parse = partial(self._parse, body, caller, request.state.request_id)
         completion, generations = await off_loop(parse, len(await request.body()))
         request.state.notes = generations.notes

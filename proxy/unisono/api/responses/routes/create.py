@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from unisono.api.body import read_model_request
+from unisono.api.body import GUARDRAILS, read_model_request
 from unisono.api.error_responses import failure_of
 from unisono.api.passthrough_routes import check_stateless, passed_through, way_for
 from unisono.api.request_options import to_sampling
@@ -42,9 +42,11 @@ from unisono.api.responses.prepared_request import Sender, understood, validate_
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
+from unisono.api.routing_fields import chosen_fields
 from unisono.api.sse import DONE, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
+from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.state_store import Status, StoredResponse
 from unisono.engine.request import GenerationReport
@@ -92,13 +94,8 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
     is_idempotent = HEADER in request.headers and parsed.stored
-    if request.state.caller.guardrails and (is_idempotent or parsed.background):
-        # Another process that takes the response over would not know them.
-        raise UnsupportedValue(
-            "'guardrails' cannot be chosen for responses in the background or with an idempotency key; ask the "
-            "operator to apply them to all requests.",
-            param="guardrails",
-        )
+    if is_idempotent or parsed.background:
+        check_options(request.state.caller)
     # A key can only return a response that is stored.
     claim = await claim_of(request, sender.tenant) if parsed.stored else None
     posted = ResponseCreation(deps, runner, sender, parsed, body, size)
@@ -119,6 +116,20 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
         return stream
     response, report = await until_disconnect(request.receive, posted.whole())
     return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
+
+
+def check_options(caller: Caller) -> None:
+    """Check that a request that another process may take over has no options of its own.
+
+    Raises UnsupportedValue: that process would not know them.
+    """
+    chosen = [GUARDRAILS] if caller.guardrails else chosen_fields(caller.routing)
+    if chosen:
+        raise UnsupportedValue(
+            f"'{chosen[0]}' cannot be chosen for responses in the background or with an idempotency key; ask the "
+            "operator to set it for all requests.",
+            param=chosen[0],
+        )
 
 
 class ResponseCreation:

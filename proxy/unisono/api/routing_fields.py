@@ -1,0 +1,147 @@
+"""LiteLLM's request fields for routing, on every API: fallbacks, retries and tags.
+
+They are read before the body is validated, and removed from it. A pass-through backend therefore never sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from unisono.api.field_types import REFUSALS, shortened
+from unisono.core.access import Caller
+from unisono.core.requested_routing import RequestedRouting
+from unisono.errors import InvalidRequest, UnisonoError, UnknownModel, UnsupportedValue
+
+# Each fallback may take as long as the model itself. LiteLLM follows as many.
+MAX_FALLBACKS: Final = 5
+MAX_RETRIES: Final = 10
+MAX_TAGS: Final = 16
+MAX_TAG_LENGTH: Final = 128
+MAX_MODEL_LENGTH: Final = 256
+
+# `max_retries` is LiteLLM's other name of `num_retries`, which wins.
+RETRY_FIELDS: Final = ("num_retries", "max_retries")
+FIELDS: Final = frozenset({"fallbacks", "disable_fallbacks", *RETRY_FIELDS})
+# Objects in which LiteLLM accepts `tags` too.
+TAG_OBJECTS: Final = ("metadata", "litellm_metadata")
+
+# Return the group of a fallback model that the caller may use. Raises the errors of an unknown, a forbidden or an
+# unsuitable model.
+FindFallback: TypeAlias = Callable[[str, Caller], str]
+
+
+def _no_fallback(name: str, _: Caller) -> str:
+    raise UnknownModel(f"The model `{name}` does not exist.")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingFields:
+    """Reader of the fields. With `filters_tags`, tags select deployments."""
+
+    find_fallback: FindFallback = _no_fallback
+    filters_tags: bool = False
+
+    def read(self, body: Mapping[str, Any], caller: Caller) -> RequestedRouting:
+        """Return the routing that a body asks for.
+
+        Raises InvalidRequest, naming the field, and the errors of `find_fallback`.
+        """
+        if body.get("mock_response") is not None:
+            raise UnsupportedValue(
+                f"Invalid value for 'mock_response': {REFUSALS['mock_response']}", param="mock_response"
+            )
+        has_none = _flag(body, "disable_fallbacks")
+        fallbacks = self._fallbacks(body.get("fallbacks"), caller)
+        retries = [_retries(body[field], field) for field in RETRY_FIELDS if body.get(field) is not None]
+        return RequestedRouting(
+            fallbacks=fallbacks,
+            no_fallbacks=has_none,
+            num_retries=next(iter(retries), None),
+            tags=tuple(dict.fromkeys(_tags(body))) if self.filters_tags else (),
+        )
+
+    def without(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body without the fields that were read."""
+        removed = FIELDS | {"tags"} if self.filters_tags else FIELDS
+        if self.filters_tags:
+            for name in TAG_OBJECTS:
+                if isinstance(inner := body.get(name), Mapping) and "tags" in inner:
+                    rest = {key: value for key, value in inner.items() if key != "tags"}
+                    body = {**body, name: rest or None}
+        return body if removed.isdisjoint(body) else {key: value for key, value in body.items() if key not in removed}
+
+    def _fallbacks(self, value: Any, caller: Caller) -> tuple[str, ...] | None:
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise _invalid("fallbacks", "must be a list of model names")
+        if len(value) > MAX_FALLBACKS:
+            raise _invalid("fallbacks", f"must have at most {MAX_FALLBACKS} models")
+        return tuple(
+            dict.fromkeys(self._fallback(each, f"fallbacks.{index}", caller) for index, each in enumerate(value))
+        )
+
+    def _fallback(self, value: Any, path: str, caller: Caller) -> str:
+        """Return the group of one entry: a model name, or an object with nothing else."""
+        if isinstance(value, dict):
+            for name in value:
+                if name != "model":
+                    path = f"{path}.{shortened(name)}"
+                    raise UnsupportedValue(
+                        f"Invalid value for '{path}': a fallback changes only the model; remove this field", param=path
+                    )
+            path, value = f"{path}.model", value.get("model")
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_MODEL_LENGTH:
+            raise _invalid(path, "must be the name of a model")
+        try:
+            return self.find_fallback(value, caller)
+        except UnisonoError as error:
+            error.param = path
+            raise
+
+
+def chosen_fields(routing: RequestedRouting) -> list[str]:
+    """Return the names of the fields that differ from the operator's routing."""
+    values = {
+        "fallbacks": routing.fallbacks is not None,
+        "disable_fallbacks": routing.no_fallbacks,
+        "num_retries": routing.num_retries is not None,
+        "tags": bool(routing.tags),
+    }
+    return [name for name, is_chosen in values.items() if is_chosen]
+
+
+def _flag(body: Mapping[str, Any], field: str) -> bool:
+    value = body.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise _invalid(field, "must be true or false")
+    return value is True
+
+
+def _retries(value: Any, field: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_RETRIES:
+        raise _invalid(field, f"must be a whole number from 0 to {MAX_RETRIES}")
+    return value
+
+
+def _tags(body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tags of a body. Raises InvalidRequest."""
+    found = [("tags", body.get("tags"))]
+    for name in TAG_OBJECTS:
+        if isinstance(inner := body.get(name), Mapping):
+            found.append((f"{name}.tags", inner.get("tags")))
+    for path, value in found:
+        if value is None:
+            continue
+        if not isinstance(value, list) or len(value) > MAX_TAGS:
+            raise _invalid(path, f"must be a list of at most {MAX_TAGS} texts")
+        for index, tag in enumerate(value):
+            if not isinstance(tag, str) or not 0 < len(tag) <= MAX_TAG_LENGTH:
+                raise _invalid(f"{path}.{index}", f"must be a text of 1 to {MAX_TAG_LENGTH} characters")
+            yield tag
+
+
+def _invalid(path: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"Invalid value for '{path}': {reason}", param=path)
