@@ -41,7 +41,6 @@ PROTECTIVE: dict[str, list[str]] = {
         "general_settings.reject_clientside_metadata_tags",
         "general_settings.allowed_routes",
         "general_settings.custom_auth",
-        "router_settings.enable_tag_filtering",
     ],
 }
 
@@ -109,8 +108,8 @@ def entry(model: str = "openai/x", **params: Any) -> dict[str, Any]:
 
 ENTRY_WARNINGS: dict[str, tuple[dict[str, Any], str]] = {
     "router setting": (
-        entry(tags=["a"]),
-        "model_list[0].litellm_params.tags: this LiteLLM setting has no effect in Unisono",
+        entry(tag_regex=["a"]),
+        "model_list[0].litellm_params.tag_regex: this LiteLLM setting has no effect in Unisono",
     ),
     "unknown key": (
         entry(own_option="x"),
@@ -358,11 +357,11 @@ def test_import_keeps_environment_references() -> None:
 
 def test_import_renames_backend_kinds(tmp_path: Path) -> None:
     source = tmp_path / "theirs.yaml"
-    source.write_text(yaml.safe_dump(entry("hosted_vllm/qwen", api_base="http://h", rpm=3, tags=["a"])))
+    source.write_text(yaml.safe_dump(entry("hosted_vllm/qwen", api_base="http://h", rpm=3, tag_regex=["a"])))
     tree = yaml.safe_load(text := imported(source))
     params = {"model": "vllm/qwen", "api_base": "http://h", "rpm": 3}
     assert tree["model_list"] == [{"model_name": "m", "litellm_params": params}]
-    assert "#   model_list[0].litellm_params.tags: this LiteLLM setting has no effect in Unisono\n" in text
+    assert "#   model_list[0].litellm_params.tag_regex: this LiteLLM setting has no effect in Unisono\n" in text
 
 
 def test_import_litellm_prints_or_writes_a_private_file(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def request_rules(config: Config, catalogue: ModelRegistry) -> RequestRules:
     return RequestRules(
         needs_user=config.general_settings.enforce_user_param,
         guardrails=frozenset(guardrail.guardrail_name for guardrail in config.guardrails),
-        routing=RoutingFields(partial(fallback_model, catalogue)),
+        routing=RoutingFields(partial(fallback_model, catalogue), config.router_settings.enable_tag_filtering),
     )
 
 

@@ -201,3 +201,54 @@ async def test_a_background_response_has_no_routing_of_its_own(field: dict[str, 
     async with site() as found:
         answer = await found.ask("/v1/responses", background=True, store=True, **field)
         assert (answer.status, answer.body["error"]["param"]) == (400, next(iter(field)))
+
+
+# -- tags
+
+TAGS = {"vllm-1": ["team-a"], "vllm-2": ["team-b"], "vllm-3": ["default"]}
+TAG_FIELDS: dict[str, dict[str, Any]] = {
+    "tags": {"tags": ["team-b"]},
+    "metadata": {"metadata": {"tags": ["team-b"]}},
+    "litellm_metadata": {"litellm_metadata": {"tags": ["team-b"]}},
+}
+
+
+@asynccontextmanager
+async def tagged(*, enabled: bool = True) -> AsyncIterator[Gateway]:
+    """Run a gateway with three deployments of one model."""
+    async with fakes() as servers:
+        servers[MODELS[0]].script = answering("From the first.")
+        config = config_of(servers, router_settings={"enable_tag_filtering": enabled})
+        for entry, tags in zip(config["model_list"], TAGS.values(), strict=True):
+            entry["model_name"] = "gpt-oss"
+            entry["litellm_params"]["tags"] = tags
+        async with gateway(config) as running:
+            yield running
+
+
+async def post(running: Gateway, path: str, **fields: Any) -> Answer:
+    return await running.post(path, json.dumps({"model": "gpt-oss", **SURFACES[path], **fields}).encode())
+
+
+@SURFACE
+async def test_tags_select_deployments(path: str) -> None:
+    async with tagged() as running:
+        for fields in TAG_FIELDS.values():
+            answer = await post(running, path, **fields)
+            assert (answer.status, answer.headers["x-unisono-backend"]) == (200, "vllm-2")
+            assert "x-unisono-notes" not in answer.headers
+        for fields in ({}, {"tags": []}, {"tags": ["unknown"]}):
+            for _ in range(2):
+                answer = await post(running, path, **fields)
+                assert (answer.status, answer.headers["x-unisono-backend"]) == (200, "vllm-3")
+        for fields, param in (({"tags": ["team-a", 5]}, "tags.1"), ({"tags": ["&team-c"]}, "tags")):
+            answer = await post(running, path, **fields)
+            assert (answer.status, f"'{param}'" in answer.body["error"]["message"]) == (400, True)
+
+
+@SURFACE
+@pytest.mark.parametrize("value", [["team-b"], []], ids=str)
+async def test_tags_are_noted_where_they_select_nothing(path: str, value: list[str]) -> None:
+    async with tagged(enabled=False) as running:
+        answer = await post(running, path, tags=value)
+        assert (answer.status, answer.headers["x-unisono-notes"]) == (200, "tags")

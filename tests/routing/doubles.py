@@ -65,7 +65,7 @@ def script_of(live: LiveDeployment) -> ScriptedBackend:
     return live.backend
 
 
-def live_of(name: str, clock: Callable[[], float], capabilities: Capabilities = IDS, **terms: int) -> LiveDeployment:
+def live_of(name: str, clock: Callable[[], float], capabilities: Capabilities = IDS, **terms: object) -> LiveDeployment:
     return LiveDeployment(DeploymentConfig(name, **terms), ScriptedBackend([capabilities]), clock=clock)  # type: ignore[arg-type]
 
 

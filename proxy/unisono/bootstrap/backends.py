@@ -24,6 +24,7 @@ from unisono.routing.group import RoutingRules
 from unisono.routing.policy import Strategy
 from unisono.routing.pool import CarriedDeployment, RoutingPool
 from unisono.routing.queue import QueueConfig
+from unisono.routing.tags import TagRules
 
 # Factories of backends by kind: adapters of this and other packages, found by entry points.
 #
@@ -186,6 +187,7 @@ def routing_rules(config: Config, share: int = 1) -> RoutingRules:
         ),
         tolerance=BreakerConfig(router.allowed_fails, router.cooldown_time),
         num_retries=config.num_retries,
+        tags=TagRules(router.tag_filtering_match_any) if router.enable_tag_filtering else None,
     )
 
 
@@ -211,6 +213,7 @@ def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Deployme
         max_tokens=None if tokens is None else _part(tokens, share),
         requests_per_minute=None if params.rpm is None else _part(params.rpm, share),
         tokens_per_minute=None if params.tpm is None else _part(params.tpm, share),
+        tags=frozenset(params.tags),
     )
 
 

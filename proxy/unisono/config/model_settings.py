@@ -101,6 +101,9 @@ class LitellmParams(Costs, RequestDefaults):
     order: Annotated[int, Field(ge=0)] = 0
     """Priority among the entries of the same `model_name`, lowest first.
     A higher order gets only requests that no lower one can accept."""
+    tags: tuple[Name, ...] = ()
+    """Tags for `router_settings.enable_tag_filtering`.
+    Entries with the tag `default` get the requests without a tag, and those with tags that no entry has."""
     provider: dict[str, JsonValue] = Field(default_factory=dict)
     """Not written in the file: the other keys of an entry that litellm serves.
     They are passed to litellm unchanged."""

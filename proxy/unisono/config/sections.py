@@ -164,6 +164,11 @@ class RouterSettings(Fallbacks):
     num_retries: Annotated[int, Field(ge=0)] | None = None
     """Maximum further attempts after a failure, each on another backend.
     By default `litellm_settings.num_retries`, else 2."""
+    enable_tag_filtering: bool = False
+    """True restricts a request to backends with its `tags`.
+    Requests name them in `tags` or `metadata.tags`, entries in `litellm_params.tags`."""
+    tag_filtering_match_any: bool = True
+    """True requires one of the request's tags, false all of them."""
     allowed_fails: Annotated[int, Field(ge=0)] = 3
     """Tolerated failures of one kind in a row.
     The next one opens the circuit breaker of the backend."""

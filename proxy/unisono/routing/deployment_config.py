@@ -14,7 +14,7 @@ class DeploymentConfig:
 
     `name` is public: it holds no address and no path. Deployments of the lowest `order` come first and share by
     `weight`. `max_requests` and `max_tokens` limit concurrent load; `requests_per_minute` and
-    `tokens_per_minute` limit the requests that begin per minute, and their tokens.
+    `tokens_per_minute` limit the requests that begin per minute, and their tokens. `tags` are for tag-based routing.
     """
 
     name: str
@@ -26,3 +26,4 @@ class DeploymentConfig:
     max_tokens: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    tags: frozenset[str] = frozenset()

@@ -16,6 +16,7 @@ from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.policy import Choice, Rank, SelectionRequest, Strategy
 from unisono.routing.queue import QueueConfig, SlotOffer, WaitingQueue
 from unisono.routing.selector import PrefixIndex, Selector
+from unisono.routing.tags import TagRules
 
 # Retry budget of a group: pure, with the clock as an argument.
 #
@@ -74,13 +75,15 @@ log = logging.getLogger(__name__)
 class RoutingRules:
     """Routing rules of every group.
 
-    `num_retries` limits the further deployments that are tried before any output is emitted.
+    `num_retries` limits the further deployments that are tried before any output is emitted. Without `tags`, tags
+    select nothing.
     """
 
     strategy: Strategy = Strategy.PREFIX_AWARE
     bounds: QueueConfig = field(default_factory=QueueConfig)
     tolerance: BreakerConfig = field(default_factory=BreakerConfig)
     num_retries: int = 2
+    tags: TagRules | None = None
 
 
 class DeploymentGroup:
@@ -140,8 +143,12 @@ class DeploymentGroup:
         if self._minute is not None:
             self._minute.cancel()
 
-    def selection_request(self, demand: RouteRequirements, sticky: str, excluded: int) -> SelectionRequest:
-        return self._choosing.selection_request(demand, self._clock(), sticky=sticky, excluded=excluded)
+    def selection_request(
+        self, demand: RouteRequirements, sticky: str, excluded: int, ruled_out: int = 0
+    ) -> SelectionRequest:
+        return self._choosing.selection_request(
+            demand, self._clock(), sticky=sticky, excluded=excluded, ruled_out=ruled_out
+        )
 
     def choice(self, selection: SelectionRequest, barred: int = 0) -> Choice:
         self._refresh()

@@ -187,7 +187,8 @@ class SelectionRequest:
     `tokens` is all that the request may use, `answer` the work of its answer. `held` lists masks of deployments
     with the number of prefix tokens that they hold: later rows have fewer deployments and more tokens. `key` is
     shared by requests that may share a prefix, None for none; `sticky` means that it identifies a conversation
-    and not only a prompt prefix. `excluded` is the mask of forbidden candidates."""
+    and not only a prompt prefix. `excluded` is the mask of forbidden candidates, `ruled_out` the part of it that no
+    attempt of the request may use."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -197,6 +198,7 @@ class SelectionRequest:
     sticky: bool = False
     preferred_abilities: frozenset[str] = frozenset()
     excluded: int = 0
+    ruled_out: int = 0
 
     def known(self, bit: int) -> int:
         """Return the number of prefix tokens that a deployment holds."""
@@ -213,6 +215,7 @@ def to_selection_request(
     *,
     sticky: str = "",
     excluded: int = 0,
+    ruled_out: int = 0,
     gathers: bool = False,
 ) -> SelectionRequest:
     """Return the selection request for a demand.
@@ -234,6 +237,7 @@ def to_selection_request(
         sticky=bool(gathers and sticky),
         preferred_abilities=demand.preferred_abilities,
         excluded=excluded,
+        ruled_out=ruled_out,
     )
 
 

@@ -18,7 +18,7 @@ from random import uniform
 from unisono.config import StandIns
 from unisono.core.route_protocol import RouteRequest
 from unisono.core.tasks import cancel_and_wait
-from unisono.errors import UnisonoError, UnknownModel, UnsupportedValue
+from unisono.errors import BackendUnavailable, UnisonoError, UnknownModel, UnsupportedValue
 from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, kind_of
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
@@ -123,18 +123,43 @@ class RoutingPool:
                         "from 'fallbacks'.",
                         param="fallbacks",
                     )
-        fallbacks, larger = (
-            [groups[name] for name in names if name in groups] for names in (others.fallbacks, others.larger)
+        ruled_out = self._ruled_out_by_tags(request, (request.model, *others.fallbacks, *others.larger))
+        own, fallbacks, larger = (
+            [group for name in names if (group := groups.get(name)) and _is_usable(group, ruled_out)]
+            for names in ((request.model,), others.fallbacks, others.larger)
         )
-        own = [groups[request.model]] if request.model in groups else []
         if not (first := own or fallbacks or larger):
+            if request.model in groups or (ruled_out and request.model in other):
+                raise self._without_tags(request, ruled_out)
             if request.model in other and not request.passing:
                 raise UnsupportedValue(
                     f"The pass-through model `{request.model}` supports only Chat Completions and Responses.",
                     param="model",
                 )
             raise UnknownModel(f"The model `{request.model}` does not exist.", param="model")
-        return GroupFailoverRoute(request, first[0], fallbacks, larger)
+        return GroupFailoverRoute(request, first[0], fallbacks, larger, ruled_out)
+
+    def _ruled_out_by_tags(self, request: RouteRequest, models: Sequence[str]) -> int:
+        """Return the mask of the deployments of `models` that the tags of a request rule out."""
+        if self.rules.tags is None:
+            return 0
+        mask = 0
+        for model in models:
+            # The tags select among all deployments of a model, whichever kind they are.
+            groups = [group for of_kind in (self._speaking, self._passing) if (group := of_kind.get(model))]
+            tagged = [(live.candidate.bit, live.terms.tags) for group in groups for live in group.members]
+            selected = self.rules.tags.select(tagged, request.requested.tags)
+            mask |= sum({bit for bit, _ in tagged} - {*selected})
+        return mask
+
+    def _without_tags(self, request: RouteRequest, ruled_out: int) -> UnisonoError:
+        """Return the error of a request whose tags rule out every deployment of its kind."""
+        other = (self._speaking if request.passing else self._passing).get(request.model)
+        if request.has_both_kinds and other is not None and _is_usable(other, ruled_out):
+            return BackendUnavailable("No backend is available for this model and these tags; try again later.")
+        return UnsupportedValue(
+            f"No deployment of the model `{request.model}` has the tags of this request; change 'tags'.", param="tags"
+        )
 
     @property
     def _groups(self) -> Iterator[DeploymentGroup]:
@@ -295,6 +320,10 @@ class RoutingPool:
             self.prefixes.leave(one.live.candidate.bit, self._clock())
         self._owned.clear()
         await asyncio.gather(*(one.live.aclose() for one in owned))
+
+
+def _is_usable(group: DeploymentGroup, ruled_out: int) -> bool:
+    return any(not live.candidate.bit & ruled_out for live in group.members)
 
 
 def _window(deployment: LiveDeployment) -> int | None:

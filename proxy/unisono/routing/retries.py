@@ -53,7 +53,8 @@ MAX_RETRY_AFTER_S: Final = 60.0
 class GroupFailoverRoute:
     """Failover through `group`, then `fallbacks`.
 
-    If the prompt is too long for `group`, the groups in `larger` come before the fallbacks.
+    If the prompt is too long for `group`, the groups in `larger` come before the fallbacks. `ruled_out` is the mask of
+    deployments that must not be used.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class GroupFailoverRoute:
         group: DeploymentGroup,
         fallbacks: Sequence[DeploymentGroup] = (),
         larger: Sequence[DeploymentGroup] = (),
+        ruled_out: int = 0,
     ) -> None:
         self._request = request
         self._group = group
@@ -71,13 +73,14 @@ class GroupFailoverRoute:
         self._failure: UnisonoError | None = None
         # Group and deployment of the last slot.
         self._at: tuple[DeploymentGroup, LiveDeployment] | None = None
-        # Mask of deployments that failed or must not be used.
-        self._failed_mask = 0
         if request.excluded:
             for each in (group, *fallbacks, *larger):
                 for live in each.members:
                     if live.name in request.excluded:
-                        self._failed_mask |= live.candidate.bit
+                        ruled_out |= live.candidate.bit
+        self._ruled_out = ruled_out
+        # Mask of deployments that failed or must not be used.
+        self._failed_mask = ruled_out
         self._requested_retries = request.requested.num_retries
         # Failures that count against `num_retries`, by model.
         self._failures: dict[str, int] = {}
@@ -288,11 +291,12 @@ class GroupFailoverRoute:
                 yield group
 
     def _too_long(self, demand: RouteRequirements) -> bool:
-        sizes = [one.candidate.context for one in self._group.members]
+        usable = (one.candidate for one in self._group.members if not one.candidate.bit & self._ruled_out)
+        sizes = [one.context for one in usable]
         return all(size is not None and size <= demand.prompt_tokens for size in sizes)
 
     def _selection_request(self, group: DeploymentGroup, demand: RouteRequirements) -> SelectionRequest:
-        wanted = group.selection_request(demand, self._request.sticky, self._failed_mask)
+        wanted = group.selection_request(demand, self._request.sticky, self._failed_mask, self._ruled_out)
         if demand.resumes and self._at is not None and not group.serves(wanted):
             # The first deployments that failed may be healthy again, even with an open circuit. The last one
             # failed just now and stays excluded.

@@ -136,12 +136,12 @@ class Selector:
         self._has_one_candidate = len(candidates) < 2
 
     def selection_request(
-        self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0
+        self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0, ruled_out: int = 0
     ) -> SelectionRequest:
         if self._has_one_candidate or self._strategy is not Strategy.PREFIX_AWARE:
-            return to_selection_request(demand, excluded=excluded)
+            return to_selection_request(demand, excluded=excluded, ruled_out=ruled_out)
         held = self._prefixes.cached_prefixes(demand.blocks, now)
-        return to_selection_request(demand, held, sticky=sticky, excluded=excluded, gathers=True)
+        return to_selection_request(demand, held, sticky=sticky, excluded=excluded, ruled_out=ruled_out, gathers=True)
 
     def choose(self, selection: SelectionRequest, barred: int = 0) -> Choice:
         return choose(self.candidates, selection, self._rotation, strategy=self._strategy, barred=barred)
@@ -159,7 +159,7 @@ class Selector:
 
     def passed(self, selection: SelectionRequest) -> None:
         """Advance the round-robin after a choice became a slot. Failover does not advance it."""
-        if not selection.excluded:
+        if not selection.excluded & ~selection.ruled_out:
             self._rotation += 1
 
 

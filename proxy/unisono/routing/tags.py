@@ -1,0 +1,44 @@
+"""Tag-based routing: the deployments of a model that a request may use, as in LiteLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+# Deployments with this tag answer requests without a tag, and those whose tags no deployment of the model has.
+DEFAULT_TAG: Final = "default"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TagRules:
+    """Rules of tag-based routing.
+
+    With `match_any`, a deployment needs one of the requested tags, otherwise all of them.
+    """
+
+    match_any: bool = True
+
+    def select(self, deployments: Sequence[tuple[T, Collection[str]]], requested: Sequence[str]) -> list[T]:
+        """Return the deployments for a request, empty if none has the tags.
+
+        Each deployment comes with its tags. Among the requested ones, `&tag` must and `!tag` must not be there.
+        """
+        required = {tag[1:] for tag in requested if len(tag) > 1 and tag[0] == "&"}
+        excluded = {tag[1:] for tag in requested if len(tag) > 1 and tag[0] == "!"}
+        wanted = {tag for tag in requested if tag[0] not in "&!"}
+        fitting = [(one, tags) for one, tags in deployments if required <= {*tags} and excluded.isdisjoint(tags)]
+        if wanted:
+            matches = [one for one, tags in fitting if self._matches(wanted, tags)]
+            # A known tag that selects nothing must not lead to the default deployments.
+            is_known = any(not wanted.isdisjoint(tags) for _, tags in deployments)
+            return matches if matches or is_known else [one for one, tags in fitting if DEFAULT_TAG in tags]
+        if required:
+            return [one for one, _ in fitting]
+        defaults = [(one, tags) for one, tags in deployments if DEFAULT_TAG in tags] or deployments
+        return [one for one, tags in defaults if excluded.isdisjoint(tags)]
+
+    def _matches(self, wanted: set[str], tags: Collection[str]) -> bool:
+        return not wanted.isdisjoint(tags) if self.match_any else wanted <= {*tags}
