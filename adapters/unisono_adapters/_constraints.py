@@ -95,7 +95,6 @@ ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 
 _IN_A_REGEX = re.compile(r"([\\.^$*+?()\[\]{}|])")
 _ESCAPED = r"\\\1"
-_IN_A_LITERAL: Mapping[str, str] = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def bias(job: CompletionJob) -> Mapping[int, float]:
@@ -117,17 +116,6 @@ def schema_of(constraint: JsonSchema | AnyJson) -> Mapping[str, object]:
 def as_regex(texts: Sequence[str]) -> str:
     """Return a regular expression for one of the texts, in the common subset of all engines."""
     return "|".join(f"({_IN_A_REGEX.sub(_ESCAPED, text)})" for text in texts)
-
-
-def as_gbnf(texts: Sequence[str]) -> str:
-    """Return a llama.cpp grammar for one of the texts."""
-    return "root ::= " + " | ".join(f'"{"".join(map(_literal, text))}"' for text in texts)
-
-
-def _literal(character: str) -> str:
-    if character in _IN_A_LITERAL:
-        return _IN_A_LITERAL[character]
-    return character if character >= " " else f"\\x{ord(character):02x}"
 
 
 def as_lark(texts: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unisono.core.generation import CALL, RETURN, AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
+from unisono.core.generation import CALL, RETURN, AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.harmony.encoding import MARKERS
 
 # Prompt of the probe; for backends that take ids, a typed marker separates the parts.
@@ -65,6 +65,7 @@ _SCHEMA = {
     "additionalProperties": False,
 }
 _TEXTS = ("unisono", "keeps to it")
+_LARK = 'start: "unisono" | "keeps to it"'
 _ANSWERS = tuple("".join(text.split()) for text in _TEXTS)
 
 TRIALS: Mapping[str, Trial] = {
@@ -73,7 +74,8 @@ TRIALS: Mapping[str, Trial] = {
         Trial(JsonSchema(_SCHEMA), ('{"unisono":"kept"}',), 16),
         Trial(AnyJson(), ("{",), 4),
         Trial(Regex("(unisono)|(keeps to it)"), _ANSWERS, 2),
-        Trial(Lark('start: "unisono" | "keeps to it"'), _ANSWERS, 2),
+        Trial(Gbnf('root ::= "unisono" | "keeps to it"', _LARK), _ANSWERS, 1),
+        Trial(Lark(_LARK), _ANSWERS, 2),
         Trial(OneOf(_TEXTS), _ANSWERS, 8),
     )
 }

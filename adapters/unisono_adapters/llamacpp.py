@@ -8,7 +8,7 @@ has left. Measured on the server of llama-cpp-python 0.3.36.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
 import orjson
@@ -21,6 +21,7 @@ from unisono.core.generation import (
     CompletionJob,
     Constraint,
     FinishReason,
+    Gbnf,
     JsonSchema,
     Lark,
     Load,
@@ -31,11 +32,12 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
-from unisono.errors import BackendOverloaded, BackendProtocolError
+from unisono.errors import BackendOverloaded, BackendProtocolError, ConstraintRefused
 from unisono.harmony.encoding import load_encoding
-from unisono_adapters._constraints import as_gbnf, bias, refused_kind, schema_of
+from unisono_adapters._constraints import bias, refused_kind, schema_of
 from unisono_adapters._events import count, decoded, field_of, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
+from unisono_adapters._gbnf import choice_grammar, client_grammar, regex_grammar
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._logprobs import to_logprob
@@ -100,7 +102,7 @@ class LlamaCppBackend:
             context=context if type(context) is int and context > 0 else None,
             logit_bias=True,
             logprobs=True,
-            constrain=frozenset(CONSTRAINT_KINDS),
+            constrain=frozenset((*CONSTRAINT_KINDS, Regex.kind, Gbnf.kind)),
         )
         return await examine(
             Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
@@ -193,13 +195,36 @@ def _health(page: bytes) -> Load | None:
 def _constrained(constraint: Constraint) -> dict[str, object]:
     match constraint:
         case JsonSchema() | AnyJson():
-            return {"json_schema": schema_of(constraint)}
+            schema = schema_of(constraint)
+            # An ambiguous pattern would stop the server.
+            if any(regex_grammar(pattern) is None for pattern in _patterns(schema)):
+                raise ConstraintRefused("a pattern of this schema cannot be translated to a grammar of llama.cpp")
+            return {"json_schema": schema}
         case OneOf(texts):
-            return {"grammar": as_gbnf(texts)}
-        case Regex() | Lark():
+            return {"grammar": choice_grammar(texts)}
+        case Regex(pattern):
+            if (grammar := regex_grammar(pattern)) is None:
+                raise ConstraintRefused("this regular expression cannot be translated to a grammar of llama.cpp")
+            return {"grammar": grammar}
+        case Gbnf(grammar):
+            return {"grammar": client_grammar(grammar)}
+        case Lark():
             raise refused_kind(constraint)
         case _:
             assert_never(constraint)
+
+
+def _patterns(schema: object) -> Iterator[str]:
+    """Yield the regular expressions in a schema."""
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            if isinstance(pattern := each.get("pattern"), str):
+                yield pattern
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
 
 
 class LlamaCppFold:

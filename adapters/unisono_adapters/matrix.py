@@ -75,8 +75,8 @@ NO_BIAS = Cell(
 UNCONSTRAINED = Cell(Support.NONE, "The adapter refuses constraints; the gateway checks the complete answer instead.")
 SCHEMAS_ONLY = Cell(
     Support.TEXT_EXACT,
-    "JSON and JSON schemas, but no choice between texts. Not supported on the `template` route. A marker inside a "
-    "JSON string is possible.",
+    "JSON and JSON schemas, but no choice between texts, since its `format` can only give a text in quotes. Not "
+    "supported on the `template` route. A marker inside a JSON string is possible.",
 )
 # Constraints of each kind; `response_format` and `tool_choice` work without them, too.
 CONSTRAINED: Mapping[str, Cell] = {
@@ -86,22 +86,33 @@ CONSTRAINED: Mapping[str, Cell] = {
     "sglang": Cell(
         Support.EXACT, "White space between JSON tokens is limited only if SGLang was started with a limit."
     ),
-    "llamacpp": EXACT,
+    "llamacpp": Cell(
+        Support.EXACT,
+        "Schemas with a `pattern` only if it can be written as a grammar with few ways to read a text; the gateway "
+        "checks the answers of the others.",
+    ),
     "ollama": SCHEMAS_ONLY,
     "mlx_server": UNCONSTRAINED,
     "mlx": EXACT,
     "replay": UNCONSTRAINED,
 }
-CHECKED = Cell(Support.NONE, "The gateway checks the complete text of a custom tool instead.")
-# Grammars of custom tools.
+CHECKED = Cell(Support.NONE, "The gateway checks the complete text instead.")
+# Grammars of custom tools, and of answers.
 TEXT_GRAMMARS: Mapping[str, Cell] = {
     **dict.fromkeys(KINDS, CHECKED),
     "vllm": Cell(
         Support.EXACT,
-        "Regular expressions. Lark grammars only as far as the grammar engine of the server reads them; llguidance "
-        "reads all of them. The gateway checks the other texts.",
+        "Regular expressions and GBNF grammars. Lark grammars only as far as the grammar engine of the server reads "
+        "them; llguidance reads all of them. The gateway checks the other texts.",
     ),
-    "sglang": Cell(Support.EXACT, "Regular expressions. The gateway checks the texts of Lark grammars."),
+    "sglang": Cell(
+        Support.EXACT, "Regular expressions and GBNF grammars. The gateway checks the texts of Lark grammars."
+    ),
+    "llamacpp": Cell(
+        Support.EXACT,
+        "GBNF grammars, and regular expressions that can be written as one: no flags, word boundaries or Unicode "
+        "classes, and no repetition with several ways to read a text. The gateway checks the other texts.",
+    ),
     "mlx": EXACT,
 }
 JUDGED = (
@@ -170,7 +181,7 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     },
     "logit_bias": {**ANYWHERE, "ollama": NO_BIAS, "replay": NO_BIAS},
     "constrained decoding": CONSTRAINED,
-    "grammars of custom tools": TEXT_GRAMMARS,
+    "regular expressions and grammars of answers and custom tools": TEXT_GRAMMARS,
     "response_format, text.format, strict tools": FORMATS,
     "tool_choice: required, named, allowed_tools": CHOICES,
     "reasoning budget": FORMS,

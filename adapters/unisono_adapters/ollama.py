@@ -30,6 +30,7 @@ from unisono.core.generation import (
     Chunk,
     CompletionJob,
     Constraint,
+    Gbnf,
     JsonSchema,
     Lark,
     Load,
@@ -76,8 +77,8 @@ ROUTE_FIELDS: Mapping[OllamaRoute, Mapping[str, object]] = {
     OllamaRoute.MARKERLESS: {"raw": True},
 }
 
-# Supported constraints: schemas, but no grammars. There is no token bias either, so a marker may still appear inside
-# a string.
+# Supported constraints: schemas, but no grammars. A choice cannot be written as a schema: an `enum` gives a text in
+# quotes. There is no token bias either, so a marker may still appear inside a string.
 CONSTRAINED = frozenset({JsonSchema.kind, AnyJson.kind})
 
 # Markers of which one is among the first tokens of every answer.
@@ -156,8 +157,9 @@ class OllamaBackend:
             await self.probe()
         plan = self._plan
         assert plan is not None, "the probe made no plan"
-        if isinstance(job.constraint, OneOf | Regex | Lark) or (job.constraint and plan.route is OllamaRoute.TEMPLATE):
-            raise refused_kind(job.constraint)
+        constraint = job.constraint
+        if constraint and (constraint.kind not in CONSTRAINED or plan.route is OllamaRoute.TEMPLATE):
+            raise refused_kind(constraint)
         try:
             async with aclosing(self._generated(job, plan)) as chunks:
                 async for chunk in chunks:
@@ -277,7 +279,7 @@ def _format(constraint: Constraint) -> object:
             return schema_of(constraint)
         case AnyJson():
             return "json"
-        case OneOf() | Regex() | Lark():
+        case OneOf() | Regex() | Gbnf() | Lark():
             raise refused_kind(constraint)
         case _:
             assert_never(constraint)

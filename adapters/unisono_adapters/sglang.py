@@ -20,6 +20,7 @@ from unisono.core.generation import (
     Chunk,
     CompletionJob,
     Constraint,
+    Gbnf,
     JsonSchema,
     Lark,
     Load,
@@ -68,7 +69,7 @@ class SglangBackend:
             logit_bias=True,
             logprobs=True,
             prompt_logprobs=True,
-            constrain=frozenset((*CONSTRAINT_KINDS, Regex.kind)),
+            constrain=frozenset((*CONSTRAINT_KINDS, Regex.kind, Gbnf.kind)),
         )
         subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
         return await examine_served(subject, self._model, served)
@@ -168,6 +169,8 @@ def _constrained(constraint: Constraint) -> dict[str, object]:
             return {"regex": as_regex(texts)}
         case Regex(pattern):
             return {"regex": pattern}
+        case Gbnf(grammar):
+            return {"ebnf": grammar}
         case Lark():
             raise refused_kind(constraint)
         case _:

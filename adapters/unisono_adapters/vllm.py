@@ -21,6 +21,7 @@ from unisono.core.generation import (
     Chunk,
     CompletionJob,
     Constraint,
+    Gbnf,
     JsonSchema,
     Lark,
     Load,
@@ -185,8 +186,8 @@ def _structured(constraint: Constraint) -> Mapping[str, object]:
             return {"choice": texts}
         case Regex(pattern):
             return {"regex": pattern}
-        case Lark(grammar):
-            # Its default engine reads a part of Lark's notation, and llguidance all of it.
+        case Gbnf(grammar) | Lark(grammar):
+            # Its default engine reads GBNF and a part of Lark's notation, and llguidance all of both.
             return {"grammar": grammar}
         case _:
             assert_never(constraint)

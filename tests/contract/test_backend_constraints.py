@@ -19,6 +19,7 @@ from unisono.core.generation import (
     AnyJson,
     Constraint,
     FinishReason,
+    Gbnf,
     JsonSchema,
     Lark,
     OneOf,
@@ -49,6 +50,7 @@ CONSTRAINTS: dict[str, Constraint] = {
     "json_object": AnyJson(),
     "choice": OneOf(TEXTS),
     "regex": Regex("[a-z]+"),
+    "gbnf": Gbnf('root ::= "a" [b-c]+', 'start: "a" /[b-c]/+'),
     "lark": Lark('start: "a"+'),
 }
 EXPECTED: dict[str, Held] = {
@@ -57,8 +59,11 @@ EXPECTED: dict[str, Held] = {
     "json_object": Held({"type": "object"}),
     "choice": Held(texts=TEXTS),
     "regex": Held(regex="[a-z]+"),
+    "gbnf": Held(gbnf='root ::= "a" [b-c]+'),
     "lark": Held(lark='start: "a"+'),
 }
+# llama.cpp has no regular expressions.
+TRANSLATED = {("llamacpp", "regex"): Held(gbnf="root ::= [a-z]+")}
 
 # Readers of the constraint in a request of each kind.
 READERS: dict[str, Callable[[dict[str, Any]], Held | None]] = {
@@ -72,8 +77,8 @@ READERS: dict[str, Callable[[dict[str, Any]], Held | None]] = {
 # Constraint kinds that each backend kind claims; a missing kind claims none.
 CLAIMED = {
     "vllm": frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS)),
-    "sglang": frozenset((*CONSTRAINT_KINDS, Regex.kind)),
-    "llamacpp": frozenset(CONSTRAINT_KINDS),
+    "sglang": frozenset((*CONSTRAINT_KINDS, Regex.kind, Gbnf.kind)),
+    "llamacpp": frozenset((*CONSTRAINT_KINDS, Regex.kind, Gbnf.kind)),
     "ollama raw": frozenset({"json_schema", "json_object"}),
 }
 
@@ -96,7 +101,7 @@ async def test_constraint_is_sent_in_the_fields_of_the_server(name: str, case: s
         chunks = await collect(backend, replace(JOB, constraint=CONSTRAINTS[case]))
     assert kind.delivered(chunks) == kind.answer
     assert chunks[-1].finish is FinishReason.STOP
-    assert READERS[name](fake.requests[0].json) == EXPECTED[case]
+    assert READERS[name](fake.requests[0].json) == TRANSLATED.get((name, case), EXPECTED[case])
 
 
 @pytest.mark.parametrize(("name", "case"), SUPPORTED)
@@ -134,6 +139,24 @@ async def test_unconstrained_request_has_no_constraint_fields(name: str, tmp_pat
     assert (
         not {"structured_outputs", "json_schema", "grammar", "regex", "ebnf", "format", "logit_bias"} & request.keys()
     )
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^(.{1,30}){30}z$"},
+        {"type": "object", "properties": {"a": {"items": {"anyOf": [{"pattern": "^(a|aa)+$"}]}}}},
+    ],
+    ids=["limited", "nested"],
+)
+async def test_llamacpp_is_not_sent_a_pattern_that_would_stop_it(schema: dict[str, Any], tmp_path: Path) -> None:
+    async with KINDS["llamacpp"].serve(tmp_path) as (backend, fake):
+        with pytest.raises(ConstraintRefused, match="pattern"):
+            await collect(backend, replace(JOB, constraint=JsonSchema(schema)))
+        assert fake.requests == []
+        simple = JsonSchema({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"})
+        await collect(backend, replace(JOB, constraint=simple))
+        assert constraints.llamacpp(fake.requests[0].json) == Held(simple.schema)
 
 
 @pytest.mark.parametrize("name", CLAIMED)
@@ -208,6 +231,13 @@ async def test_failed_connection_of_a_constrained_request_is_unavailable(name: s
         await backend.aclose()
     assert type(error) is BackendUnavailable
     assert error.symptom is Symptom.NO_CONNECTION
+
+
+async def test_llamacpp_refuses_an_expression_without_a_translation_and_sends_nothing(tmp_path: Path) -> None:
+    async with KINDS["llamacpp"].serve(tmp_path) as (backend, fake):
+        with pytest.raises(ConstraintRefused, match="regular expression"):
+            await collect(backend, replace(JOB, constraint=Regex(r"(\w+\s?)*")))
+        assert fake.requests == []
 
 
 async def test_vllm_without_structural_tags_gets_a_plain_schema(tmp_path: Path) -> None:

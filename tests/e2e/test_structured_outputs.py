@@ -64,6 +64,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "ebnf": ({"ebnf": 'root ::= "Hello" | "Hi"'}, "Hi", "Hey", "grammar"),
     "grammar": ({"grammar": 'root ::= ("1" | "2")+'}, "1212", "123", "grammar"),
     "json_schema": ({"json_schema": CAR}, COUPE, "{}", "json"),
+    "regex without a translation": ({"regex": r"(?i)paris|\bRome\b"}, "PARIS", "London", "regex"),
 }
 
 
@@ -92,6 +93,10 @@ async def test_an_answer_has_the_required_form(harness: Desk, name: str, stream:
     if harness.kind.name == "vllm" and harness.kind.guided:
         assert model.asked[1].held is not None
         assert kind == "json" or model.requests[1]["structured_outputs"][kind]
+    # Every constraint is sent, except a grammar of Lark and expressions without a translation.
+    if harness.kind.name == "llamacpp":
+        field = "json_schema" if kind == "json" else "grammar"
+        assert (field in model.requests[1]) is (name not in ("guided_grammar of Lark", "regex without a translation"))
 
 
 def _enforced(model: Model, prompt: str, held: Held, text: str) -> str:

@@ -25,11 +25,12 @@ class Held:
     schema: Any = None
     texts: tuple[str, ...] = ()
     regex: str = ""
+    gbnf: str = ""
     lark: str = ""
 
     def example(self) -> str:
         """Return an output that satisfies the constraint. The only grammars are those of a probe."""
-        if self.regex or self.lark:
+        if self.regex or self.gbnf or self.lark:
             return "unisono"
         return self.texts[0] if self.texts else json.dumps(_example(self.schema), separators=(",", ":"))
 
@@ -53,6 +54,8 @@ def vllm(asked: dict[str, Any], *, knows_tags: bool = True) -> Held | None:
     if word == "regex":
         re.compile(_text(value))
         return Held(regex=value)
+    if word == "grammar" and "::=" in _text(value):
+        return Held(gbnf=value)
     # Its default engine reads Lark's notation without imports.
     if word == "grammar" and "%import" not in _text(value):
         return Held(lark=value)
@@ -78,6 +81,8 @@ def sglang(asked: dict[str, Any]) -> Held | None:
         if texts and all(re.fullmatch(value, each) for each in texts):
             return Held(texts=texts)
         return Held(regex=value)
+    if words[0] == "ebnf":
+        return Held(gbnf=value)
     raise GrammarError(f"cannot read this {words[0]}")
 
 
@@ -90,6 +95,10 @@ def llamacpp(asked: dict[str, Any]) -> Held | None:
     if grammar is None:
         return None
     rule = re.fullmatch(r'root ::= ((?:"(?:[^"\\\n]|\\.)*"(?: \| )?)+)', _text(grammar))
+    # Names of rules have no underscores, and a rule does not continue with an operator on the next line.
+    names = re.sub(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', "", grammar)
+    if rule is None and re.search(r"(?m)^\s*root ::=", names) and not re.search(r"_|\n\s*\|", names):
+        return Held(gbnf=grammar)
     if rule is None:
         raise GrammarError("Failed to initialize samplers: failed to parse grammar")
     return Held(texts=tuple(json.loads(f'"{each}"') for each in re.findall(r'"((?:[^"\\]|\\.)*)"', rule[1])))

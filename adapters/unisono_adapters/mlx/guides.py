@@ -22,6 +22,7 @@ from unisono.core.generation import (
     VOCABULARY,
     AnyJson,
     Constraint,
+    Gbnf,
     JsonSchema,
     Lark,
     OneOf,
@@ -150,7 +151,7 @@ def _grammar(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_lark(as_lark(texts))
         case Regex(pattern):
             return LLMatcher.grammar_from_regex(pattern)
-        case Lark(grammar):
+        case Gbnf(lark=grammar) | Lark(grammar):
             return LLMatcher.grammar_from_lark(grammar)
         case _:
             assert_never(constraint)

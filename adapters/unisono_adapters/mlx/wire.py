@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex, Sampling
+from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex, Sampling
 
 # Maximum line length in bytes; a prompt that fills the context has about a megabyte.
 LINE_LIMIT = 32 * 1024 * 1024
@@ -210,6 +210,6 @@ def _constraint(value: Any) -> Constraint | None:
     return _OTHERS[kind](**fields)
 
 
-_OTHERS: Mapping[str, type[JsonSchema | AnyJson | Regex | Lark]] = {
-    kind.kind: kind for kind in (JsonSchema, AnyJson, Regex, Lark)
+_OTHERS: Mapping[str, type[JsonSchema | AnyJson | Regex | Gbnf | Lark]] = {
+    kind.kind: kind for kind in (JsonSchema, AnyJson, Regex, Gbnf, Lark)
 }

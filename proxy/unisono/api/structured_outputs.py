@@ -6,6 +6,8 @@ that can enforce the form does so; otherwise the answer is validated and generat
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Final
 
@@ -118,19 +120,33 @@ def _regex(pattern: str, at: str) -> AnswerForm:
 def _grammar(definition: str, at: str) -> AnswerForm:
     """Return the form of a grammar in the notation of Lark or GBNF, which vLLM calls EBNF."""
     # Imported on first use: the module is only needed for grammars.
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
     if len(definition) > MAX_GRAMMAR_CHARACTERS:
         raise UnsupportedValue(f"'{at}' has more than {MAX_GRAMMAR_CHARACTERS:,} characters; shorten it.", param=at)
+    if is_lark_syntax(definition):
+        return _text(TextGrammar("lark", definition), at)
     try:
-        lark = any_to_lark(definition)
+        lark = gbnf_to_lark(_ESCAPED.sub(_unescaped, definition))
     # The converter raises plain exceptions for some invalid grammars.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise UnsupportedValue(
             f"'{at}' is not a grammar in the notation of GBNF or Lark: {reason}.", param=at
         ) from None
-    return _text(TextGrammar("lark", lark), at)
+    return _text(TextGrammar("lark", lark, gbnf=definition), at)
+
+
+# Escaped backslashes are skipped, so that `\\u0041` stays a text.
+_ESCAPED: Final = re.compile(r"\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})|\\.", re.DOTALL)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    """Return the character of a long escape sequence, which llguidance's converter breaks."""
+    code = int(found[1] or found[2] or "0", 16)
+    if not code or code > sys.maxunicode or 0xD800 <= code < 0xE000:
+        return found[0]
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)
 
 
 def _text(grammar: TextGrammar, at: str) -> AnswerForm:

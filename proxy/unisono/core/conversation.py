@@ -47,6 +47,8 @@ class TextGrammar:
 
     syntax: Literal["regex", "lark"]
     definition: str
+    # The same grammar in the notation of GBNF, if the client used that one.
+    gbnf: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,18 @@ class Regex:
 
 
 @dataclass(frozen=True, slots=True)
+class Gbnf:
+    """Constraint to a text of this grammar, in the notation of llama.cpp.
+
+    vLLM and SGLang call it EBNF. `lark` is the same grammar in the notation of Lark.
+    """
+
+    grammar: str
+    lark: str
+    kind: ClassVar[str] = "gbnf"
+
+
+@dataclass(frozen=True, slots=True)
 class Lark:
     """Constraint to a text of this grammar, in the notation of Lark."""
 
@@ -170,11 +182,11 @@ class TokenLogprob:
 
 # Constraint on the whole generation, from its first token up to the stop token. The prompt ends where a message body
 # begins. The only marker that can be generated is the one that ends the turn.
-Constraint: TypeAlias = JsonSchema | AnyJson | OneOf | Regex | Lark
+Constraint: TypeAlias = JsonSchema | AnyJson | OneOf | Regex | Gbnf | Lark
 
 CONSTRAINT_KINDS = (JsonSchema.kind, AnyJson.kind, OneOf.kind)
 # Kinds that few backends support. Only free texts with a grammar need them.
-TEXT_KINDS = (Regex.kind, Lark.kind)
+TEXT_KINDS = (Regex.kind, Gbnf.kind, Lark.kind)
 
 
 @dataclass(frozen=True, slots=True)

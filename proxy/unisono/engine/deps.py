@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from unisono.core.conversation import AnswerForm, Conversation, DeveloperMessage
-from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
+from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Violation
 from unisono.core.route_protocol import DeploymentPool
 from unisono.core.tools import SEARCH_LABEL, LeftOutTool, ToolHost
@@ -104,7 +104,7 @@ def _digest(constraint: Constraint) -> bytes:
             content = ""
         case OneOf(texts):
             content = json.dumps(texts)
-        case Regex(text) | Lark(text):
+        case Regex(text) | Gbnf(text) | Lark(text):
             content = text
     return blake2b(f"{constraint.kind} {content}".encode(), digest_size=16).digest()
 

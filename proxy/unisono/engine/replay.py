@@ -11,7 +11,7 @@ for their tools.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from unisono.core.conversation import AddedTools, AnswerForm, Conversation, Json, Preamble, TextGrammar
@@ -184,7 +184,7 @@ def _form(form: AnswerForm) -> dict[str, Json]:
     if form.choices:
         record["choices"] = [*form.choices]
     if form.grammar is not None:
-        record["grammar"] = {"syntax": form.grammar.syntax, "definition": form.grammar.definition}
+        record["grammar"] = asdict(form.grammar)
     return record
 
 
@@ -196,7 +196,7 @@ def _to_form(record: Mapping[str, Any]) -> AnswerForm:
         record["description"],
         record["strict"],
         tuple(record.get("choices", ())),
-        None if grammar is None else TextGrammar(grammar["syntax"], grammar["definition"]),
+        None if grammar is None else TextGrammar(**grammar),
     )
 
 

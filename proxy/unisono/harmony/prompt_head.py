@@ -67,7 +67,7 @@ def _format_text(form: AnswerForm) -> str:
         return "// The answer is exactly one of these texts, and nothing else:\n" + "\n".join(form.choices)
     if form.grammar is not None:
         notation = "regular expression" if form.grammar.syntax == "regex" else "grammar"
-        return f"// The whole answer matches this {notation}:\n{form.grammar.definition}"
+        return f"// The whole answer matches this {notation}:\n{form.grammar.gbnf or form.grammar.definition}"
     try:
         return json.dumps(form.schema if form.schema is not None else ANY_OBJECT, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as failure:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from unisono.core.conversation import AnswerForm, TextGrammar
-from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
+from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Schema
 from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
 from unisono.core.tools import SEARCH_LABEL, SEPARATOR, HostedTool
@@ -345,6 +345,8 @@ def _server_labels(request: GenerationRequest) -> frozenset[str]:
 
 def text_constraint(grammar: TextGrammar) -> Constraint:
     """Return the backend constraint for a grammar."""
+    if grammar.gbnf:
+        return Gbnf(grammar.gbnf, grammar.definition)
     return Regex(grammar.definition) if grammar.syntax == "regex" else Lark(grammar.definition)
 
 
