@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from tests.e2e.test_vllm_examples import SQL_GRAMMAR
 from tests.engines.demo_prompts import ENCODING, greedy, prompt_for
 from tests.engines_all.engines import Running
 from tests.schemas.suite import closed
@@ -19,8 +22,10 @@ from unisono.core.generation import (
     AnyJson,
     Constraint,
     FinishReason,
+    Gbnf,
     JsonSchema,
     OneOf,
+    Regex,
     Sampling,
 )
 from unisono.core.ports import Backend
@@ -79,6 +84,29 @@ async def test_a_choice_of_texts_gives_one_of_them_exactly(backend: Backend, tex
     assert await generated_text(backend, OneOf((text, "other"))) in (text, "other")
 
 
+EXPRESSIONS = (
+    "Paris|London|",
+    r"[a-z0-9.]{1,20}@\w{6,10}\.com\n",
+    r"(\d{1,3}\.){3}\d{1,3}",
+    r"[A-Z][a-z]{1,8}( [A-Z][a-z]{1,8}){0,2}",
+    r"[^\s\d]{3}",
+    r"[\s\S]{4}",
+    "日本🙂[é-ü]",
+    r'"\\\[a\]\x41',
+)
+
+
+@pytest.mark.parametrize("pattern", EXPRESSIONS)
+async def test_a_regular_expression_is_matched_as_a_whole(backend: Backend, pattern: str) -> None:
+    assert re.fullmatch(pattern, await generated_text(backend, Regex(pattern)))
+
+
+async def test_a_grammar_of_vllms_documentation_is_followed(backend: Backend) -> None:
+    text = await generated_text(backend, Gbnf(SQL_GRAMMAR, gbnf_to_lark(SQL_GRAMMAR)))
+    column, number = "col_[12] ", "[12] "
+    assert re.fullmatch(f"SELECT {column} from table_[12]  where {column}= {number}", text)
+
+
 async def test_a_constraint_excludes_a_marker_with_a_high_bias(backend: Backend) -> None:
     eager = Sampling(temperature=0, logit_bias={END: 100.0})
     assert violation(SCHEMAS["flat"], await generated_text(backend, JsonSchema(SCHEMAS["flat"]), eager)) is None
@@ -94,4 +122,4 @@ async def test_an_invalid_schema_is_rejected_and_the_engine_continues(backend: B
 
 
 async def test_the_probe_reports_every_kind_of_constraint(engine: Running, backend: Backend) -> None:
-    assert (await backend.probe()).capabilities.constrain >= frozenset(CONSTRAINT_KINDS)
+    assert (await backend.probe()).capabilities.constrain >= frozenset((*CONSTRAINT_KINDS, Regex.kind, Gbnf.kind))
