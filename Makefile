@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # More workers than cores, because many tests only wait for servers.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-guardrails test-lm-eval test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-guardrails test-lm-eval test-engines test-structured test-openapi test-page test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve the gpt-oss backends on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -36,6 +36,7 @@ help:
 	@echo "make test-lm-eval   lm-eval through the gateway and on a real vLLM, in a separate environment; five minutes"
 	@echo "make test-providers other providers through litellm, in a separate environment"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on the CPU; the first run takes 5 GB and half an hour"
+	@echo "make test-structured  valid answers under schemas and expressions on real engines; a few minutes (ARGS=--full: an hour)"
 	@echo "make test-openapi   valid and invalid requests generated from the OpenAPI document; four minutes"
 	@echo "make test-page      the web page in a headless Chromium; three minutes"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
@@ -123,6 +124,11 @@ test-page: $(SYNCED) .browser
 test-engines: $(SYNCED)
 	-$(BIN)/python -m tests.engines_all.setup
 	$(BIN)/pytest tests/engines_all $(ARGS)
+
+# Seeded JSON schemas and regular expressions on an engine that enforces them, and on one that does not.
+test-structured: $(SYNCED)
+	-$(BIN)/python -m tests.engines_all.setup
+	$(BIN)/python -m tests.structured $(ARGS)
 
 # A gateway is killed before and after every store command and every chunk of a background response.
 test-crash: $(SYNCED) .state-server

@@ -298,6 +298,7 @@ def test_every_test_folder_is_named_after_a_package_or_listed() -> None:
         "patterns",
         "providers",
         "soak",
+        "structured",
         "__pycache__",
     }
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
