@@ -206,7 +206,7 @@ def test_callbacks_that_check_requests_are_protective(key: str) -> None:
 
 def test_an_acknowledgement_without_a_setting_causes_a_warning() -> None:
     assert parse({"unisono": {"acknowledge": ["guardrails"]}}, {}).warnings == (
-        "unisono.acknowledge: `guardrails` names no protective setting of this file",
+        "unisono.acknowledge: `guardrails` matches no protective setting; remove it",
     )
 
 

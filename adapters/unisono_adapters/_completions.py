@@ -117,7 +117,7 @@ class CompletionFold:
         self._last: int | None = None
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
-        # Log probabilities of the current read; None if the job asks for none.
+        # Log probabilities of the tokens of the current read; None if the job requests none.
         self._logprobs: list[TokenLogprob | None] | None = [] if has_logprobs else None
         # Tokens of the prompt until their log probabilities have arrived, and those log probabilities for one read.
         self._scored = scored
@@ -243,9 +243,8 @@ class CompletionFold:
 def logprobs_of(field: object, tokens: Sequence[int], begin: int = 0) -> list[TokenLogprob | None]:
     """Return an entry for each token from the field `logprobs` of a choice.
 
-    The entries of the tokens begin at `begin`.
-
-    Alternatives are read if the server names them by id, as `token_id:17`, or by a text that is one token.
+    The entries of the tokens begin at `begin`. The entry of a token without a log probability is None. An alternative
+    is included if its name is an id, such as `token_id:17`, or the text of exactly one token.
     """
     found = field if isinstance(field, dict) else {}
     values, tops = found.get("token_logprobs"), found.get("top_logprobs")

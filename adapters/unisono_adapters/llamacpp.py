@@ -149,7 +149,7 @@ class LlamaCppBackend:
         if biased := bias(job):
             body["logit_bias"] = [[token, amount] for token, amount in biased.items()]
         if job.logprobs is not None:
-            # 0 counts as no log probabilities.
+            # With 0, llama-server reports no log probabilities.
             body["n_probs"] = max(job.logprobs, 1)
         if job.constraint is not None:
             body.update(_constrained(job.constraint))
@@ -273,7 +273,10 @@ class LlamaCppFold:
 
 
 def _logprobs(reported: object, tokens: Sequence[int]) -> list[TokenLogprob | None]:
-    """Return an entry for each token from an event's probabilities, which name their tokens."""
+    """Return an entry for each token from the `completion_probabilities` of an event.
+
+    The entry of a token without a log probability is None.
+    """
     entries = [entry for entry in (reported if isinstance(reported, list) else ()) if isinstance(entry, dict)]
     known = {entry["id"]: entry for entry in entries if type(entry.get("id")) is int}
     return [_logprob(token, known.get(token, {})) for token in tokens]

@@ -133,7 +133,7 @@ CHOICES: Mapping[str, Cell] = {
 }
 NO_LOGPROBS = Cell(
     Support.REFUSED,
-    "400 `unsupported_value`; requests prefer a backend that reports them.",
+    "400 `unsupported_value`, unless another backend of the model reports them.",
     ("logprobs", "unsupported_value"),
 )
 NO_PROMPT_LOGPROBS = Cell(
@@ -187,8 +187,8 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "reasoning budget": FORMS,
     "logprobs": {
         **dict.fromkeys(KINDS, EXACT),
-        "llamacpp": Cell(Support.EXACT, "Tokens that end inside of a character have none."),
-        "mlx": Cell(Support.EXACT, "They are those after biases, penalties and constraints."),
+        "llamacpp": Cell(Support.EXACT, "Tokens that end inside a character have no log probability."),
+        "mlx": Cell(Support.EXACT, "The log probabilities include biases, penalties and constraints."),
         **dict.fromkeys(("ollama", "mlx_server", "replay"), NO_LOGPROBS),
     },
     "logprobs of raw prompts (`echo`)": {

@@ -101,7 +101,7 @@ class SglangBackend:
             # -1 switches it off; 0 is an error.
             body["top_k"] = -1
         if job.logprobs is not None:
-            # 0 counts as no log probabilities.
+            # With 0, SGLang reports no log probabilities.
             body["logprobs"] = max(job.logprobs, 1)
         if job.prompt_logprobs:
             # They precede those of the answer.

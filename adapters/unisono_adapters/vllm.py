@@ -141,7 +141,7 @@ class VllmBackend:
         if self._interval is not None:
             body["stream_interval"] = self._interval
         if job.logprobs is not None:
-            # Names of tokens are ambiguous texts otherwise.
+            # By default vLLM names alternatives by their text, which several tokens may share.
             body |= {"logprobs": job.logprobs, "return_tokens_as_token_ids": True}
         if job.prompt_logprobs:
             # `prompt_logprobs` is not available in a stream. With `echo`, they precede those of the answer.

@@ -327,7 +327,7 @@ def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
 
 
 def request_rules(config: Config, catalogue: ModelRegistry) -> RequestRules:
-    """Return the operator's rules for requests of models."""
+    """Return the operator's rules for requests to models."""
     return RequestRules(
         needs_user=config.general_settings.enforce_user_param,
         guardrails=frozenset(guardrail.guardrail_name for guardrail in config.guardrails),

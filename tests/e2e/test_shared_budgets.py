@@ -19,7 +19,7 @@ from unisono.config.budget_settings import to_period
 from unisono.core.quotas import Period
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
-from unisono.middleware.quota import MOST
+from unisono.middleware.quota import MAX_TOKENS
 from unisono.store import open_store
 
 ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Hi.<|return|>")
@@ -105,7 +105,7 @@ async def test_all_choices_of_a_pass_through_request_share_what_is_reserved() ->
         config = priced(config_of(f"vllm@{fake.url}", name="llama", litellm_settings={"max_budget": 10_000}))
         async with gateway(config) as running:
             assert (await running.chat(model="llama", n=4)).status == 200
-        assert fake.requests[-1].json["max_tokens"] * 4 <= MOST
+        assert fake.requests[-1].json["max_tokens"] * 4 <= MAX_TOKENS
 
 
 async def test_a_failed_answer_counts_what_it_generated(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ class AllowedAddresses:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in REQUESTS and scope["path"] not in self._open_paths and not self._is_allowed(scope):
             raise NotAllowed(
-                "This address may not use the gateway; its operator lists those that may in 'allowed_ips'."
+                "This client address may not use the gateway. Its operator can add the address to `allowed_ips`."
             )
         await self._app(scope, receive, send)
 

@@ -54,15 +54,18 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """Rules of the operator for all requests of models.
+    """Operator's rules for all requests to models.
 
-    With `needs_user`, a request must name its end user. `guardrails` are the names that a request may ask for.
+    With `needs_user`, a request must name its end user. `guardrails` are the names that a request may contain.
     `routing` reads the fields for routing.
     """
 
     needs_user: bool = False
     guardrails: frozenset[str] = frozenset()
     routing: RoutingFields = field(default_factory=RoutingFields)
+
+
+NO_RULES: Final = RequestRules()
 
 
 # Field of requests that names guardrails.
@@ -72,11 +75,10 @@ RULES: Final = "request_rules"
 
 
 async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
-    """Return the body of a request of a model.
+    """Return the body of a request to a model.
 
-    The guardrails and the routing that it asks for are noted in the caller of the request's state. Raises the errors of
-    `read_json` and `with_options`, and InvalidRequest if the operator requires an end user and none of `user_fields`
-    names one.
+    Its guardrails and its routing are moved to the caller in the request's state. Raises the errors of `read_json` and
+    `with_options`, and InvalidRequest if the operator requires an end user and none of `user_fields` names one.
     """
     body = await read_json(request)
     check_end_user(request, body, *user_fields)
@@ -92,14 +94,14 @@ def check_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fi
         return
     first = user_fields[0]
     raise InvalidRequest(
-        f"'{first}' is missing: this gateway requires every request to name its end user.", param=first
+        f"'{first}' is missing: this gateway requires every request to name its end user. Set it.", param=first
     )
 
 
 def with_options(request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    """Note the guardrails and the routing of a body in the caller; return the rest.
+    """Move the guardrails and the routing of a body to the caller; return the rest.
 
-    Raises InvalidRequest and its relatives for an unknown guardrail and for routing that is not possible.
+    The caller is in the request's state. Raises the errors of `caller_with_options`.
     """
     request.state.caller = caller_with_options(request, request.state.caller, body)
     return without_options(request, body)
@@ -112,9 +114,9 @@ def without_options(connection: HTTPConnection, body: dict[str, Any]) -> dict[st
 
 
 def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mapping[str, Any]) -> Caller:
-    """Return the caller with the guardrails and the routing that a request asks for.
+    """Return the caller with the guardrails and the routing that a request names.
 
-    Raises InvalidRequest and its relatives, naming the field.
+    Raises InvalidRequest for an unknown guardrail and for impossible routing; the error names the field.
     """
     routing = _rules_of(connection).routing.read(body, caller)
     if routing != caller.routing:
@@ -139,10 +141,8 @@ def _rules_of(connection: HTTPConnection) -> RequestRules:
     return rules
 
 
-NO_RULES: Final = RequestRules()
-
-
 def _value_at(body: Mapping[str, Any], field: str) -> Any:
+    """Return the value at a path such as `metadata.user_id`; None if it is missing."""
     value: Any = body
     for step in field.split("."):
         value = value.get(step) if isinstance(value, dict) else None

@@ -122,7 +122,7 @@ class RunnableTools:
         return tuple(replace(server, owner=tenant) for server in self.servers) if should_run else ()
 
     def browser_for(self, at: str, tenant: str) -> tuple[ToolServer, ...]:
-        """Return the server for web searches; `at` is the field that asks for it.
+        """Return the server for web searches; `at` is the request field that enables it.
 
         Raises UnsupportedValue if there is none.
         """

@@ -8,14 +8,14 @@ from typing import Any, Final
 from unisono.core.generation import TokenLogprob
 from unisono.core.logprobs import LogprobLog
 
-# Maximum number of alternatives for a token, as at OpenAI.
+# Maximum number of alternatives for a token, as in OpenAI's APIs.
 MAX_TOP_LOGPROBS: Final = 20
 
 
 def to_entries(log: LogprobLog | None, item: int, text: str, top: int) -> list[dict[str, Any]]:
     """Return an entry for each token that `text` completes, with at most `top` alternatives.
 
-    `text` is the next part of the item with that index. Text of the gateway's own has no entries.
+    `text` is the next part of the item with the index `item`. Text that the gateway inserts has no entries.
     """
     if log is None:
         return []
@@ -36,5 +36,5 @@ def _entry(log: LogprobLog, value: TokenLogprob, spelled: bytes, top: int) -> di
 
 
 def _token(spelled: bytes, logprob: float) -> dict[str, Any]:
-    # A token may be a part of a character.
+    # A token may contain only some bytes of a character. Clients join the `bytes` of several tokens.
     return {"token": spelled.decode("utf-8", "replace"), "logprob": logprob, "bytes": [*spelled]}

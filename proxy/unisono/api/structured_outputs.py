@@ -22,6 +22,7 @@ from unisono.schemas import MAX_GRAMMAR_CHARACTERS, BadGrammar, check, check_gra
 MAX_CHOICES: Final = 1_000
 MAX_CHOICE_CHARACTERS: Final = 4_096
 
+# Name of the form in the prompt, because these fields give none.
 UNNAMED: Final = "response"
 
 
@@ -42,7 +43,7 @@ Pattern = Annotated[Text, Field(min_length=1)]
 
 
 class StructuredOutputs(OpenModel):
-    """vLLM's `structured_outputs`; one of the fields is set."""
+    """vLLM's `structured_outputs`. Exactly one of the fields may be set."""
 
     json_: Schema | None = Field(None, alias="json")
     regex: Pattern | None = None
@@ -77,7 +78,9 @@ def to_answer_form(fields: StructuredFields, response_format: AnswerForm | None)
     found = [*_requested(fields)]
     if len(found) > (response_format is None):
         first, second = ("response_format", found[0][0]) if response_format is not None else (found[0][0], found[1][0])
-        raise InvalidRequest(f"'{second}': '{first}' already requires a form of the answer; send one.", param=second)
+        raise InvalidRequest(
+            f"'{second}': '{first}' already requires a form of the answer; send only one of them.", param=second
+        )
     if not found:
         return response_format
     at, convert, value = found[0]
@@ -99,7 +102,7 @@ def _requested(fields: StructuredFields) -> Iterator[tuple[str, Converter, Any]]
                 yield f"structured_outputs.{name}", convert, value
         if outputs.json_object:
             yield "structured_outputs.json_object", lambda value, at: AnswerForm(UNNAMED), True
-    for name, kind in _NAMES.items():
+    for name, kind in _FIELD_KINDS.items():
         if (value := getattr(fields, name)) is not None:
             yield name, _CONVERTERS[kind], value
 
@@ -158,8 +161,8 @@ def _text(grammar: TextGrammar, at: str) -> AnswerForm:
 
 
 _CONVERTERS: Final[Mapping[str, Converter]] = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar}
-# Fields with the kind of their value.
-_NAMES: Final[Mapping[str, str]] = {
+# Kind of form that each field requires, by name.
+_FIELD_KINDS: Final[Mapping[str, str]] = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",

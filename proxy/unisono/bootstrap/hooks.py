@@ -22,8 +22,9 @@ from unisono.middleware.hooks import FAULTS, Failed, Hooking, NamedHook
 
 # Entry-point group of hooks, and the configuration key that names the active ones.
 HOOKS = "unisono.hooks"
-# Hooks of the supported guardrails.
+# Entry points of the hooks for the supported guardrails.
 GUARDRAIL_HOOKS = {CONTENT_FILTER: "content_filter", PRESIDIO: "presidio"}
+# Values of the hooks' option `where`, repeated here because hooks are found by entry point only.
 INPUT, OUTPUT = "input", "output"
 # A hook needs all of them; a missing method is reported at start.
 METHODS = ("before", "after", "aclose")

@@ -101,9 +101,9 @@ def pull(model: str, revision: str | None) -> None:
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def init(target: Path, force: bool) -> None:
-    """Write a first configuration from what is found on this machine.
+    """Write a first configuration for the backends on this machine.
 
-    It contains the gpt-oss backends on the usual local ports, or the demo model if there are none.
+    It contains the gpt-oss backends on their default ports, or the demo model if there are none.
     """
     from unisono.cli.init_config import run
 
@@ -119,12 +119,12 @@ def init(target: Path, force: bool) -> None:
     type=click.Path(path_type=Path),
     help="New file to write; by default the result is printed.",
 )
-@click.option("--no-probe", is_flag=True, help="Do not ask servers called `openai/...` what they are.")
+@click.option("--no-probe", is_flag=True, help="Do not probe the servers of `openai/...` models.")
 def import_litellm(source: Path, target: Path | None, no_probe: bool) -> None:
     """Convert a LiteLLM configuration for Unisono.
 
-    Settings without effect are listed in comments, with the reason. Servers of gpt-oss models called `openai/...` are
-    asked for their kind.
+    Settings without effect are listed in comments, with the reason. Servers of gpt-oss models named `openai/...` are
+    probed for their kind.
     """
     from unisono.cli.import_litellm import run
 

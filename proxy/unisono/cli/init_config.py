@@ -1,4 +1,4 @@
-"""`unisono init`: writes a first configuration from what is found on this machine."""
+"""`unisono init`: writes a first configuration for the backends on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.cli.discover import discover
 from unisono.cli.resolve_config import demo_missing, found_config
 
 HEAD = """# Written by `unisono init`. All settings: config.example.yaml and docs/configuration.md.
-# For other machines, set a key (general_settings.master_key) and listen on another address (--host).
+# To serve other machines, set a key (general_settings.master_key) and listen on another address (--host).
 """
 
 

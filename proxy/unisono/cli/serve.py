@@ -110,7 +110,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# Keys of documentation and examples, which everybody knows.
+# Publicly known keys, from documentation and examples.
 KNOWN_KEYS = frozenset(
     (
         "sk-1234",
@@ -130,14 +130,14 @@ _VARIABLE_NAME = re.compile(r"(os\.environ/|\$\{?)?[A-Z][A-Z0-9_]*\}?")
 
 
 def is_known_key(key: str) -> bool:
-    """Return whether others know a key: it is from documentation, or the name of a variable."""
+    """Return whether a key is from documentation, or the name of a variable."""
     return key.lower() in KNOWN_KEYS or ("_" in key and _VARIABLE_NAME.fullmatch(key) is not None)
 
 
 def refuse_to_be_open(config: Config, host: str) -> None:
     """Raise ConfigError if other machines can reach the address and there is no secret key.
 
-    A key that others know is only logged on an address of this machine.
+    On an address of this machine, a publicly known key causes only a warning.
     """
     key = config.general_settings.master_key
     if key is not None and is_known_key(key.get_secret_value()):

@@ -38,8 +38,8 @@ class _StrictLoader(yaml.SafeLoader):
 def read(path: Path) -> object:
     """Parse a configuration file and the files that it includes. Raises ConfigError.
 
-    Lists of an included file are appended, and its sections are merged. A key with another value in both files is an
-    error.
+    Lists of an included file are appended, and its sections are merged. A key that has different values in both
+    files is an error.
     """
     tree = _parsed(path)
     if not isinstance(tree, dict) or tree.get(INCLUDE) is None:
@@ -99,4 +99,4 @@ def _merge(tree: dict[Any, Any], part: dict[Any, Any], file: Path, at: str) -> N
             tree[key] = {**known}
             _merge(tree[key], value, file, key_path)
         elif value is not None and known != value:
-            raise ConfigError(f"{file}: {key_path}: another file sets this key to another value; remove one of them")
+            raise ConfigError(f"{file}: {key_path}: another file sets this key to a different value; remove one")

@@ -10,7 +10,7 @@ from unisono.config.section import Name, Section
 
 CONTENT_FILTER = "litellm_content_filter"
 PRESIDIO = "presidio"
-GUARDRAILS = (CONTENT_FILTER, PRESIDIO)
+GUARDRAIL_KINDS = (CONTENT_FILTER, PRESIDIO)
 """Values of `guardrail` that Unisono supports."""
 
 Action = Literal["BLOCK", "MASK"]
@@ -25,9 +25,10 @@ class PatternSettings(Section):
     """Regular expression of a content filter."""
 
     pattern_type: Literal["prebuilt", "regex"]
-    """`prebuilt` for an expression of Unisono, `regex` for your own."""
+    """`prebuilt` for an expression that Unisono includes, `regex` for your own."""
     pattern_name: Name | None = None
-    """Name of a prebuilt expression, such as `email` or `us_ssn`."""
+    """Name of a prebuilt expression, such as `email` or `us_ssn`.
+    [hooks.md](hooks.md#check-content-with-guardrails) lists them."""
     pattern: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
     """Your own expression, in the syntax of RE2."""
     name: Name | None = None
@@ -44,10 +45,10 @@ class PatternSettings(Section):
 
 
 class BlockedWord(Section):
-    """Keyword of a content filter, in upper or lower case."""
+    """Keyword of a content filter. It matches in upper and lower case."""
 
     keyword: Annotated[str, Field(min_length=1, max_length=1_000)]
-    """The word or phrase. It also matches inside of longer words."""
+    """The word or phrase. It also matches inside longer words."""
     action: Action = "BLOCK"
     """`BLOCK` refuses the request or the answer, `MASK` replaces the keyword."""
     description: str | None = None
@@ -63,28 +64,30 @@ class GuardrailParams(Section):
     mode: Annotated[tuple[Mode, ...], BeforeValidator(_to_list), Field(min_length=1)]
     """What is checked: requests (`pre_call`, `during_call`), answers (`post_call`), or a list.
     Both modes for requests have the same effect: the request is checked before the model gets it. An item of a
-    streamed answer is held until it is complete and checked."""
+    streamed answer is buffered until it is complete and checked."""
     default_on: bool = False
-    """True checks every request. With false, the guardrail applies to requests that name it.
-    They name it in `guardrails`, or their model does in `litellm_params.guardrails`."""
+    """True applies the guardrail to every request.
+    False applies it only to requests that name it in `guardrails`, and to models that list it in
+    `litellm_params.guardrails`."""
     patterns: tuple[PatternSettings, ...] = ()
     """Expressions of a content filter."""
     blocked_words: tuple[BlockedWord, ...] = ()
     """Keywords of a content filter."""
     keyword_redaction_tag: str = "[KEYWORD_REDACTED]"
-    """Replacement for keywords."""
+    """Replacement for keywords with the action `MASK`."""
     pattern_redaction_format: str = "[{pattern_name}_REDACTED]"
-    """Replacement for what an expression matches; `{pattern_name}` is its name in upper case."""
+    """Replacement for a match. `{pattern_name}` stands for the expression's name in upper case."""
     presidio_analyzer_api_base: str | None = None
     """Address of Presidio's analyzer, such as `os.environ/PRESIDIO_ANALYZER_API_BASE`."""
     presidio_anonymizer_api_base: str | None = None
-    """Address of Presidio's anonymizer. Needed to mask."""
+    """Address of Presidio's anonymizer. Required unless all entities are blocked."""
     presidio_language: Annotated[str, Field(min_length=2, max_length=16)] = "en"
-    """Language of the texts, as Presidio names it."""
+    """Language of the texts as a code of Presidio, such as `en`."""
     presidio_score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Minimum score of a finding. By default that of the analyzer."""
+    """Minimum confidence of a finding. By default the threshold of the analyzer."""
     pii_entities_config: dict[Name, Action] = Field(default_factory=dict)
-    """Entities of Presidio, each with `BLOCK` or `MASK`. By default all entities are masked."""
+    """Action for each entity, such as `{CREDIT_CARD: BLOCK, EMAIL_ADDRESS: MASK}`.
+    Other entities are ignored. By default all entities are masked."""
 
     @model_validator(mode="after")
     def _has_rules(self) -> GuardrailParams:
@@ -104,8 +107,8 @@ class GuardrailSettings(Section):
     """Check of requests and answers."""
 
     guardrail_name: Name
-    """Name for `guardrails` in requests and in `litellm_params`.
-    Clients see it if a check fails."""
+    """Name, for `guardrails` in requests and in `litellm_params`.
+    The client sees it if the guardrail itself fails."""
     litellm_params: GuardrailParams
     """Kind of the guardrail, where it applies, and its rules."""
     guardrail_info: dict[str, JsonValue] = Field(default_factory=dict)

@@ -28,7 +28,7 @@ _NAMED: Final = re.compile(rf"{ENVIRONMENT_PREFIX}([^\s\"',}}\]]+)")
 def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
     """Return the text of the configuration that is equivalent to a LiteLLM file.
 
-    `kinds` are the backend kinds of servers by the `api_base` of their entries. Raises ConfigError if the file cannot
+    `kinds` maps the `api_base` of an entry to the backend kind of its server. Raises ConfigError if the file cannot
     be read or the result is invalid.
     """
     raw = read(path)
@@ -45,7 +45,7 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
         translated.append("store.url: the Redis of LiteLLM's cache or router")
         if url == REDIS_VARIABLE:
             translated.append(
-                "store.url: set REDIS_URL to redis://:PASSWORD@HOST:PORT, because a value is one variable"
+                "store.url: set REDIS_URL to redis://:PASSWORD@HOST:PORT, because a value cannot join variables"
             )
     text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
     # Validate the result as at start. Every environment variable counts as set.

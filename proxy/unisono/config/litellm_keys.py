@@ -16,7 +16,7 @@ import yaml
 
 
 class KeyClass(Enum):
-    """Treatment of a key without effect."""
+    """Treatment at start of a key without effect."""
 
     PROTECTIVE = "protective"  # the gateway does not start until the operator acknowledges the key
     NOTED = "noted"  # a warning of its own

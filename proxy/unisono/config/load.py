@@ -17,7 +17,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from unisono.config.config_file import read
-from unisono.config.guardrail_settings import GUARDRAILS
+from unisono.config.guardrail_settings import GUARDRAIL_KINDS
 from unisono.config.litellm_keys import (
     LITELLM,
     UNSERVED,
@@ -37,7 +37,7 @@ from unisono.errors import ConfigError
 ENVIRONMENT_PREFIX = "os.environ/"
 MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
 DATA_HOME = "XDG_DATA_HOME"
-# Routes of servers, the longest first.
+# API routes that users append to `api_base` by mistake, the longest first.
 ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models", "/chat/completions"),
     *("/api/generate", "/api/chat", "/completions", "/completion", "/generate"),
@@ -109,8 +109,8 @@ def _acknowledged(tree: object) -> list[str]:
 def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the part of a parsed file that has an effect, and warnings about all other keys.
 
-    References to the environment are not resolved. Protective settings stay, so that nobody serves without them by
-    mistake. Raises ConfigError.
+    References to the environment are not resolved. Unsupported protective settings stay, so that the result does not
+    start without a decision about them. Raises ConfigError.
     """
     reading = _Reading({}, resolves=False)
     tree = reading.all_of(raw)
@@ -150,8 +150,8 @@ class _Reading:
     environ: Mapping[str, str]
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    cosmetic: list[str] = field(default_factory=list)  # paths of keys without effect that need no warning of their own
-    protective: list[tuple[str, str]] = field(default_factory=list)  # paths of protective keys, and without indices
+    cosmetic: list[str] = field(default_factory=list)  # paths of cosmetic keys, which one warning lists
+    protective: list[tuple[str, str]] = field(default_factory=list)  # paths of such keys, and without list indices
     resolves: bool = True
     credentials: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # values by the credential's name
 
@@ -176,7 +176,7 @@ class _Reading:
                 f"add `{general.rpartition('.')[2]}` to `unisono.acknowledge` to serve without it"
             )
             (self.warnings if keeps else self.errors).append(message)
-        self.warnings += (f"unisono.acknowledge: `{name}` names no protective setting of this file" for name in unused)
+        self.warnings += (f"unisono.acknowledge: `{name}` matches no protective setting; remove it" for name in unused)
 
     def all_of(self, raw: object) -> object:
         """Process the whole file. Raises ConfigError."""
@@ -233,7 +233,7 @@ class _Reading:
         route = next((route for route in ROUTES if address.rstrip("/").endswith(route)), None)
         if route is None:
             return address
-        self.warnings.append(f"{path}: ends in `{route}`, which is a route and was ignored; give the server's address")
+        self.warnings.append(f"{path}: ends in `{route}`, which is a route and was ignored; remove it")
         return address.rstrip("/").removesuffix(route)
 
     def _with_canonical_keys(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
@@ -260,7 +260,7 @@ class _Reading:
             self.errors.append(
                 f"{path}.litellm_credential_name: unknown credential `{name}`; add it to `credential_list`"
             )
-        # An imported file keeps the reference.
+        # The file that `import-litellm` writes keeps the reference.
         values = self.credentials.get(name, {}) if self.resolves else {}
         own = {"api_base", "base_url"} if {"api_base", "base_url"} & params.keys() else set()
         return {**{key: value for key, value in values.items() if key not in own}, **params}
@@ -301,8 +301,8 @@ class _Reading:
                 if not self._left_out(entry, key_path)
             ]
         if (model, key) == (Config, "guardrails") and isinstance(value, list):
-            kept = [entry for index, entry in enumerate(value) if self._is_supported(entry, f"{path}[{index}]")]
-            return self._resolved(kept, path)
+            supported = [entry for index, entry in enumerate(value) if self._is_supported(entry, f"{path}[{index}]")]
+            return self._resolved(supported, path)
         if (model, key) == (Config, "mcp_servers"):
             if not isinstance(value, Mapping):
                 self.errors.append(f"{path}: must be a mapping of labels to servers, not {_described(value)}")
@@ -311,10 +311,10 @@ class _Reading:
         return self._resolved(value, path)
 
     def _is_supported(self, guardrail: object, path: str) -> bool:
-        """Return whether a guardrail stays in the file. One that is not supported is protective."""
+        """Return whether a guardrail stays in the tree. Record an unsupported one as protective."""
         params = guardrail.get("litellm_params") if isinstance(guardrail, Mapping) else None
         kind = params.get("guardrail") if isinstance(params, Mapping) else None
-        if not isinstance(guardrail, Mapping) or not isinstance(kind, str) or kind in GUARDRAILS:
+        if not isinstance(guardrail, Mapping) or not isinstance(kind, str) or kind in GUARDRAIL_KINDS:
             return True
         name = guardrail.get("guardrail_name")
         self.protective.append((f"{path} ({kind})", f"guardrails.{name}"))
@@ -325,7 +325,7 @@ class _Reading:
         info = entry.get("model_info") if isinstance(entry, Mapping) else None
         mode = info.get("mode") if isinstance(info, Mapping) else None
         if isinstance(info, Mapping) and info.get("blocked") is True:
-            self.warnings.append(f"{path}.model_info.blocked: the entry is blocked; it gets no requests")
+            self.warnings.append(f"{path}.model_info.blocked: the entry is blocked and gets no requests")
             return True
         if mode not in UNSERVED:
             return False
@@ -352,9 +352,9 @@ class _Reading:
                 return value
 
     def _is_protective(self, section: str, key: str, path: str, value: object, fields: Sequence[str]) -> bool:
-        """Record a key without effect, and return whether an imported file has to keep it.
+        """Record a key without effect, or an error for an unknown key.
 
-        An unknown key is an error.
+        Return whether the file that `import-litellm` writes has to keep the key.
         """
         match class_of(section, key, value):
             case KeyClass.PROTECTIVE:

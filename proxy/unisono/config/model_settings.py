@@ -47,14 +47,14 @@ class RequestDefaults(Section):
     stop: str | tuple[str, ...] | None = None
     """Default for the stop strings, `stop_sequences` in Messages."""
     reasoning_effort: str | None = None
-    """Default for the reasoning effort of every API."""
+    """Default for the reasoning effort: `low`, `medium` or `high`."""
     response_format: dict[str, JsonValue] | None = None
-    """Default for the form of the answer, such as `{type: json_object}`."""
+    """Default for the format of the answer, such as `{type: json_object}`."""
     parallel_tool_calls: bool | None = None
     """Default for the field of this name."""
     extra_body: dict[str, JsonValue] = Field(default_factory=dict)
-    """Further defaults: other fields of Chat Completions.
-    They are sampling fields, structured outputs and limits of the reasoning, such as `repetition_penalty`."""
+    """Defaults for other fields of Chat Completions, such as `repetition_penalty`.
+    Sampling fields, structured outputs and reasoning limits are possible."""
 
     @property
     def request_defaults(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class ModelInfo(Costs):
     access_groups: tuple[Name, ...] = ()
     """Names of groups of models. A key that may use such a group may use the model."""
     blocked: bool = False
-    """True leaves the entry out, so that it gets no requests."""
+    """True excludes the entry, so that it gets no requests."""
     max_input_tokens: Count | None = None
     """Context window in tokens. Set it if the backend does not report one, or to use less of it."""
 

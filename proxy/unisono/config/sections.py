@@ -83,8 +83,8 @@ class GeneralSettings(Section):
     Health checks and the page's files are open to all. The address is that of the connection, so behind a proxy it is
     the proxy's. By default all."""
     enforce_user_param: bool = False
-    """True rejects requests of models that name no end user.
-    The field is `user` or `safety_identifier`, in Messages `metadata.user_id`."""
+    """True rejects requests to models that name no end user.
+    They name it in `user` or `safety_identifier`, in Messages in `metadata.user_id`."""
     completion_model: Name | None = None
     """Model for requests that name no model or an unknown one.
     By default such requests are rejected."""
@@ -232,8 +232,8 @@ class GatewaySettings(Section):
     It has at least 16 characters and is equal on all replicas. A new value invalidates both. By default it is
     generated once and stored."""
     acknowledge: tuple[Name, ...] = ()
-    """Protective LiteLLM settings in this file that may be left out, such as `allowed_routes`.
-    The gateway starts only if each of them is listed. By default none."""
+    """Unsupported protective LiteLLM settings in this file, such as `allowed_routes`.
+    The gateway starts without them only if each of them is listed here. By default none."""
     cors_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the gateway, such as `https://app.example.com`.
     By default none."""
@@ -348,7 +348,8 @@ class Config(Section):
     """Checks of requests and answers, before [hooks](hooks.md)."""
     include: tuple[str, ...] = ()
     """Further files, relative to the folder of this one.
-    Their lists are appended and their sections are merged. A key with another value in two files is an error."""
+    Their lists are appended and their sections are merged. A key that has different values in two files is an
+    error."""
     environment_variables: dict[str, SecretStr] = Field(default_factory=dict)
     """Values for `os.environ/NAME`; they win over the environment.
     Providers that litellm serves see them too."""

@@ -21,7 +21,7 @@ def validated(tree: object, errors: Sequence[str]) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         found = list(errors)
-        # One error per place: every form that a value may have reports one of its own.
+        # One error per key: pydantic reports one for each type that a value may have.
         places = {line.partition(":")[0] for line in errors}
         # The input is excluded, because it may contain a secret.
         for each in error.errors(include_url=False, include_input=False, include_context=False):
@@ -33,6 +33,7 @@ def validated(tree: object, errors: Sequence[str]) -> Config:
 
 
 def all_errors(errors: Sequence[str]) -> ConfigError:
+    """Return one error with all messages, one per line."""
     if len(errors) == 1:
         return ConfigError(errors[0])
     return ConfigError("\n".join((f"the configuration has {len(errors)} errors:", *(f"  {line}" for line in errors))))
@@ -41,7 +42,7 @@ def all_errors(errors: Sequence[str]) -> ConfigError:
 def _place(loc: tuple[int | str, ...], tree: object, *, is_missing: bool) -> tuple[int | str, ...]:
     """Return the part of an error's location that exists in the file.
 
-    The rest names a form of the value.
+    The rest of the location names a type that the value may have.
     """
     node: Any = tree
     for depth, part in enumerate(loc):

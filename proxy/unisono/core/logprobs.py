@@ -1,8 +1,8 @@
 """Log probabilities of the tokens that a backend generated, and of the visible text.
 
-The gateway may repair, hold or cut text before it is emitted. Emitted text is therefore matched to the generated tokens
-by their bytes. Text of the gateway's own has no log probabilities. The text of a raw completion is not changed, so its
-tokens are read by position.
+The gateway may repair, buffer or truncate text before it is emitted. Emitted text is therefore matched to the generated
+tokens by their bytes. Text that the gateway inserts has no log probabilities. The text of a raw completion is not
+changed, so its tokens are read by position.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final, TypeAlias
 
 from unisono.core.generation import FIRST_SPECIAL, MESSAGE, TokenLogprob
 
-# Bytes of text without tokens after which the rest of a text has no log probabilities.
-MAX_OWN_BYTES: Final = 4_096
+# Maximum bytes of inserted text that are buffered for matching. If a text has more, its rest has no log probabilities.
+MAX_INSERTED_BYTES: Final = 4_096
 
 
 # Token with its log probability, None if it is unknown.
@@ -23,18 +23,21 @@ ScoredToken: TypeAlias = tuple[int, TokenLogprob | None]
 
 @dataclass(slots=True)
 class _Text:
-    """Position in the generated tokens of a text that is emitted; None if it is lost."""
+    """Progress of the matching of one emitted text.
+
+    `position` is the index of the next generated token; None if no further tokens can be matched.
+    """
 
     position: int | None = None
-    # Bytes that were emitted after the last matched token.
+    # Emitted bytes after the last matched token, which are a part of the next token or inserted text.
     rest: bytes = b""
 
 
 class LogprobLog:
     """Generated tokens of one answer, with their log probabilities.
 
-    `token_bytes` spells a token. `prompt` holds the tokens of a prompt whose log probabilities were requested, once
-    they have arrived.
+    `token_bytes` returns the bytes of a token id. `prompt` holds the tokens of a prompt whose log probabilities were
+    requested, once they have arrived.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -42,13 +45,13 @@ class LogprobLog:
         self.prompt: Sequence[ScoredToken] = ()
         self._tokens: list[int] = []
         self._values: list[TokenLogprob | None] = []
-        # Positions at which the body of a message may begin.
-        self._begins: list[int] = []
+        # Indices of tokens with which the body of a message may begin.
+        self._body_starts: list[int] = []
         self._texts: dict[int, _Text] = {}
 
     def start_generation(self) -> None:
-        """Note that a prompt may end inside of a message, whose body continues with the next token."""
-        self._begins.append(len(self._tokens))
+        """Record that the next token may continue the body of a message in which the prompt ends."""
+        self._body_starts.append(len(self._tokens))
 
     def add(self, tokens: Sequence[int], values: Sequence[TokenLogprob | None]) -> None:
         """Add tokens that a backend generated. Missing values count as unknown."""
@@ -56,7 +59,7 @@ class LogprobLog:
             self._tokens.append(token)
             self._values.append(values[position] if position < len(values) else None)
             if token == MESSAGE:
-                self._begins.append(len(self._tokens))
+                self._body_starts.append(len(self._tokens))
 
     def scored(self, begin: int, end: int) -> list[ScoredToken]:
         """Return the generated tokens at these positions."""
@@ -65,17 +68,17 @@ class LogprobLog:
     def truncate(self, size: int) -> None:
         """Forget all generated tokens after the first `size`, which are generated again."""
         del self._tokens[size:], self._values[size:]
-        self._begins = [begin for begin in self._begins if begin <= size]
+        self._body_starts = [start for start in self._body_starts if start <= size]
 
     def emitted(self, item: int, text: str) -> list[tuple[bytes, TokenLogprob]]:
-        """Return the tokens that `text` completes, in order.
+        """Return the bytes and the log probability of each token that `text` completes, in order.
 
-        `text` is the next part of the item with the index `item`.
+        `text` is the next part of the item with the index `item`. Tokens without a log probability are left out.
         """
         content = text.encode("utf-8", "surrogatepass")
         state = self._texts.get(item)
         if state is None:
-            state = self._texts[item] = _Text(self._begin_of(content))
+            state = self._texts[item] = _Text(self._start_of(content))
         if state.position is None:
             return []
         content = state.rest + content
@@ -86,7 +89,7 @@ class LogprobLog:
             token = self._tokens[at]
             spelled = self.token_bytes(token)
             if token >= FIRST_SPECIAL:
-                # The text goes on in another message, or after an edit of the gateway.
+                # The text continues in another message, or after an edit by the gateway.
                 if at + 1 >= len(self._tokens):
                     break
                 at += 1
@@ -103,38 +106,38 @@ class LogprobLog:
                 start = inserted
             else:
                 break
-        # Text without tokens is of the gateway's own, and may be followed by generated text.
+        # Unmatched text was inserted by the gateway, and generated text may follow it.
         state.rest = content[start:]
-        state.position = at if len(state.rest) <= MAX_OWN_BYTES else None
+        state.position = at if len(state.rest) <= MAX_INSERTED_BYTES else None
         return found
 
-    def _begin_of(self, content: bytes) -> int | None:
-        """Return the position whose tokens agree longest with the beginning of a text.
+    def _start_of(self, content: bytes) -> int | None:
+        """Return the start of a body that has the longest common prefix with a text.
 
-        Of several, it is the last; None if none agrees.
+        Of equal ones, it is the last; None if no body has the same first byte.
         """
         best, longest = None, 0
-        for begin in self._begins:
-            common = self._agreement(begin, content)
+        for start in self._body_starts:
+            common = self._common_prefix(start, content)
             if common and common >= longest:
-                best, longest = begin, common
+                best, longest = start, common
         return best
 
-    def _agreement(self, begin: int, content: bytes) -> int:
-        """Return the length of the beginning of a text that the tokens from a position on spell."""
-        start = 0
-        for at in range(begin, len(self._tokens)):
+    def _common_prefix(self, start: int, content: bytes) -> int:
+        """Return the length of the common prefix of a text and of the body at a start."""
+        length = 0
+        for at in range(start, len(self._tokens)):
             token = self._tokens[at]
-            if start == len(content) or token >= FIRST_SPECIAL:
+            if length == len(content) or token >= FIRST_SPECIAL:
                 break
             spelled = self.token_bytes(token)
-            if not content.startswith(spelled, start):
-                return start + _common_length(spelled, content[start : start + len(spelled)])
-            start += len(spelled)
-        return start
+            if not content.startswith(spelled, length):
+                return length + _common_length(spelled, content[length : length + len(spelled)])
+            length += len(spelled)
+        return length
 
 
 def _common_length(one: bytes, other: bytes) -> int:
-    """Return the length of the longest common beginning."""
+    """Return the length of the longest common prefix."""
     pairs = zip(one, other, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""Abilities that a request needs from its backend."""
+"""Backend abilities that a request requires, and the recorder of log probabilities."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> Non
 def logprob_recorder(
     request: GenerationRequest, report: GenerationReport, encoding: Encoding
 ) -> Callable[[Sequence[int], Chunk], None]:
-    """Return a function that records the log probabilities of a chunk, for another generation."""
+    """Return a function that records the tokens of a chunk and their log probabilities.
+
+    Call this once for each generation. `report.facts.logprobs` holds the records of the whole answer.
+    """
     if request.logprobs is None:
         return _ignore
     if report.facts.logprobs is None:

@@ -183,7 +183,7 @@ class SlotSession:
     def _name_attempts(self, error: UnisonoError) -> None:
         """Add the failed attempts to an error, for the operator."""
         tries = (*self._earlier, *self._route.tries)
-        # Without an attempt, the error names the deployments whose examination failed.
+        # Without an attempt, the error already names the deployments whose probe failed.
         if failed := tuple((each.deployment, each.failure) for each in tries if each.failure):
             error.attempts = failed
 
@@ -356,7 +356,7 @@ def with_last_tokens(
 ) -> Sequence[int]:
     """Return the tokens of the last chunk, with those that were not sent yet.
 
-    These are tokens that the decoder held, and a stop token that the backend does not send.
+    These are tokens that the decoder buffered, and a stop token that the backend does not send.
     """
     stop = () if chunk.stop_token is None else (chunk.stop_token,)
     rest = () if cap.is_exceeded else (*decoder.end(), *stop)

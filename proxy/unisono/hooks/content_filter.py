@@ -43,9 +43,9 @@ PREBUILT: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Expression with the name for clients.
+    """Compiled expression of a content filter, with its name for clients.
 
-    `tag` replaces what the expression matches. None blocks the text.
+    `tag` replaces each match. If it is None, a match blocks the whole text.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Rule:
 
 
 class ContentFilter(TextGuardrail):
-    """Content filter.
+    """Guardrail that searches texts for expressions and keywords.
 
     The options are `patterns`, `blocked_words`, `keyword_redaction_tag`, `pattern_redaction_format` and `where`, a list
     of `input` and `output`. Patterns and words have the form of LiteLLM's guardrail.
@@ -69,8 +69,7 @@ class ContentFilter(TextGuardrail):
         if not self._rules:
             raise ConfigError("patterns: no rules; add `patterns` or `blocked_words`")
 
-    async def checked_text(self, text: str, whole: str, field: str | None = None) -> str:
-        """Return the text with masks. Raises Blocked."""
+    async def checked_text(self, text: str, subject: str, field: str | None = None) -> str:
         if not text:
             return text
         searched, work = without_surrogates(text), 0
@@ -81,10 +80,10 @@ class ContentFilter(TextGuardrail):
                 await asyncio.sleep(0)
             if rule.tag is None:
                 if rule.expression.search(searched) is not None:
-                    raise Blocked(f"The {whole} contains blocked content: {rule.name}.", param=field)
+                    raise Blocked(f"The {subject} contains blocked content: {rule.name}.", param=field)
             elif rule.expression.search(searched) is not None:
                 tag = rule.tag
-                # A function, because a text may contain references to groups.
+                # A function, because a tag given as text could contain group references such as `\1`.
                 searched = text = rule.expression.sub(lambda _, tag=tag: tag, searched)
         return text
 
@@ -133,5 +132,8 @@ def _compiled(expression: str, path: str) -> Any:
         reason = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
         raise ConfigError(f"{path}: the expression is not valid in RE2: {reason}") from None
     if not expression or compiled.search("") is not None:
-        raise ConfigError(f"{path}: the expression matches the empty text, so it would match everything")
+        raise ConfigError(
+            f"{path}: the expression matches the empty text, so it would match every text; "
+            "require at least one character"
+        )
     return compiled

@@ -18,13 +18,13 @@ from unisono.hooks.texts import BLOCK, MASK, Blocked, TextGuardrail, without_sur
 
 # Maximum size of an answer of the service, in bytes.
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
-# Every turn sends the whole conversation again, so earlier texts are not analyzed again.
+# Cache of analyzed texts: every turn of a conversation sends the earlier texts again.
 MAX_CACHED_TEXTS: Final = 2_000
 MAX_CACHED_CHARACTERS: Final = 20_000
 
 
 class Presidio(TextGuardrail):
-    """Personal data filter.
+    """Guardrail that searches texts for personal data.
 
     The options are `analyzer`, `anonymizer`, `language`, `score_threshold`, `entities` and `where`. `entities` maps
     names of entities to BLOCK or MASK; without it, all entities are masked.
@@ -41,31 +41,35 @@ class Presidio(TextGuardrail):
             raise ConfigError(f"entities: must map names of entities to {BLOCK} or {MASK}")
         self._actions = {str(name): str(action) for name, action in entities.items()}
         if self._anonymizer is None and (not self._actions or MASK in self._actions.values()):
-            raise ConfigError("anonymizer: needed to mask entities")
+            raise ConfigError("anonymizer: missing; set its address, or let all `entities` have the action BLOCK")
         self._session: aiohttp.ClientSession | None = None
-        self._known: OrderedDict[str, str] = OrderedDict()
+        # Checked texts with their masks, the least recently used first.
+        self._cache: OrderedDict[str, str] = OrderedDict()
 
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    async def checked_text(self, text: str, whole: str, field: str | None = None) -> str:
-        """Return the text with masks. Raises Blocked, and errors of the connection."""
+    async def checked_text(self, text: str, subject: str, field: str | None = None) -> str:
+        """Return the text with masked entities.
+
+        Raises Blocked, the client errors of aiohttp, and ValueError for an invalid answer of the service.
+        """
         if not text.strip():
             return text
-        if text in self._known:
-            self._known.move_to_end(text)
-            return self._known[text]
+        if text in self._cache:
+            self._cache.move_to_end(text)
+            return self._cache[text]
         searched = without_surrogates(text)
         found = await self._analyze(searched)
         blocked = sorted({each["entity_type"] for each in found if self._actions.get(each["entity_type"]) == BLOCK})
         if blocked:
-            raise Blocked(f"The {whole} contains blocked content: {', '.join(blocked)}.", param=field)
+            raise Blocked(f"The {subject} contains blocked content: {', '.join(blocked)}.", param=field)
         new = await self._masked(searched, found) if found else text
         if len(text) <= MAX_CACHED_CHARACTERS:
-            self._known[text] = new
-            if len(self._known) > MAX_CACHED_TEXTS:
-                self._known.popitem(last=False)
+            self._cache[text] = new
+            if len(self._cache) > MAX_CACHED_TEXTS:
+                self._cache.popitem(last=False)
         return new
 
     async def _analyze(self, text: str) -> list[dict[str, Any]]:
@@ -77,7 +81,7 @@ class Presidio(TextGuardrail):
         found = await self._post(f"{self._analyzer}/analyze", body)
         if not isinstance(found, list) or not all(isinstance(each, dict) and "entity_type" in each for each in found):
             raise ValueError("the analyzer's answer is not a list of entities")
-        # Some versions return entities that were not asked for.
+        # Some versions also return entities that the request excludes.
         return [each for each in found if not self._actions or each["entity_type"] in self._actions]
 
     async def _masked(self, text: str, found: list[dict[str, Any]]) -> str:
@@ -99,7 +103,6 @@ class Presidio(TextGuardrail):
                 content += await answer.content.read(MAX_ANSWER_BYTES + 1 - len(content))
             if len(content) > MAX_ANSWER_BYTES:
                 raise ValueError(f"the answer of {url} is too long")
-
             return orjson.loads(content)
 
 

@@ -1,4 +1,4 @@
-"""Texts that guardrails check: those that the model would read, and those that it wrote."""
+"""Base of the bundled guardrails: checks each text of requests and answers."""
 
 from __future__ import annotations
 
@@ -37,15 +37,19 @@ def directions_of(value: object) -> frozenset[str]:
 
 
 async def checked(conversation: Conversation, check: Check) -> Changes | None:
-    """Return the changes of a conversation by a check, None for none.
+    """Check every text of a conversation, and return the changes; None if there are none.
 
-    Tool declarations are not checked. Raises `Refused`, also if the beginning of the answer had to be changed.
+    Tool declarations are not checked. Raises `Refused`, also if the check would change the prefill: the text with which
+    the client starts the answer.
     """
     instructions = await check(conversation.preamble.instructions)
     items = [await _checked_item(item, check) for item in conversation.items]
     prefill = conversation.prefill or ""
     if await check(prefill) != prefill:
-        raise Blocked("The beginning of the answer contains blocked content, which cannot be masked there.")
+        raise Blocked(
+            "The unfinished assistant message contains content that a guardrail masks. Masking is not possible there; "
+            "remove the content or the message."
+        )
     has_new_items = any(new is not old for new, old in zip(items, conversation.items, strict=True))
     if not has_new_items and instructions == conversation.preamble.instructions:
         return None
@@ -68,7 +72,7 @@ async def _checked_item(item: Item, check: Check) -> Item:
 
 
 def without_surrogates(text: str) -> str:
-    """Replace lone surrogates, which expressions and services do not accept. The length stays."""
+    """Replace lone surrogates by `?`, because RE2 and services reject them. The length stays."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -84,10 +88,11 @@ class TextGuardrail(Hook):
         self.holds_answers = OUTPUT in directions
 
     @abstractmethod
-    async def checked_text(self, text: str, whole: str, field: str | None = None) -> str:
+    async def checked_text(self, text: str, subject: str, field: str | None = None) -> str:
         """Return the text with masks.
 
-        `whole` names the request or the answer, and `field` the request's field, for errors. Raises Blocked.
+        Errors begin with `subject`, which is `request` or `answer`. `field` is the request's field, for `param` of the
+        error. Raises Blocked.
         """
 
     async def before(self, request: Request) -> Changes | None:

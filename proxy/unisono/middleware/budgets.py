@@ -1,7 +1,7 @@
 """Budgets that several keys share: one for the whole gateway, and one for each provider.
 
-Part of the composition root. A request reserves its highest price in every budget that its answer may use, and settles
-in those of the deployment that answered. Deployments whose budget is spent are left out of the routing.
+Part of the composition root. A request reserves its highest price in every budget that its answer may use. At its end
+it settles in the budgets of the deployment that answered. Deployments whose budget is spent are excluded from routing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
-from typing import Final
 
 from unisono.config import StandIns
 from unisono.core.access import Caller
@@ -20,10 +19,7 @@ from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaReservat
 from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
 from unisono.middleware.pipeline import Gate
-from unisono.middleware.quota import Metering, QuotaGate
-
-# Retry delay for clients if none is known, in seconds.
-NEVER_S: Final = 86_400.0
+from unisono.middleware.quota import NEVER_S, Metering, QuotaGate
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,8 @@ class SharedBudget:
 class SharedBudgets:
     """Factory of gates that enforce shared budgets.
 
-    `deployments` are the names of each model's own. `stand_ins` are the configured fallbacks of the models.
+    `deployments` maps each requested model to the names of the deployments that may answer. `stand_ins` are the
+    configured fallbacks of the models.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class SharedBudgets:
 
 
 class BudgetGate(Gate):
-    """Gate that reserves in the budgets of all eligible deployments."""
+    """Gate that reserves in the budgets of all deployments that may answer the request."""
 
     def __init__(self, metering: Metering, budgets: Sequence[SharedBudget], eligible: frozenset[str]) -> None:
         self._metering = metering
@@ -80,7 +77,7 @@ class BudgetGate(Gate):
         self._is_capped = False
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
-        """Reserve in each budget.
+        """Reserve in each budget, and exclude the deployments whose budget is spent.
 
         Raises `LimitReached` if no deployment is left, and `StoreUnavailable`.
         """
@@ -101,7 +98,7 @@ class BudgetGate(Gate):
         if refusal is not None and self._eligible <= spent:
             self.release()
             raise _refused(refusal)
-        # Usage is computed like that of a key.
+        # The quota gate of a key computes the usage of an answer.
         self._quota = QuotaGate(self._metering, request)
         self._quota.report = self.report
         await self._quota.read_journal()
@@ -117,7 +114,7 @@ class BudgetGate(Gate):
 
     async def finish(self, finished: Finished) -> None:
         if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
-            self.report.unmet = "The budget of this gateway had no room for a longer answer."
+            self.report.unmet = "The rest of the budget of this gateway did not suffice for a longer answer."
         reserved, self._reserved = self._reserved, []
         assert self._quota is not None
         record = self._quota.usage_record(finished.usage)
@@ -131,7 +128,7 @@ class BudgetGate(Gate):
         await asyncio.gather(*settling)
 
     def end(self, error: BaseException | None) -> None:
-        """Record the usage of an answer without an end."""
+        """Record the usage of an answer that ended without `finish`."""
         reserved, self._reserved = self._reserved, []
         for budget, claim in reserved:
             if self._quota is not None and self.report.backend in budget.deployments:
@@ -161,4 +158,4 @@ class BudgetGate(Gate):
 
 def _refused(status: QuotaStatus) -> LimitReached:
     again_s = NEVER_S if status.retry_after_s is None else status.retry_after_s
-    return QuotaExceeded("The budget of this gateway is spent; ask the operator.", retry_after_s=again_s)
+    return QuotaExceeded("The budget of this gateway is spent; ask the operator to raise it.", retry_after_s=again_s)

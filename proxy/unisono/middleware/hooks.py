@@ -28,10 +28,10 @@ from unisono.middleware.hook_changes import changed, from_note, to_note
 from unisono.middleware.pipeline import Gate
 
 # Key of the requested guardrails in the note at the beginning of a journal.
-GUARDRAILS: Final = "guardrails"
+GUARDRAILS_NOTE: Final = "guardrails"
 
 # Maximum size of a hook's annotation, in characters of JSON.
-LONGEST: Final = 10_000
+MAX_ANNOTATION_CHARACTERS: Final = 10_000
 
 # Exceptions that count as a failure of a hook. A hook that exits the process would end all streams. A real Ctrl-C is
 # a signal that the server handles; it is not raised here.
@@ -54,7 +54,7 @@ class NamedHook:
     timeout_s: float = 5.0
     open: bool = False
     failed: Failed | None = None
-    # A guardrail applies to all requests, to those for some models, and to those that name it.
+    # A guardrail applies to all requests (`is_default`), or only to those that name it or are for one of `models`.
     is_default: bool = True
     models: frozenset[str] = frozenset()
 
@@ -121,14 +121,14 @@ class Hooking:
         if not hooks:
             return None
         if any(hook.holds_answers for hook in hooks):
-            return HoldingHookGate(hooks, requested)
+            return BufferingHookGate(hooks, requested)
         return (AnswerHookGate if any(hook.checks_answers for hook in hooks) else HookGate)(hooks, requested)
 
 
 def _requested_guardrails(request: GenerationRequest) -> tuple[str, ...]:
     """Return the names of the guardrails that the request asked for when it began."""
     if request.resumption.journal:
-        names = (noted_in(request.resumption.journal) or {}).get(GUARDRAILS)
+        names = (noted_in(request.resumption.journal) or {}).get(GUARDRAILS_NOTE)
         return tuple(map(str, names)) if isinstance(names, Sequence) else ()
     return tuple(sorted(request.origin.caller.guardrails)) if request.origin.caller is not None else ()
 
@@ -162,7 +162,7 @@ class HookGate(Gate):
             return request
         note = {**(request.resumption.journal_note or {}), **to_note(original, request, self.report.hooks)}
         if self._requested:
-            note[GUARDRAILS] = [*self._requested]
+            note[GUARDRAILS_NOTE] = [*self._requested]
         return replace(request, resumption=replace(request.resumption, journal_note=note))
 
     async def _apply_before(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
@@ -218,14 +218,14 @@ class AnswerHookGate(HookGate):
             self._annotate(hook, annotation)
 
 
-class HoldingHookGate(AnswerHookGate):
-    """Gate that also holds each item of the answer until its hooks have checked it."""
+class BufferingHookGate(AnswerHookGate):
+    """Gate that also buffers each item of the answer until its hooks have checked it."""
 
     def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
         super().__init__(hooks, requested)
         self._item_hooks = tuple(hook for hook in self._hooks if hook.holds_answers)
-        self._held: list[Event] = []
-        # Server tool calls with changed arguments, by call id. Their results name them again.
+        self._buffered: list[Event] = []
+        # Server tool calls with changed arguments, by call id. Their results contain the call again.
         self._changed_calls: dict[str, HostedCall] = {}
 
     async def filter(self, batch: list[Event]) -> list[Event]:
@@ -235,16 +235,16 @@ class HoldingHookGate(AnswerHookGate):
             # A listing has no text.
             if isinstance(event, Opened) and isinstance(event.item, Listing):
                 emitted.append(event)
-            # The whole of a pass-through answer is held until its end.
+            # A pass-through answer is buffered as a whole, because its events contain no complete items.
             elif isinstance(event, Passed) or (isinstance(event, Closed) and self._is_passed_through):
-                self._held.append(event)
+                self._buffered.append(event)
             elif isinstance(event, Finished):
                 emitted += await self._checked_passthrough()
                 emitted.append(event)
             elif isinstance(event, Closed):
                 emitted += await self._checked(event)
-            elif self._held or isinstance(event, Opened):
-                self._held.append(event)
+            elif self._buffered or isinstance(event, Opened):
+                self._buffered.append(event)
             elif isinstance(event, Ran):
                 emitted.append(replace(event, item=self._changed_calls.get(event.item.call_id, event.item)))
             else:
@@ -253,14 +253,14 @@ class HoldingHookGate(AnswerHookGate):
 
     @property
     def _is_passed_through(self) -> bool:
-        return bool(self._held) and isinstance(self._held[0], Passed)
+        return bool(self._buffered) and isinstance(self._buffered[0], Passed)
 
     async def _checked(self, closed: Closed) -> list[Event]:
         """Return the events of an item, with its text as the hooks changed it."""
-        held, self._held = self._held, []
+        buffered, self._buffered = self._buffered, []
         text = await self._check(closed)
         if text == closed.text:
-            return [*held, closed]
+            return [*buffered, closed]
         item = closed.item
         if isinstance(item, HostedCall):
             # The tool gets the arguments of the model; clients see the changed ones.
@@ -268,21 +268,22 @@ class HoldingHookGate(AnswerHookGate):
             self._changed_calls[item.call_id] = item
         others = [
             replace(event, item=item) if isinstance(event, Opened) else event
-            for event in held
+            for event in buffered
             if not isinstance(event, Delta)
         ]
         return [*others, Delta(item, text), replace(closed, item=item, text=text, tokens=())]
 
     async def _checked_passthrough(self) -> list[Event]:
         """Return the events of a pass-through answer."""
-        held, self._held = self._held, []
-        for index, text in enumerate(passed_texts([event.body for event in held if isinstance(event, Passed)])):
+        buffered, self._buffered = self._buffered, []
+        for index, text in enumerate(passed_texts([event.body for event in buffered if isinstance(event, Passed)])):
             item = Text(index, Phase.FINAL)
             if await self._check(Closed(item, text)) != text:
                 raise Refused(
-                    "The answer contains content that a guardrail masks, which is not possible for this model."
+                    "The answer contains content that a guardrail masks. Answers of this pass-through model cannot be "
+                    "masked; use another model."
                 )
-        return held
+        return buffered
 
     async def _check(self, closed: Closed) -> str:
         assert self._request is not None
@@ -318,7 +319,7 @@ async def _before(hook: Hook, request: GenerationRequest) -> tuple[GenerationReq
 async def _check_item(hook: Hook, request: Request, item: Closed) -> str | None:
     text = await hook.check_item(request, item)
     if text is not None and not isinstance(text, str):
-        raise TypeError("a hook returned a text of another type")
+        raise TypeError(f"`check_item` returned {type(text).__name__} instead of str or None")
     return text
 
 
@@ -349,8 +350,8 @@ def plain(annotation: Annotation | None) -> dict[str, Json]:
     if annotation is None:
         return {}
     text = json.dumps(dict(annotation), allow_nan=False)
-    if len(text) > LONGEST:
-        raise ValueError(f"an annotation has {len(text)} characters; the most are {LONGEST}")
+    if len(text) > MAX_ANNOTATION_CHARACTERS:
+        raise ValueError(f"an annotation has {len(text)} characters; the maximum is {MAX_ANNOTATION_CHARACTERS}")
     read: dict[str, Json] = json.loads(text)
     # Neither lone surrogates nor numbers of more than 64 bits can be sent or stored.
     orjson.dumps(read)

@@ -27,14 +27,14 @@ from unisono.engine.request import GenerationRequest, GenerationService, Request
 from unisono.errors import LimitReached, QuotaExceeded, ShuttingDown, StoreUnavailable, TokensLimited, UnisonoError
 from unisono.middleware.pipeline import Gate
 
-# Bytes per token for estimates, fewer than most text has: estimates are rather too high.
+# Bytes per token for estimates. Most text has more, so an estimate is rather too high than too low.
 BYTES_PER_TOKEN: Final = 3
 # Tokens of a prompt besides the client's text.
-AROUND: Final = 100
+EXTRA_TOKENS: Final = 100
 # Expected tokens of an answer without other information.
-EXPECTED: Final = 1024
+EXPECTED_TOKENS: Final = 1024
 # Maximum tokens of an answer without its own limit.
-MOST: Final = 131_072
+MAX_TOKENS: Final = 131_072
 # Retry delay sent to clients if waiting does not help, in seconds.
 NEVER_S: Final = 86_400.0
 
@@ -99,8 +99,8 @@ class Metering:
         limits, price = caller.limits, self.prices.ceiling(request.model, *fallbacks)
         sent = await self.service.count(request) if limits.has_budget else _estimated_tokens(request)
         # No answer is longer, whatever number a client sends; stores and prices compute with the reserved amount.
-        most = MOST if request.answer.max_tokens is None else min(request.answer.max_tokens, MOST)
-        least = min(most, EXPECTED)
+        most = MAX_TOKENS if request.answer.max_tokens is None else min(request.answer.max_tokens, MAX_TOKENS)
+        least = min(most, EXPECTED_TOKENS)
         if limits.tpm is not None:
             # A request that fits into a minute at all is not refused because of an estimate.
             least = max(1, min(least, limits.tpm - sent))
@@ -250,7 +250,7 @@ class QuotaGate(Gate):
         if status.output is None:
             return request
         self._is_capped = status.output < claim.max_output
-        # No context holds more than MOST; a pass-through request states its limit itself.
+        # No context holds more than MAX_TOKENS; a pass-through request states its limit itself.
         is_limited = self._is_capped or request.passthrough is not None
         return replace(request, answer=replace(request.answer, max_tokens=status.output)) if is_limited else request
 
@@ -283,12 +283,12 @@ def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
 
 
 def _estimated_tokens(request: GenerationRequest) -> int:
-    return estimated(request.conversation) if request.passthrough is None else AROUND + request.passthrough.tokens
+    return estimated(request.conversation) if request.passthrough is None else EXTRA_TOKENS + request.passthrough.tokens
 
 
 def estimated(conversation: Conversation) -> int:
     """Estimate the tokens of a prompt, rather too many, without rendering it."""
-    return AROUND + sum(map(_byte_length, _texts(conversation))) // BYTES_PER_TOKEN
+    return EXTRA_TOKENS + sum(map(_byte_length, _texts(conversation))) // BYTES_PER_TOKEN
 
 
 def _byte_length(text: str) -> int:

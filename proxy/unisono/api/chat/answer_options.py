@@ -1,4 +1,4 @@
-"""Options of the answer of a Chat Completions request, in all their spellings."""
+"""Options of a Chat Completions request that different clients spell differently."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from unisono.errors import InvalidRequest
 
 
 def requested_form(request: ChatRequest) -> AnswerForm | None:
-    """Return the form of the answer that a request asks for. Raises InvalidRequest."""
+    """Return the required form of the answer; None for free text. Raises InvalidRequest."""
     form = request.response_format
     return to_answer_form(request, form.form("response_format") if form is not None else None)
 
 
 def requested_effort(request: ChatRequest) -> Effort | None:
-    """Return the reasoning effort that a request asks for."""
-    # Clients of OpenRouter, vLLM, Ollama and Anthropic spell the effort differently. The first one that is set
-    # counts.
+    """Return the requested reasoning effort; None if no field sets it."""
+    # OpenAI, OpenRouter, Ollama, vLLM and Anthropic have different fields. The first one that is set counts.
     spelled = (
         request.reasoning_effort,
         request.reasoning.effort if request.reasoning else None,
@@ -41,7 +40,10 @@ def budgets(request: ChatRequest) -> Iterator[int | None]:
 
 
 def requested_logprobs(request: ChatRequest) -> int | None:
-    """Return the number of alternatives to report; None for no log probabilities."""
+    """Return the number of alternatives to report; None for no log probabilities.
+
+    Raises InvalidRequest.
+    """
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs: true'.", param="top_logprobs")
     return request.top_logprobs or 0 if request.logprobs else None

@@ -13,16 +13,16 @@ from unisono.core.generation import FinishReason
 CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallForm.LEGACY: "function_call"}
 
 
-def to_finish_reason(finished: Finished, calls: Sequence[CallForm], *, cut_in_sight: bool = False) -> str:
+def to_finish_reason(finished: Finished, calls: Sequence[CallForm], *, has_truncated_call: bool = False) -> str:
     """Return the finish reason.
 
-    `calls` holds the forms of the complete calls in the answer. `cut_in_sight` is true if the client received a
+    `calls` holds the forms of the complete calls in the answer. `has_truncated_call` is true if the client received a
     truncated call.
     """
     # A complete call counts even if the answer was cut afterwards, because the client can run it.
-    if calls and not cut_in_sight:
+    if calls and not has_truncated_call:
         return CALLED[calls[0]]
-    if finished.cut_call or cut_in_sight:
+    if finished.cut_call or has_truncated_call:
         return "length"
     match finished.reason:
         case FinishReason.STOP:

@@ -15,7 +15,7 @@ from unisono.api.request_options import AnswerDefaults, SamplingFields, sampling
 from unisono.api.structured_outputs import StructuredFields
 from unisono.errors import UnsupportedValue
 
-# Fields that have a default in every API.
+# Fields that can have a default. It applies on every API.
 SUPPORTED: Final = frozenset(
     (
         *SamplingFields.model_fields,
@@ -28,7 +28,10 @@ SUPPORTED: Final = frozenset(
 
 
 def to_answer_defaults(fields: Mapping[str, Any]) -> AnswerDefaults:
-    """Return the defaults. Raises InvalidRequest, whose `param` names the field."""
+    """Return the defaults of a model from `fields`, in the form of a Chat Completions request.
+
+    Raises InvalidRequest, whose `param` names the field.
+    """
     for name in fields:
         if name not in SUPPORTED:
             raise UnsupportedValue("cannot have a default here; remove it", param=name)

@@ -64,7 +64,7 @@ class ChatGeneration:
 
     `request` is the generation request of the first choice, `choices` the number of choices. `stream` and
     `include_usage` are the fields of the request. `toolbox` has the client's tools, `notes` go into `unisono.notes`.
-    Without `shows_reasoning`, the client asked for no reasoning.
+    If `shows_reasoning` is False, the answer contains no reasoning.
     """
 
     request: GenerationRequest
@@ -174,7 +174,7 @@ def _continues(request: ChatRequest) -> bool:
     is_open = request.messages[-1].role == "assistant" and not _has_calls(request.messages[-1])
     if request.continue_final_message and request.add_generation_prompt:
         at = "add_generation_prompt"
-        raise InvalidRequest(f"'{at}' and 'continue_final_message' exclude each other; send one.", param=at)
+        raise InvalidRequest(f"'{at}' and 'continue_final_message' exclude each other; send only one.", param=at)
     if request.continue_final_message and not is_open:
         at = "continue_final_message"
         raise InvalidRequest(f"'{at}': the last message must be from the assistant, without tool calls.", param=at)
@@ -248,7 +248,7 @@ def to_conversation(
 ) -> tuple[Conversation, list[str]]:
     """Return the conversation, and notes on the fields that were left out.
 
-    With `continues`, an assistant message at the end is the beginning of the answer.
+    With `continues`, the model continues an assistant message at the end.
     """
     leading = 0
     # For the model, instructions are one message in front of the conversation. Later system messages keep their

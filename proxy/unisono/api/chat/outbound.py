@@ -176,7 +176,7 @@ class ChoiceChunks:
         self._last_text: dict[bool, int] = {}
         self._emitted_calls: list[CallForm] = []
         self._streamed_call: tuple[ToolCall, int] | None = None
-        self._cut_in_sight = False
+        self._has_truncated_call = False
 
     def first_chunk(self) -> bytes:
         """Return the first chunk of the choice."""
@@ -195,7 +195,7 @@ class ChoiceChunks:
     def finish(self, extra: dict[str, Any]) -> bytes:
         """Return the chunk with the finish reason. `extra` holds further fields of the chunk."""
         assert self.finished is not None
-        reason = to_finish_reason(self.finished, self._emitted_calls, cut_in_sight=self._cut_in_sight)
+        reason = to_finish_reason(self.finished, self._emitted_calls, has_truncated_call=self._has_truncated_call)
         choice = {"index": self._index, "delta": {}, "logprobs": None, "finish_reason": reason}
         chunk = self._frame.head("chat.completion.chunk") | {"choices": [choice]}
         if self._frame.include_usage:
@@ -269,7 +269,7 @@ class ChoiceChunks:
         if self._streamed_call is not None:
             self._streamed_call = None
             self._emitted_calls.append(CallForm.FUNCTION)
-            self._cut_in_sight = self._cut_in_sight or not closed.complete
+            self._has_truncated_call = self._has_truncated_call or not closed.complete
             return b""
         form = self._frame.toolbox.form_of(closed.item.name)
         if not closed.complete or not has_room(self._emitted_calls, form):

@@ -20,7 +20,7 @@ ServerName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
 class ToolConfiguration(OpenModel):
-    """Tools of a server, in the form before `mcp_toolset`."""
+    """Selection of a server's tools, in the form that preceded `mcp_toolset`."""
 
     enabled: bool | None = None
     allowed_tools: list[ToolName] | None = None
@@ -37,12 +37,14 @@ class McpServerParam(OpenModel):
 
 
 class ToolsetConfig(OpenModel):
+    """Settings for one tool of a toolset, or for all of them."""
+
     enabled: bool | None = None
     defer_loading: bool | None = None
 
 
 class ToolsetFields(OpenModel):
-    """Fields of a tool of the type `mcp_toolset`: tools of one server, with exceptions by name."""
+    """Fields of an `mcp_toolset`: a default for a server's tools, and exceptions."""
 
     mcp_server_name: ServerName | None = None
     default_config: ToolsetConfig | None = None
@@ -63,25 +65,25 @@ def to_mcp_servers(
 ) -> tuple[ToolServer, ...]:
     """Return the servers whose tools the request enables.
 
-    `toolsets` are by their position in `tools`. This API has no approvals, so tools for which the operator requires one
-    are unavailable. Raises InvalidRequest and ToolServerNotAllowed, naming the field.
+    `toolsets` maps positions in `tools` to the toolsets there. This API has no approvals, so tools for
+    which the operator requires one are unavailable. Raises InvalidRequest and ToolServerNotAllowed, naming the field.
     """
     names = [server.name for server in servers]
     for position, toolset in toolsets.items():
         if toolset.mcp_server_name not in names:
             at = f"tools.{position}.mcp_server_name"
-            raise InvalidRequest(f"'{at}': no server of 'mcp_servers' has this name.", param=at)
+            raise InvalidRequest(f"'{at}': no server in 'mcp_servers' has this name; add one.", param=at)
     found = []
     for index, server in enumerate(servers):
         at = f"mcp_servers.{index}"
         if index >= MAX_SERVERS:
-            raise InvalidRequest(f"'{at}': the request has more than {MAX_SERVERS} tool servers.", param=at)
+            raise InvalidRequest(f"'{at}': a request may name at most {MAX_SERVERS} tool servers.", param=at)
         if server.name in names[:index]:
-            raise InvalidRequest(f"'{at}.name': another tool server has the same name.", param=f"{at}.name")
+            raise InvalidRequest(f"'{at}.name': another tool server has the same name; rename one.", param=f"{at}.name")
         own = [(position, each) for position, each in toolsets.items() if each.mcp_server_name == server.name]
         if len(own) > 1:
             again = f"tools.{own[1][0]}.mcp_server_name"
-            raise InvalidRequest(f"'{again}': another toolset names the same server.", param=again)
+            raise InvalidRequest(f"'{again}': another toolset has the same server; merge them.", param=again)
         enabled = own[0][1].enabled_tools() if own else _old_filter(server.tool_configuration)
         if enabled is not None:
             found.append(_to_server(at, server, enabled, rules, owner))

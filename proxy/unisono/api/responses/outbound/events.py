@@ -92,7 +92,7 @@ class ResponseEvents:
         self._silent_items: list[Item] = []
         self._open_item: OpenItem | None = None
         self._calls = 0
-        self._cut_in_sight = False
+        self._has_truncated_call = False
         self._builtins = frame.trained()
 
     @property
@@ -176,7 +176,7 @@ class ResponseEvents:
             case Closed():
                 self._closed(entry)
             case Finished():
-                status = to_status(entry, calls=self._calls, cut_in_sight=self._cut_in_sight)
+                status = to_status(entry, calls=self._calls, has_truncated_call=self._has_truncated_call)
                 self._settle(INCOMPLETE if status is Status.INCOMPLETE else COMPLETED)
                 self._end(status, finished=entry)
             case Ran() | Listed():
@@ -231,7 +231,7 @@ class ResponseEvents:
                 self._step(open_item, step)
         elif isinstance(closed.item, ToolCall):
             self._calls += closed.complete
-            self._cut_in_sight = self._cut_in_sight or not closed.complete
+            self._has_truncated_call = self._has_truncated_call or not closed.complete
             self._settle(COMPLETED if closed.complete else INCOMPLETE)
         elif closed.complete:
             self._settle(COMPLETED)

@@ -292,13 +292,13 @@ def failure_in(stored: StoredResponse) -> UnisonoError:
     return kind(str(error.get("message") or "The response failed."))
 
 
-def to_status(finished: Finished, *, calls: int, cut_in_sight: bool = False) -> Status:
+def to_status(finished: Finished, *, calls: int, has_truncated_call: bool = False) -> Status:
     """Return the final status.
 
-    `calls` counts the complete calls in the answer; `cut_in_sight` is true if a truncated call was emitted. An
+    `calls` counts the complete calls in the answer; `has_truncated_call` is true if a truncated call was emitted. An
     answer with calls is complete, because the client can act on them.
     """
-    if cut_in_sight:
+    if has_truncated_call:
         return Status.INCOMPLETE
     if calls:
         return Status.COMPLETED
