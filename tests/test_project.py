@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.deployment.test_release import DATA_FILES, data_files, packaged_files
 from unisono import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -317,6 +318,10 @@ def test_every_entry_point_of_the_project_can_be_loaded() -> None:
         installed = {point.name: point for point in entry_points(group=group)}
         assert installed.keys() >= points.keys()
         assert all(callable(installed[name].load()) for name in points)
+
+
+def test_the_packages_contain_only_the_listed_data_files() -> None:
+    assert data_files(packaged_files()) == DATA_FILES
 
 
 def test_ci_runs_only_make_test() -> None:

@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 UV = shutil.which("uv") or str(ROOT / ".cache" / "uv" / "bin" / "uv")
 # Files of the wheel other than code and `web/static`.
+# Tests of the project compare them with the source on every run, before a wheel is built.
 DATA_FILES = {
+    "unisono/config/litellm_keys.yaml",
     "unisono/harmony/vocab/NOTICE",
     "unisono/harmony/vocab/o200k_base.tiktoken",
     "unisono_adapters/demo/NOTICE",
@@ -59,13 +61,20 @@ def test_the_wheel_contains_only_the_two_packages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     metadata = f"unisono-{__version__}.dist-info/"
     inside = {name for name in names if not name.startswith(metadata)}
-    sources = {str(path.relative_to(ROOT / root)) for root in ("proxy", "adapters") for path in files_of(ROOT / root)}
-    assert inside == sources
-    others = {name for name in inside if not name.endswith((".py", "/py.typed")) and "/web/static/" not in name}
-    assert others == DATA_FILES
+    assert inside == packaged_files()
+    assert data_files(inside) == DATA_FILES
     licences = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license-files"]
     assert {f"{metadata}licenses/{name}" for name in licences} <= names
     assert any(name.endswith("demo/NOTICE") for name in licences)
+
+
+def packaged_files() -> set[str]:
+    """Return the files of the two packages, relative to the root of a wheel."""
+    return {str(path.relative_to(ROOT / root)) for root in ("proxy", "adapters") for path in files_of(ROOT / root)}
+
+
+def data_files(names: set[str]) -> set[str]:
+    return {name for name in names if not name.endswith((".py", "/py.typed")) and "/web/static/" not in name}
 
 
 def files_of(root: Path) -> Iterator[Path]:
