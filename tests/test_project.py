@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
 import stat
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from tests.deployment.test_release import DATA_FILES, data_files, packaged_files
 from unisono import __version__
@@ -375,3 +377,37 @@ def test_the_smallest_configuration_in_the_readme_loads(tmp_path: Path) -> None:
         assert loaded.warnings == ()
         build(loaded.config)
         assert yaml.safe_load(block)["model_list"]
+
+
+LOCKS = [path for path in sorted((ROOT / "tests").rglob("uv.lock")) if 'name = "unisono"' in path.read_text()]
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=[path.parent.name for path in LOCKS])
+def test_locks_of_the_tests_have_the_dependencies_of_the_project(lock: Path) -> None:
+    """`uv lock --check` needs every package's metadata; the dependencies themselves are in the lock."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = next(each for each in tomllib.loads(lock.read_text())["package"] if each["name"] == "unisono")
+    locked = {(each["name"], each.get("specifier", "")) for each in found["metadata"]["requires-dist"]}
+    stated = [*project["dependencies"], *(each for some in project["optional-dependencies"].values() for each in some)]
+    wanted = {(each.name, specifiers(each)) for each in map(Requirement, stated)}
+    own = {("unisono", "")}
+    assert {(name, ordered(specifier)) for name, specifier in locked} - own == wanted - own, (
+        f"run `uv lock --project {lock.parent.relative_to(ROOT)}`"
+    )
+
+
+def specifiers(requirement: Requirement) -> str:
+    return ordered(str(requirement.specifier))
+
+
+def ordered(specifier: str) -> str:
+    return ",".join(sorted(filter(None, specifier.split(","))))
+
+
+def test_an_unknown_client_is_an_error_of_the_client_suites() -> None:
+    """With an unknown name nothing would run, and nothing would fail."""
+    ran = subprocess.run(
+        [ROOT / "tests/e2e/run"], env=os.environ | {"CLIENTS": "openai.3"}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert "unknown client 'openai.3'" in ran.stderr

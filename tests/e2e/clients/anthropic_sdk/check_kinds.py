@@ -31,6 +31,8 @@ from sdk_types import (
     words_in,
 )
 
+from conftest import Stage
+
 KNOWN = Path(__file__).with_name("kinds.txt")
 CONTENTS = {"content": (ContentBlockParam, BetaContentBlockParam), "result": (ResultContent, BetaResultContent)}
 # Names of the blocks by the place that the SDK allows them in.
@@ -124,6 +126,15 @@ def prompt_for(client: Anthropic, messages: list[Json], **more: Any) -> tuple[st
     return text_of(message), [note.partition(":")[0] for note in message.model_extra["unisono"].get("notes", [])]
 
 
+def servers_of(tool: Json, stage: Stage) -> Json:
+    """Return the field with the server of a toolset, which it names; the field is not in the types of `messages`."""
+    if tool["type"] != "mcp_toolset":
+        return {}
+    tool["mcp_server_name"] = "docs"
+    servers = [{"type": "url", "name": "docs", "url": stage.tools["docs"]}]
+    return {"extra_body": {"temperature": 0, "mcp_servers": servers}}
+
+
 def is_reported(notes: list[str], path: str) -> bool:
     """Return whether a note is on a position, on a field in it, or on the whole that it belongs to."""
     return any(f"{note}.".startswith(f"{path}.") or f"{path}.".startswith(f"{note}.") for note in notes)
@@ -163,9 +174,9 @@ def test_a_kind_of_message_is_accepted_and_read_or_reported(scripted: Anthropic,
 
 
 @pytest.mark.parametrize("kind", TOOLS)
-def test_a_kind_of_tool_beside_a_function_is_declared_or_reported(scripted: Anthropic, kind: str) -> None:
+def test_a_kind_of_tool_beside_a_function_is_declared_or_reported(scripted: Anthropic, stage: Stage, kind: str) -> None:
     for tool in examples_of([TOOLS[kind]]):
-        prompt, notes = prompt_for(scripted, [], tools=[WEATHER, tool])
+        prompt, notes = prompt_for(scripted, [], tools=[WEATHER, tool], **servers_of(tool, stage))
         alone, _ = prompt_for(scripted, [], tools=[WEATHER])
         assert "get_weather" in prompt
         assert prompt != alone or is_reported(notes, "tools.1"), tool
