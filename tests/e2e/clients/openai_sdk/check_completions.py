@@ -47,8 +47,8 @@ def test_a_stream_has_the_same_text_and_usage(stage: Stage, connect: Callable[..
 
 def test_an_unsupported_field_is_rejected(scripted: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
-        scripted.completions.create(prompt=PROMPT, logprobs=2, echo=True, **REQUEST)
-    assert raised.value.param == "logprobs"
+        scripted.completions.create(prompt=PROMPT, suffix="the end", **REQUEST)
+    assert raised.value.param == "suffix"
 
 
 def test_the_error_for_disabled_raw_completions_names_the_setting(demo: openai.OpenAI) -> None:
