@@ -293,6 +293,7 @@ def test_every_test_folder_is_named_after_a_package_or_listed() -> None:
         "engines_all",
         "failover",
         "fakes",
+        "fields",
         "golden",
         "guardrails",
         "lint",

@@ -13,8 +13,9 @@ import pytest
 
 from tests.e2e.gateway import Gateway, config_of, gateway
 from tests.e2e.messages import message_in, text_in
-from tests.e2e.test_builtin_tools import FIND, OPEN, SEARCH, answers, started
+from tests.e2e.test_builtin_tools import FIND, OPEN, SEARCH, answers
 from tests.fakes import FakeVllm, VllmScript
+from tests.toolservers.running import started
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()

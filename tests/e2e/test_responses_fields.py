@@ -114,7 +114,7 @@ NEUTRAL: Json = {
     "tools": [],
     "prompt": None,
     "modalities": ["text"],
-    "stream_options": {"include_obfuscation": True},
+    "stream_options": {"include_obfuscation": False},
     "text": {"format": {"type": "text"}},
     "reasoning": {},
     "context_management": None,

@@ -6,11 +6,13 @@ import asyncio
 import gzip
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -21,6 +23,8 @@ from mcp_types import CallToolResult, TextContent
 from unisono.toolservers.transports import ToolServer, application
 
 Answer = Callable[[web.Request], Any]
+# Address in the line that a tool server prints.
+ADDRESS = re.compile(r" at (http://\S+)")
 
 
 @asynccontextmanager
@@ -137,6 +141,19 @@ async def command(*arguments: str, **environment: str) -> AsyncIterator[tuple[as
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), 30)
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[str]:
+    """Run a tool server and yield its address."""
+    command = [*UNISONO, "mcp", "serve", *arguments, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield next(found[1] for line in process.stdout if (found := ADDRESS.search(line)))
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 if __name__ == "__main__":

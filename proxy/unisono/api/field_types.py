@@ -6,9 +6,9 @@ false`) is always accepted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import (
@@ -183,10 +183,19 @@ ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class OpenModel(BaseModel):
-    """An object with optional further fields. A note reports fields without effect."""
+    """An object with optional further fields. A note reports fields without effect.
+
+    `FLATTENED` names fields that hold a part of the object, so that their names are no step in a path.
+    """
+
+    FLATTENED: ClassVar[frozenset[str]] = frozenset()
 
     # Models are built on first use; those of the hot routes by `prepare_routes` at the start.
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True, defer_build=True)
+
+    def unused(self) -> Mapping[str, Any]:
+        """Return the fields of this object that have no effect, with their values."""
+        return self.model_extra or {}
 
 
 class QueryModel(OpenModel):

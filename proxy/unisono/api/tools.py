@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import orjson
 from pydantic import BaseModel, GetJsonSchemaHandler
@@ -24,6 +24,9 @@ from unisono.schemas import BadGrammar, check, check_grammar
 MAX_NAME = 128
 # Limit for the schemas of all tools together. Rendering time on the event loop is proportional to it.
 MAX_SCHEMAS_BYTES = 1024 * 1024
+
+# Note on a tool that should be found by a search.
+NOT_DEFERRED: Final = "no effect, because the request has no search for tools"
 
 # Default namespace of all tools. Its tools keep their names.
 PLAIN_NAMESPACE = "functions"
@@ -50,6 +53,8 @@ class CustomSpec(OpenModel):
     name: ToolName
     description: Text | None = None
     defer_loading: bool | None = None
+    # `to_toolbox` reads it, and adds a note if it has no effect.
+    format: Any = None
 
 
 # Name under which the model calls the client's tool search.
@@ -167,11 +172,12 @@ class Toolbox:
 class _Collected:
     """Accumulator of tools that checks unique names and bounded sizes.
 
-    `are_sent_again`: the tools are in items that clients send with every later request.
+    `are_sent_again` and `can_defer` are the parameters of `to_toolbox`.
     """
 
-    def __init__(self, *, are_sent_again: bool = False) -> None:
+    def __init__(self, *, are_sent_again: bool, can_defer: bool) -> None:
         self.are_sent_again = are_sent_again
+        self.can_defer = can_defer
         self.tools: list[FunctionTool] = []
         self.forms: dict[str, CallForm] = {}
         self.origins: dict[str, tuple[str, str]] = {}
@@ -202,14 +208,17 @@ class _Collected:
             self.forms[tool.name] = form
 
 
-def to_toolbox(tools: Iterable[DeclaredTool], *, others: bool = False, are_sent_again: bool = False) -> Toolbox:
+def to_toolbox(
+    tools: Iterable[DeclaredTool], *, others: bool = False, are_sent_again: bool = False, can_defer: bool = True
+) -> Toolbox:
     """Convert all declared tools, in the client's order.
 
     If they `are_sent_again` with every later request, a schema that cannot be strict is not enforced, with a note.
+    Unless the request `can_defer` tools, the model sees deferred ones from the start, with a note.
     Raises InvalidRequest for duplicate names. Raises UnsupportedValue if all tools are of unavailable kinds and
     there are no `others`.
     """
-    found = _Collected(are_sent_again=are_sent_again)
+    found = _Collected(are_sent_again=are_sent_again, can_defer=can_defer)
     for declared in tools:
         _add(found, declared, None)
     # An agent that declares one unavailable tool among others can still work. With only unavailable tools, the
@@ -241,6 +250,8 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None, about
             found.origins[name] = (namespace, spec.name)
         if isinstance(spec, CustomSpec):
             found.notes += _format_notes(spec, declared.at)
+        if spec.defer_loading and not found.can_defer:
+            found.notes.append(f"{declared.at}.defer_loading: {NOT_DEFERRED}")
     elif declared.kind != "namespace":
         found.skipped.append((f"{declared.path}.type", _unsupported(declared.kind, declared.setting)))
     else:
@@ -318,7 +329,7 @@ def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionToo
 def _grammar(spec: CustomSpec) -> TextGrammar | None:
     """Return the grammar of a custom tool's input."""
     # Chat Completions nests the definition, Responses does not.
-    match (spec.model_extra or {}).get("format"):
+    match spec.format:
         case {"type": "grammar", "grammar": {"definition": str(definition), "syntax": "regex" | "lark" as syntax}}:
             return TextGrammar(syntax, definition)
         case {"type": "grammar", "definition": str(definition), "syntax": "regex" | "lark" as syntax}:
@@ -332,7 +343,7 @@ def _format_notes(spec: CustomSpec, at: str) -> Iterator[str]:
     if grammar is not None:
         if refusal := _refusal(grammar):
             yield f"{at}.format: shown to the model, but not enforced: {refusal}"
-    elif (spec.model_extra or {}).get("format") not in (None, {"type": "text"}):
+    elif spec.format not in (None, {"type": "text"}):
         yield f"{at}.format: no effect"
 
 

@@ -6,6 +6,7 @@ Event handlers only count. A separate task samples state that must be polled: po
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,23 +28,32 @@ BEAT_S: Final = 0.1
 OTHER: Final = "other"
 # Any other method is counted as `other`: clients choose methods, and each label value costs memory.
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Fields of requests that are counted by name if they have no effect. Clients may send any others.
+# Fields of requests that are counted by name if they have no effect. Clients may send any others. Objects in lists have
+# no position here.
 NOTED_FIELDS: Final = frozenset(
     (
-        *("background", "cache_control", "context_management", "guided_decoding_backend", "guided_whitespace_pattern"),
-        *("include", "max_tool_calls", "metadata", "mm_processor_kwargs", "num_retries", "prediction", "priority"),
-        *(
-            "prompt",
-            "prompt_cache_retention",
-            "provider",
-            "reasoning.summary",
-            "repetition_detection",
-            "response_format",
-        ),
-        *("safety_identifier", "seed", "service_tier", "store", "tags", "text.verbosity", "timeout", "tool_choice"),
-        *("top_k", "transforms", "truncation", "user", "verbosity", "vllm_xargs"),
+        *("access_programs", "background", "background_options", "billing_policy", "cache_control", "container"),
+        *("context_management", "diagnostics", "fallback_credit_token", "guided_decoding_backend"),
+        *("guided_whitespace_pattern", "image", "include", "inference_geo", "max_tool_calls", "metadata"),
+        *("mm_processor_kwargs", "moderation", "num_retries", "output_config.task_budget", "prediction", "priority"),
+        *("prompt", "prompt_cache_options", "prompt_cache_retention", "provider", "reasoning.context"),
+        *("reasoning.mode", "reasoning.summary", "repetition_detection", "response_format", "safety_identifier"),
+        *("seed", "service_tier", "speed", "store", "stream_options.include_obfuscation", "tags", "text.verbosity"),
+        *("thinking.block_binding", "timeout", "tool_choice", "tools", "tools.allowed_callers"),
+        *("tools.allowed_domains", "tools.async", "tools.blocked_domains", "tools.citations"),
+        *("tools.container.file_ids", "tools.container.memory_limit", "tools.container.network_policy"),
+        *("tools.custom.format", "tools.default_config.defer_loading", "tools.defer_loading"),
+        *("tools.eager_input_streaming", "tools.external_web_access", "tools.filters", "tools.format"),
+        *("tools.input_examples", "tools.max_content_tokens", "tools.max_uses", "tools.output_schema"),
+        *("tools.response_inclusion", "tools.search_content_types", "tools.search_context_size", "tools.strict"),
+        *("tools.tools", "tools.tools.allowed_callers", "tools.tools.async", "tools.tools.defer_loading"),
+        *("tools.tools.format", "tools.tools.output_schema", "tools.url_sources", "tools.use_cache"),
+        *("tools.user_location", "top_k", "transforms", "truncation", "user", "verbosity", "vllm_xargs"),
+        *("web_search_options.search_context_size", "web_search_options.user_location"),
     )
 )
+# Position in the path of a field.
+_POSITION: Final = re.compile(r"\.\d+(?=\.|$)")
 CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
 STATE: Final = Path("/proc/self/statm")
 
@@ -171,6 +181,7 @@ class Metrics(Observer):
         `route` is a template, empty for an unknown path. `noted` are its fields without effect.
         """
         for field in noted:
+            field = _POSITION.sub("", field)
             self._all.notes.labels(field if field in NOTED_FIELDS else OTHER).inc()
         route = route or OTHER
         self._all.http.labels(route, method if method in METHODS else OTHER, str(status)).inc()

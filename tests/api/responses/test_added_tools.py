@@ -118,7 +118,7 @@ def test_deferred_tools_are_declared_when_they_are_found() -> None:
 def test_deferred_tools_are_declared_from_the_start_without_a_search() -> None:
     generation = generation_of(input=[ASKED], tools=[DEFERRED])
     assert names_of(generation.request.conversation.preamble.tools) == ["later"]
-    assert generation.notes == ()
+    assert generation.notes == ("tools.0.defer_loading: no effect, because the request has no search for tools",)
 
 
 @pytest.mark.parametrize("search", [{"type": "tool_search"}, {"type": "tool_search", "execution": "server"}])

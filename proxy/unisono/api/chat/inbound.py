@@ -35,6 +35,7 @@ from unisono.api.request_options import (
 )
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
 from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
+from unisono.api.unused_fields import notes_on_unused
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantCall,
@@ -114,7 +115,7 @@ def to_generation_request(
     rules: ModelRules = NO_RULES,
 ) -> ChatGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
-    toolbox, defaults = to_toolbox(declared(request)), rules.defaults
+    toolbox, defaults = to_toolbox(declared(request), can_defer=False), rules.defaults
     conversation, notes = _conversation(request, toolbox, today, defaults)
     requested, requested_at = _requested_choice(request)
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
@@ -212,7 +213,8 @@ def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) 
 
 
 def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choice_at: str) -> Iterator[str]:
-    yield from _notes_on_fields(request)
+    yield from notes_on_unused(request)
+    yield from without_effect("web_search_options.", request.web_search_options or {})
     yield from request.media_notes
     if request.unisono and request.unisono.run_tools and generation_request.server_tools is None:
         yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
@@ -350,23 +352,3 @@ def _to_call(call: ChatToolCall) -> AssistantCall:
         return AssistantCall(call.id, call.custom.name, call.custom.input)
     assert call.function is not None
     return AssistantCall(call.id, call.function.name, call.function.arguments)
-
-
-def _notes_on_fields(request: ChatRequest) -> Iterator[str]:
-    form = request.response_format
-    outputs = request.structured_outputs
-    nested = (
-        ("", request.model_extra),
-        ("structured_outputs.", outputs and outputs.model_extra),
-        ("web_search_options.", request.web_search_options),
-        ("stream_options.", request.stream_options and request.stream_options.model_extra),
-        ("reasoning.", request.reasoning and request.reasoning.model_extra),
-        ("chat_template_kwargs.", request.chat_template_kwargs and request.chat_template_kwargs.model_extra),
-        ("unisono.", request.unisono and request.unisono.model_extra),
-        ("output_config.", request.output_config and request.output_config.model_extra),
-        ("thinking.", request.thinking and request.thinking.model_extra),
-        ("response_format.", form and form.model_extra),
-        ("response_format.json_schema.", form and form.json_schema and form.json_schema.model_extra),
-    )
-    for prefix, fields in nested:
-        yield from without_effect(prefix, fields or {})

@@ -7,6 +7,7 @@ value (`n: 1`, `echo: false`) is always accepted. Types are strict: a number wri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -186,6 +187,11 @@ class ChatTool(OpenModel):
     custom: CustomSpec | None = Field(None, validate_default=True)
     name: Text | None = None
     tools: list[ChatTool] | None = None
+
+    def unused(self) -> Mapping[str, Any]:
+        # A tool that is not available has a note as a whole.
+        is_available = self.function is not None or self.custom is not None or self.tools is not None
+        return (self.model_extra or {}) if is_available else {}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

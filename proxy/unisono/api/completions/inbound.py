@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from unisono.api.completions.schema import MAX_CHOICES, CompletionRequest
-from unisono.api.request_options import MAX_NOTES, NO_RULES, ModelRules, request_fields, to_sampling, without_effect
+from unisono.api.request_options import MAX_NOTES, NO_RULES, ModelRules, request_fields, to_sampling
+from unisono.api.unused_fields import notes_on_unused
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.engine.request import (
@@ -101,8 +102,6 @@ def to_generation_requests(
         texts += [text if request.echo else ""] * each
         requests += [_choice(first, len(requests) + again, again) for again in range(each)]
     options = request.stream_options
-    extras = [("", request.model_extra), ("stream_options.", options.model_extra if options else None)]
-    notes = [note for prefix, fields in extras for note in without_effect(prefix, fields or {})]
     return CompletionGenerations(
         requests=tuple(requests),
         per_prompt=each,
@@ -110,7 +109,7 @@ def to_generation_requests(
         include_usage=bool(options and options.include_usage),
         has_token_ids=bool(request.return_token_ids),
         texts=tuple(texts),
-        notes=tuple(notes[:MAX_NOTES]),
+        notes=tuple(notes_on_unused(request))[:MAX_NOTES],
     )
 
 

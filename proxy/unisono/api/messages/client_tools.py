@@ -14,6 +14,8 @@ from unisono.api.tools import FunctionSpec
 from unisono.core.conversation import Json
 
 Properties = dict[str, Json]
+# Setting that limits the length of a view.
+MAX_CHARACTERS: Final = "max_characters"
 
 
 def _text(description: str) -> Json:
@@ -51,20 +53,24 @@ def _commands(*names: str) -> Properties:
 
 @dataclass(frozen=True, slots=True)
 class AnthropicTool:
-    """Tool of Anthropic that the client runs."""
+    """Tool of Anthropic that the client runs.
+
+    `settings` names its fields in a request that have an effect.
+    """
 
     types: re.Pattern[str]
     name: str
     description: str
     properties: Properties = field(repr=False)
     required: tuple[str, ...] = ()
+    settings: frozenset[str] = frozenset()
 
     def function(self, name: str | None, fields: Mapping[str, Any]) -> FunctionSpec:
         """Return the tool as a function; `fields` are its settings in the request."""
         parameters: dict[str, Json] = {"type": "object", "properties": self.properties}
         if self.required:
             parameters["required"] = [*self.required]
-        limit = fields.get("max_characters")
+        limit = fields.get(MAX_CHARACTERS)
         limited = f" A view shows at most {limit} characters of a file." if isinstance(limit, int) else ""
         return FunctionSpec(name=name or self.name, description=self.description + limited, parameters=parameters)
 
@@ -85,6 +91,7 @@ TOOLS: Final = (
         "View, create and edit files.",
         {**_commands(*_VIEW_AND_EDIT), **_FILES, **_NEW, **_INSERTED},
         ("command", "path"),
+        frozenset({MAX_CHARACTERS}),
     ),
     AnthropicTool(
         re.compile(r"memory_\d{8}"),

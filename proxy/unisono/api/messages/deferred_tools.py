@@ -7,14 +7,14 @@ that the client found.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.schema import CUSTOM, MessagesInput, MessagesTool
 from unisono.api.tool_search import BY_PATTERN, BY_WORDS, SearchMethod, tool_search
-from unisono.api.tools import Toolbox
+from unisono.api.tools import NOT_DEFERRED, Toolbox
 from unisono.core.conversation import Conversation, FunctionTool
 from unisono.core.tools import ToolSearch
 
@@ -55,6 +55,14 @@ def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> Map
     found = {tool.name: tool for tool in tools if tool.name in names}
     # Without another tool there is nothing to search with.
     return found if has_search or len(found) < len(tools) else {}
+
+
+def notes_on_deferred(request: MessagesInput, deferred: Collection[str]) -> Iterator[str]:
+    """Yield notes on tools that should be `deferred`, but are not."""
+    for position, tool in enumerate(request.tools or ()):
+        is_function = tool.type == CUSTOM or client_tool(tool.type) is not None
+        if tool.defer_loading and is_function and tool.name not in deferred:
+            yield f"tools.{position}.defer_loading: {NOT_DEFERRED}"
 
 
 def server_search(request: MessagesInput, toolbox: Toolbox, removed: Collection[str]) -> ToolSearch | None:

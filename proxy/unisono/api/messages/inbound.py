@@ -19,9 +19,9 @@ from unisono.api.messages.content_blocks import (
     ThinkingBlock,
     ToolChangeBlock,
 )
-from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, with_declared
+from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, notes_on_deferred, with_declared
 from unisono.api.messages.history import HistoryReader, SealedBlocks
-from unisono.api.messages.mcp_servers import mcp_notes, to_mcp_servers
+from unisono.api.messages.mcp_servers import to_mcp_servers
 from unisono.api.messages.schema import MessageParam, MessagesInput
 from unisono.api.messages.server_tools import (
     builtin_for,
@@ -40,12 +40,12 @@ from unisono.api.request_options import (
     notes_on_prefill,
     request_fields,
     to_sampling,
-    without_effect,
 )
 from unisono.api.response_format import SchemaSpec
 from unisono.api.server_rules import ServerRules
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tools import Toolbox, to_toolbox
+from unisono.api.unused_fields import notes_on_unused
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, Item, Preamble
 from unisono.core.tools import ToolServer
@@ -213,7 +213,8 @@ def to_conversation(
     prefill = reading.history.pop_prefill() if has_prefill else None
     preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"), tools=())
     conversation = Conversation(preamble, reading.items(), prefill, removed=frozenset(reading.removed))
-    return with_declared(request, conversation, tools, deferred), reading.notes
+    notes = [*notes_on_deferred(request, deferred), *reading.notes]
+    return with_declared(request, conversation, tools, deferred), notes
 
 
 def _is_preface(message: MessageParam) -> bool:
@@ -304,9 +305,9 @@ def _form(request: MessagesInput, default: AnswerForm | None) -> tuple[AnswerFor
 def _notes_on(
     request: MessagesInput, generation_request: GenerationRequest, hosted: frozenset[str], form_at: str
 ) -> Iterator[str]:
-    yield from _notes_on_fields(request)
-    yield from notes_on(request.tools or (), hosted)
-    yield from mcp_notes(request.mcp_servers or (), request.toolsets)
+    yield from notes_on_unused(request)
+    hosting = generation_request.server_tools
+    yield from notes_on(request.tools or (), hosted, is_bounded=hosting is not None and hosting.max_calls is not None)
     yield from _notes_on_running(request, generation_request)
     yield from notes_on_prefill(
         generation_request, {"tool_choice": generation_request.answer.choice, form_at: generation_request.answer.form}
@@ -316,17 +317,3 @@ def _notes_on(
 def _notes_on_running(request: MessagesInput, generation_request: GenerationRequest) -> Iterator[str]:
     if request.unisono and request.unisono.run_tools and generation_request.server_tools is None:
         yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice'"
-
-
-def _notes_on_fields(request: MessagesInput) -> Iterator[str]:
-    nested = (
-        ("", request.model_extra),
-        ("output_config.", request.output_config and request.output_config.model_extra),
-        ("thinking.", request.thinking and request.thinking.model_extra),
-        ("tool_choice.", request.tool_choice and request.tool_choice.model_extra),
-        ("unisono.", request.unisono and request.unisono.model_extra),
-    )
-    edits = request.context_management.edits if request.context_management else ()
-    every = (*nested, *((f"context_management.edits.{at}.", edit.model_extra) for at, edit in enumerate(edits)))
-    for prefix, fields in every:
-        yield from without_effect(prefix, fields or {})

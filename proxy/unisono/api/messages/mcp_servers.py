@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SecretStr
 
 from unisono.api.field_types import OpenModel, Text, ToolName
-from unisono.api.request_options import without_effect
 from unisono.api.server_rules import MAX_SERVERS, RequestedServer, ServerRules
 from unisono.core.tools import Approval, ToolFilter, ToolServer
 from unisono.errors import InvalidRequest
@@ -41,6 +40,10 @@ class ToolsetConfig(OpenModel):
 
     enabled: bool | None = None
     defer_loading: bool | None = None
+
+    def unused(self) -> Mapping[str, Any]:
+        # All tools of a server are in the prompt from the start.
+        return {**(self.model_extra or {}), "defer_loading": self.defer_loading}
 
 
 class ToolsetFields(OpenModel):
@@ -106,18 +109,3 @@ def _old_filter(configuration: ToolConfiguration | None) -> ToolFilter | None:
     if configuration.enabled is False:
         return None
     return ToolFilter(None if configuration.allowed_tools is None else frozenset(configuration.allowed_tools))
-
-
-def mcp_notes(servers: Sequence[McpServerParam], toolsets: Mapping[int, ToolsetFields]) -> Iterator[str]:
-    """Yield notes on fields without effect."""
-    for index, server in enumerate(servers):
-        yield from without_effect(f"mcp_servers.{index}.", server.model_extra or {})
-    for position, toolset in toolsets.items():
-        extra: dict[str, Any] = {
-            name: value for name, value in (toolset.model_extra or {}).items() if name not in ("type", "cache_control")
-        }
-        yield from without_effect(f"tools.{position}.", extra)
-        defaults = [("default_config", toolset.default_config)] if toolset.default_config is not None else []
-        for name, config in (*defaults, *((f"configs.{name}", each) for name, each in (toolset.configs or {}).items())):
-            # All tools of a server are in the prompt.
-            yield from without_effect(f"tools.{position}.{name}.", {"defer_loading": config.defer_loading})

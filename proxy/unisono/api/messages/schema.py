@@ -6,6 +6,7 @@ number written as a string is an error. `inbound` handles meaning, and rules tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -26,6 +27,7 @@ from unisono.api.field_types import (
 )
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.media import MediaHistory
+from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.content_blocks import Content, TextBlock
 from unisono.api.messages.context_edits import CompactEdit, CompactionOptions, ContextEdits
 from unisono.api.messages.mcp_servers import TOOLSET, McpServerParam, ToolsetFields
@@ -33,6 +35,8 @@ from unisono.api.request_options import SamplingFields, SpelledEffort
 
 # Type of a client's own tool.
 CUSTOM = "custom"
+# Beginning of the types of tools that search for other tools.
+SEARCH_PREFIX = "tool_search_tool_"
 
 
 class MessageParam(OpenModel):
@@ -59,6 +63,24 @@ class MessagesTool(ToolsetFields):
     input_schema: Parameters | None = Field(None, validate_default=True)
     strict: bool | None = None
     defer_loading: bool | None = None
+
+    def unused(self) -> Mapping[str, Any]:
+        own = self.settings
+        if self.type == CUSTOM:
+            return own
+        declared = {"description": self.description, "input_schema": self.input_schema, "strict": self.strict}
+        if (client := client_tool(self.type)) is not None:
+            return {name: value for name, value in (own | declared).items() if name not in client.settings}
+        if self.type == TOOLSET or self.type.startswith(SEARCH_PREFIX):
+            name = {"name": self.name} if self.type == TOOLSET else {}
+            return {**own, **declared, **name, "defer_loading": self.defer_loading}
+        # `notes_on` has the notes on tools that the gateway runs. A tool that is not available has one as a whole.
+        return {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields of single kinds of tools. `cache_control` is left out: backends cache every prompt."""
+        return {name: value for name, value in (self.model_extra or {}).items() if name != "cache_control"}
 
     @field_validator("name", "input_schema")
     @classmethod

@@ -47,8 +47,6 @@ MODES: Final[Mapping[str, ChoiceMode]] = {
     "tool": ChoiceMode.REQUIRED,
     "none": ChoiceMode.NONE,
 }
-# Fields of server tools that need no note.
-MEANT: Final = frozenset({"cache_control", "max_uses"})
 
 
 def builtin_for(kind: str) -> str:
@@ -96,11 +94,16 @@ def to_declared(tool: MessagesTool, at: str) -> DeclaredTool:
     return DeclaredTool(tool.type, at, setting=SETTING + builtin if builtin else "")
 
 
-def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[str]:
+def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str], *, is_bounded: bool) -> Iterator[str]:
+    """Yield notes on fields of tools that the gateway runs.
+
+    `is_bounded`: their `max_uses` limit the calls.
+    """
     for position, tool in enumerate(tools):
         if builtin_for(tool.type) in hosted:
-            fields = {name: value for name, value in (tool.model_extra or {}).items() if name not in MEANT}
-            yield from builtin_notes(f"tools.{position}", fields)
+            declared_fields = {"strict": tool.strict, "defer_loading": tool.defer_loading}
+            fields = {name: value for name, value in tool.settings.items() if name != "max_uses" or not is_bounded}
+            yield from builtin_notes(f"tools.{position}", declared_fields | fields)
 
 
 def bounded(server_tools: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, TypeAlias, assert_never
+from typing import Annotated, Any, Final, TypeAlias, assert_never
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
@@ -26,10 +26,19 @@ class ResponsesTool(OpenModel):
     A function or custom tool may also be nested, as in Chat Completions.
     """
 
+    FLATTENED = frozenset({"spec"})
+
     type: Annotated[str, Field(min_length=1, max_length=64)]
     name: Text | None = None
     spec: SkipJsonSchema[ToolSpec | None] = None
     tools: list[ResponsesTool] | None = None
+
+    def unused(self) -> Mapping[str, Any]:
+        # The spec has the other fields. A tool that is not available has a note as a whole.
+        used = USED_FIELDS.get(self.type)
+        if self.spec is not None or used is None:
+            return {}
+        return {name: value for name, value in (self.model_extra or {}).items() if name not in used}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -67,6 +76,13 @@ SPECS: dict[str, type[ToolSpec]] = {
     "custom": CustomSpec,
     MCP: McpSpec,
     TOOL_SEARCH: SearchSpec,
+}
+
+
+# Fields of tools without a spec that have an effect.
+USED_FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    **dict.fromkeys(FORMS, frozenset({"environment"})),
+    "namespace": frozenset({"description"}),
 }
 
 

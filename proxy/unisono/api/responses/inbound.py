@@ -13,11 +13,11 @@ from functools import partial
 from typing import Final
 
 from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
-from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
+from unisono.api.field_types import MAX_MESSAGES, smallest
 from unisono.api.gateway_tools import builtin_for, builtin_notes
 from unisono.api.history_builder import join
-from unisono.api.request_options import MAX_NOTES, NO_RULES, ModelRules, request_fields, to_sampling, without_effect
-from unisono.api.responses.declared_tools import Searcher, declared
+from unisono.api.request_options import MAX_NOTES, NO_RULES, ModelRules, request_fields, to_sampling
+from unisono.api.responses.declared_tools import Searcher, declared, searcher_of
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
     InputApprovalRequest,
@@ -32,9 +32,10 @@ from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
 from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools, request_searcher, without
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
-from unisono.api.responses.server_tools.servers import notes_on, on_offer
+from unisono.api.responses.server_tools.servers import on_offer
 from unisono.api.tool_choice import to_choice
 from unisono.api.tools import Toolbox, to_toolbox
+from unisono.api.unused_fields import notes_on_unused
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, FunctionTool, Item, Preamble
 from unisono.core.state_store import StoredItem
@@ -245,9 +246,10 @@ def with_output_requirements(
 def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Toolbox:
     """Return the client's tools, with the notes on all tools."""
     builtins = frozenset(server.builtin for server in servers if server.builtin)
-    toolbox = to_toolbox(declared(request.tools or (), "tools", builtins), others=bool(servers))
-    on_servers = (*notes_on(mcp_specs(request)), *notes_on_builtins(request, builtins))
-    return replace(toolbox, notes=(*on_servers, *toolbox.notes))
+    tools = request.tools or ()
+    can_defer = searcher_of(tools) is not None
+    toolbox = to_toolbox(declared(tools, "tools", builtins), others=bool(servers), can_defer=can_defer)
+    return replace(toolbox, notes=(*notes_on_builtins(request, builtins), *toolbox.notes))
 
 
 def _preamble(request: ResponsesRequest, configuration: Configuration, today: str, rules: ModelRules) -> Preamble:
@@ -351,15 +353,7 @@ def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> It
 
 
 def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:
-    nested: tuple[tuple[str, OpenModel | None], ...] = (
-        ("", request),
-        ("reasoning.", request.reasoning),
-        ("text.", request.text),
-        ("text.format.", request.form),
-        ("stream_options.", request.stream_options),
-    )
-    for prefix, fields in nested:
-        yield from without_effect(prefix, (fields.model_extra if fields is not None else None) or {})
+    yield from notes_on_unused(request)
     if request.text and request.text.verbosity not in (None, "medium"):
         yield "text.verbosity: no effect"
     for name in request.include or ():

@@ -6,6 +6,7 @@ meaning, and rules that concern several fields. The items of `input` are in `inp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -76,6 +77,10 @@ class TextOptions(OpenModel):
 
 class ResponsesStreamOptions(OpenModel):
     include_obfuscation: bool | None = None
+
+    def unused(self) -> Mapping[str, Any]:
+        # Events are never obfuscated.
+        return {**(self.model_extra or {}), "include_obfuscation": self.include_obfuscation or None}
 
 
 class CompactionEntry(OpenModel):

@@ -8,12 +8,11 @@ no server.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from unisono.api.gateway_tools import builtin_for, missing_setting
-from unisono.api.request_options import without_effect
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.server_rules import MAX_SERVERS, RequestedServer, ServerRules
@@ -110,8 +109,3 @@ def _joined(operator: Approval, spec: McpSpec) -> Approval:
         return operator
     requested = spec.require_approval.approval()
     return requested if operator == Approval() else replace(requested, second=operator)
-
-
-def notes_on(specs: Sequence[tuple[str, McpSpec]]) -> Iterator[str]:
-    for at, spec in specs:
-        yield from without_effect(f"{at}.", spec.model_extra or {})
