@@ -145,3 +145,28 @@ async def test_the_operators_approval_wins(upstream: Upstream) -> None:
         await harness.ask(ANSWER, tools=[TOOLSET])
         [prompt] = harness.prompts
         assert "docs__facts" not in prompt
+
+
+def obeying(request: Any) -> VllmScript:
+    """Answer like a model: the rest of a call that the gateway has opened, or an answer."""
+    prompt = ENCODING.decode(request["prompt"])
+    is_call = prompt.rpartition("<|start|>assistant")[2].startswith("<|channel|>commentary to=functions.docs__echo")
+    return VllmScript(tokens=ENCODING.encode_marked('{"text":"hello"}<|call|>' if is_call else ANSWER))
+
+
+@STREAM
+async def test_a_tool_of_a_server_can_be_required(upstream: Upstream, stream: bool) -> None:
+    async with desk(upstream) as harness:
+        harness.fake.script = obeying
+        fields = {"tools": [TOOLSET], "mcp_servers": [harness.server], "tool_choice": {"type": "tool", "name": "echo"}}
+        message = message_in(await harness.running.messages(stream=stream, **fields))
+        uses = [(block["name"], block["input"]) for block in message["content"] if block["type"] == "mcp_tool_use"]
+        assert uses == [("echo", {"text": "hello"})]
+        assert message["stop_reason"] == "end_turn"
+
+
+async def test_a_required_tool_that_no_server_has_is_reported(upstream: Upstream) -> None:
+    async with desk(upstream) as harness:
+        answer = await harness.ask(ANSWER, ANSWER, ANSWER, tools=[TOOLSET], tool_choice={"type": "tool", "name": "fly"})
+    assert answer.status == 200, answer.raw
+    assert answer.body["unisono"]["unmet"]

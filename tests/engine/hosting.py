@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from tests.engine.scripted import CONVERSATION, IDS, Line
 from tests.engine.test_resuming import Continuing, tokens_of
 from unisono.core.conversation import Json
+from unisono.core.elicitation import UserAnswer
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Item, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, CompletionJob
 from unisono.core.tool_arguments import ToolArguments
@@ -78,6 +79,8 @@ class Servers(ToolHost):
         *,
         deadline: float | None = None,
         progress: Progress | None = None,
+        answer: UserAnswer | None = None,
+        can_ask: bool = False,
     ) -> ToolOutcome:
         self.made.append((server.label, tool, arguments.members))
         try:

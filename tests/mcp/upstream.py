@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
-from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ElicitationResult, MCPServer, Resolve
+from mcp.shared.exceptions import UrlElicitationRequiredError
 from mcp_types import (
     AudioContent,
     CallToolResult,
+    ElicitRequestURLParams,
     EmbeddedResource,
     ImageContent,
     ResourceLink,
@@ -31,7 +33,7 @@ from mcp_types import (
     TextResourceContents,
     ToolAnnotations,
 )
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 NOTES = Path(os.environ.get("UPSTREAM_NOTES") or tempfile.mkdtemp())
@@ -146,7 +148,63 @@ def build() -> MCPServer:
         request = ctx.request_context.request
         return f"{request.headers['mcp-param-place'] if request is not None else ''} {number}"
 
+    add_questions(server)
     return server
+
+
+class Trip(BaseModel):
+    """Answer to the question when to travel."""
+
+    day: str
+    seats: int = Field(ge=1, le=9)
+
+
+class Class(BaseModel):
+    first: bool
+
+
+def _when(city: str) -> Elicit[Trip]:
+    return Elicit(f"When do you travel to {city}?", Trip)
+
+
+def _class() -> Elicit[Class]:
+    return Elicit("First class?", Class)
+
+
+def add_questions(server: MCPServer) -> None:
+    """Add tools that ask the user."""
+
+    @server.tool()
+    def book(city: str, trip: Annotated[ElicitationResult[Trip], Resolve(_when)]) -> str:
+        """Book a trip."""
+        if not isinstance(trip, AcceptedElicitation):
+            note(f"book {city} {trip.action}")
+            return f"not booked: {trip.action}"
+        note(f"book {city} {trip.data.day} {trip.data.seats}")
+        return f"booked {city} on {trip.data.day} for {trip.data.seats}"
+
+    @server.tool()
+    def upgrade(
+        city: str,
+        trip: Annotated[ElicitationResult[Trip], Resolve(_when)],
+        wanted: Annotated[ElicitationResult[Class], Resolve(_class)],
+    ) -> str:
+        """Book a trip in a class."""
+        day = trip.data.day if isinstance(trip, AcceptedElicitation) else trip.action
+        first = wanted.data.first if isinstance(wanted, AcceptedElicitation) else wanted.action
+        note(f"upgrade {city} {day} {first}")
+        return f"{city} on {day}, first class: {first}"
+
+    @server.tool()
+    def files(name: str) -> str:
+        """Files of the user, who must sign in before."""
+        # The user signs in on the page.
+        if not (NOTES / f"signed-in-{name}").exists():
+            url = f"https://sign-in.example.com/{name}"
+            raise UrlElicitationRequiredError(
+                [ElicitRequestURLParams(message="Sign in to see your files.", url=url, elicitation_id=name)]
+            )
+        return f"files of {name}"
 
 
 class Legacy:

@@ -15,6 +15,7 @@ from unisono.api.gateway_tools import allowed
 from unisono.api.server_rules import ServerRules
 from unisono.config import Config
 from unisono.core.access import Caller
+from unisono.core.elicitation import UserAnswer
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, LeftOutTool, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
@@ -97,6 +98,8 @@ class NoTools(ToolHost):
         *,
         deadline: float | None = None,
         progress: Progress | None = None,
+        answer: UserAnswer | None = None,
+        can_ask: bool = False,
     ) -> ToolOutcome:
         raise ToolServerNotAllowed("This gateway has no tool servers.")
 

@@ -129,6 +129,9 @@ class McpServerSettings(Section):
     require_approval: Annotated[ApprovalSettings | None, BeforeValidator(_to_approval)] = None
     """Approval of tool calls: `always`, `never`, or a section with tools.
     By default the request decides; without a setting in the request, every call needs approval."""
+    elicitation: Literal["allow", "deny"] = "allow"
+    """Whether tools may ask the user during a call.
+    `deny` tells the server that nobody can answer."""
     idempotent: tuple[Name, ...] = ()
     """Tools that may run again if the outcome of a call is unknown."""
     description: str = ""
@@ -177,6 +180,7 @@ class McpServerSettings(Section):
             timeouts=ToolTimeouts(self.connect_timeout_s, self.list_timeout_s, self.timeout),
             allowed=self._allowed(),
             idempotent=frozenset(self.idempotent),
+            may_ask=self.elicitation == "allow",
             approval=Approval() if self.require_approval is None else self.require_approval.approval(),
             description=self.description,
             concurrent=self.max_concurrent_requests,

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from unisono.core.conversation import Item as ConversationItem
 from unisono.core.conversation import Json, Phase, Tokens
+from unisono.core.elicitation import ToolQuestion
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolOutcome
@@ -61,7 +62,7 @@ class HostedCall:
 
     A call with `needs_approval` is not run: the turn ends after it, and a later turn may approve it. For an approved
     call, `approval` is the id of its approval request. Its message is already in the conversation, so its Closed has
-    no tokens.
+    no tokens. A call with a `question` needs an answer of the user instead of an approval.
     """
 
     index: int
@@ -72,6 +73,7 @@ class HostedCall:
     needs_approval: bool = False
     approval: str = ""
     arguments: ToolArguments = field(default=ToolArguments("{}"), compare=False, repr=False)
+    question: ToolQuestion | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

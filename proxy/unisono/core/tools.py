@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Final, Protocol, TypeAlias
 
 from unisono.core.conversation import FunctionTool, Json, Tokens
+from unisono.core.elicitation import ToolQuestion, UserAnswer
 from unisono.core.tool_arguments import ToolArguments
 
 # Unique wire names for server tools; models allow 64 letters, digits, `_` and `-`.
@@ -236,6 +237,8 @@ class ToolServer:
     at: str = ""
     # Whether the model knows the server's tools only after a search. Without a search, it knows them from the start.
     deferred: bool = False
+    # Whether its tools may ask the user.
+    may_ask: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +267,8 @@ class ServerToolCall:
     """A call of a server tool as the model wrote it; `arguments` is its unparsed text.
 
     `approval` is the id of the granted approval, for a call that is in the conversation already. Such a call has no
-    tokens.
+    new tokens; `earlier_tokens` are those in the conversation. A call with a `question` repeats one whose tool asked
+    the user. It waits for the client, and is made with the `answer`.
     """
 
     call_id: str
@@ -272,6 +276,9 @@ class ServerToolCall:
     arguments: str
     tokens: Tokens = ()
     approval: str = ""
+    earlier_tokens: Tokens = ()
+    question: ToolQuestion | None = None
+    answer: UserAnswer | None = None
 
 
 # Label of the server that stands for the gateway's own search for tools. No request can name it.
@@ -305,13 +312,15 @@ class ToolOutcome:
     """Outcome of a call, as text for the model; `structured` is the server's own JSON, if any.
 
     `outcome_unknown` means that the call was sent but no valid answer arrived. It may have been carried out, and must
-    not be repeated unless the tool is known to be idempotent.
+    not be repeated unless the tool is known to be idempotent. With a `question`, the tool has no result yet: the call
+    is made again with the answer of the user.
     """
 
     text: str
     is_error: bool = False
     structured: Json = None
     outcome_unknown: bool = False
+    question: ToolQuestion | None = None
 
 
 def found_names(outcome: ToolOutcome) -> list[str]:
@@ -348,9 +357,12 @@ class ToolHost(Protocol):
         *,
         deadline: float | None = None,
         progress: Progress | None = None,
+        answer: UserAnswer | None = None,
+        can_ask: bool = False,
     ) -> ToolOutcome:
         """Run a tool. Cancelling notifies the server and frees the connection.
 
+        With `can_ask`, the outcome may be a question, and `answer` is the user's to the last one of the same call.
         Errors of the tool, its server or the network are outcomes; raises only `ToolServerNotAllowed` and
         `InvalidRequest`.
         """

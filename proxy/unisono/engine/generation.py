@@ -69,6 +69,10 @@ class HarmonyGeneration(BatchStream):
             builder = PromptBuilder(
                 self._deps.renderer, request, prepared.conversation, prepared.tools, self.report, prepared.rendered
             )
+            if reader.is_handed_back:
+                # A tool that was called with the user's approval or answer asks the user.
+                yield [*self._buffered, await self._finish(runner, builder, reader, FinishReason.STOP)]
+                return
             while True:
                 try:
                     async with aclosing(self._answer(prepared, runner, builder, reader)) as batches:

@@ -234,8 +234,9 @@ class OutputReader:
             return []
         self.items.end_round()
         if not self.items.step:
-            # These were approved calls; the first generation follows them.
-            self.next_step = Generate()
+            # These were approved calls; the first generation follows them, unless a tool asks the user.
+            self._state = AnswerState(has_run=True, needs_client=self.round.needs_approval)
+            self.next_step = next_step(self._state)
             return []
         budget = self.round.budget
         self._state = self._state.after_tools(

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
 from unisono.core.deadline import Deadline
+from unisono.core.elicitation import UserAnswer
 from unisono.core.events import Event
 from unisono.core.generation import Sampling
 from unisono.core.observer import GenerationFacts
@@ -27,13 +28,14 @@ class ApprovalDecision:
     """A user's decision on a call that required approval.
 
     `call_id` identifies the call, which is in the conversation without a result. `approval` is the id of the approval
-    request.
+    request. A decision with an `answer` is one on a question of the tool, which is told any answer.
     """
 
     call_id: str
     approval: str
     approved: bool
     reason: str = ""
+    answer: UserAnswer | None = None
 
     @property
     def denial(self) -> str:
@@ -56,6 +58,7 @@ class ServerTools:
     If a server cannot list its tools, the request fails with that error. If `optional` is set, the request continues
     without the server, and its Listed event reports the error. `claim_approval` is called with the approval's id
     before an approved call is made. It raises the error that ends the request if another request owns the call.
+    `can_ask`: the client can answer questions of tools.
     """
 
     servers: tuple[ToolServer, ...] = ()
@@ -68,6 +71,7 @@ class ServerTools:
     visible: frozenset[str] = frozenset()
     claim_approval: Callable[[str], Awaitable[None]] | None = None
     search: ToolSearch | None = None  # its server is one of `servers`
+    can_ask: bool = False
     # False: calls of an earlier stream may be missing from the journal, so that only idempotent tools are called.
     is_journal_complete: bool = True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -19,11 +19,13 @@ from mcp_types import CallToolResult, InputRequiredResult
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
+from unisono.core.elicitation import UserAnswer
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, Progress, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING
 from unisono.errors import ToolServerError, ToolServerProtocolError, ToolServerUnauthorized
 from unisono.mcp.content import cut, to_outcome
+from unisono.mcp.elicitation import Dialogue, outcome_of, text_on_declined
 from unisono.mcp.exchange import Exchange
 from unisono.mcp.fingerprints import size_of
 from unisono.mcp.limits import McpLimits
@@ -34,6 +36,9 @@ from unisono.mcp.tracing import child_of
 RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
 
 ERROR_BYTES: Final = 4096
+# Pause in seconds before a call is made again for a server that asked for nothing else.
+STATE_PAUSE_S: Final = 0.05
+MAX_STATE_PAUSE_S: Final = 1.0
 INVALID_ANSWER: Final = "The tool server sent an invalid answer."
 UNKNOWN: Final = "The tool may or may not have run."
 # Prefixes of messages that the SDK writes itself when it cannot parse the server's answer. The text after the prefix
@@ -97,21 +102,52 @@ async def _send_call(
     )
 
 
-async def call(
-    session: McpSession,
-    tool: str,
-    arguments: ToolArguments,
-    limits: McpLimits,
-    until: float,
-    progress: Progress | None,
-) -> CallAttempt:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call of a tool; `until` is a time of the event loop."""
+
+    tool: str
+    arguments: ToolArguments
+    until: float
+    progress: Progress | None = None
+    answer: UserAnswer | None = None
+    can_ask: bool = False
+
+
+async def call(session: McpSession, made: Call, limits: McpLimits) -> CallAttempt:
     """Run a tool. Raises nothing but cancellation: every failure is reported as an outcome."""
-    exchange = Exchange(arguments=arguments.text)
+    dialogue = Dialogue(made.answer, can_ask=made.can_ask)
+    if dialogue.is_waiting():
+        # The server has asked several questions at once.
+        return CallAttempt(outcome_of(dialogue))
+    with session.asking(dialogue):
+        attempt = await _attempt(session, made, limits, dialogue)
+    # After a cancelled question, the result of the call does not matter.
+    if dialogue.is_waiting():
+        return CallAttempt(outcome_of(dialogue))
+    if not dialogue.declined:
+        return attempt
+    text = "\n".join(filter(None, (attempt.outcome.text, text_on_declined(dialogue.declined))))
+    return replace(attempt, outcome=replace(attempt.outcome, text=text))
+
+
+async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue: Dialogue) -> CallAttempt:
+    exchange, until = Exchange(arguments=made.arguments.text), made.until
     # The SDK copies arguments into headers if a tool requests that. The body carries the model's text unchanged.
-    params = types.CallToolRequestParams(name=tool, arguments=mirrorable(arguments.members))
+    params = types.CallToolRequestParams(name=made.tool, arguments=mirrorable(made.arguments.members))
 
     async def work(client: Client) -> CallToolResult | InputRequiredResult:
-        send = partial(_send_call, client, params, until, progress)
+        result = await send_once(client)
+        pause_s = STATE_PAUSE_S
+        # A server that asks nothing wants the call again, with its own state.
+        while isinstance(result, InputRequiredResult) and dialogue.read(result) and not dialogue.is_waiting():
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_STATE_PAUSE_S)
+            result = await send_once(client)
+        return result
+
+    async def send_once(client: Client) -> CallToolResult | InputRequiredResult:
+        send = partial(_send_call, client, dialogue.params(params), until, made.progress)
         try:
             return await send()
         except MCPError as error:
@@ -134,6 +170,8 @@ async def call(
             return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""), session)
         return CallAttempt(_failed("The tool server ended its answer without a result for this call.", unknown=True))
     except MCPError as error:
+        if error.code == types.URL_ELICITATION_REQUIRED and dialogue.read_pages(error.error):
+            return CallAttempt(outcome_of(dialogue))
         return _refused(exchange, error, session)
 
 

@@ -35,7 +35,7 @@ SHORT: Final = 200
 def to_outcome(result: CallToolResult | InputRequiredResult, most: int) -> ToolOutcome:
     """Convert a call's result into an outcome of at most about `most` bytes of text."""
     if isinstance(result, InputRequiredResult):
-        return ToolOutcome("The tool requested further input, which this gateway does not support.", is_error=True)
+        return ToolOutcome("The tool requested input that this gateway cannot provide.", is_error=True)
     parts = [to_text(block) for block in result.content]
     structured, encoded = _structured(result, most)
     if not any(parts) and encoded:

@@ -20,7 +20,7 @@ def key_of(server: ToolServer) -> str:
     command, oauth = server.command, server.oauth
     facts = (
         server.owner, server.configured, server.transport, server.url, sorted(server.headers.items()),
-        server.authorization,
+        server.authorization, server.may_ask,
         command and (command.argv, sorted(command.environment.items()), command.directory),
         oauth and (oauth.client_id, oauth.issuer, oauth.client_secret),
     )  # fmt: skip

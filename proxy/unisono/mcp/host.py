@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from unisono.core.elicitation import UserAnswer
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import (
     TALK,
@@ -100,6 +101,8 @@ class McpHost(ToolHost):
         *,
         deadline: float | None = None,
         progress: Progress | None = None,
+        answer: UserAnswer | None = None,
+        can_ask: bool = False,
     ) -> ToolOutcome:
         """See `ToolHost.call`."""
         self._check(server)
@@ -107,9 +110,10 @@ class McpHost(ToolHost):
         if size > self.limits.arguments_bytes:
             return _failed(f"The arguments have {size} bytes; the limit is {self.limits.arguments_bytes}.")
         until = _earliest(server.timeouts.call_s, deadline)
+        can_ask = can_ask and server.may_ask
         try:
             async with self._slot(server, until):
-                return await self._call(server, tool, arguments, until, progress)
+                return await self._call(server, tool, arguments, until, progress, answer, can_ask)
         except (ToolServerError, NoSlot) as error:
             return _failed(str(error))
         except TimeoutError:
@@ -167,7 +171,14 @@ class McpHost(ToolHost):
         return listed
 
     async def _call(
-        self, server: ToolServer, tool: str, arguments: ToolArguments, until: float, progress: Progress | None
+        self,
+        server: ToolServer,
+        tool: str,
+        arguments: ToolArguments,
+        until: float,
+        progress: Progress | None,
+        answer: UserAnswer | None,
+        can_ask: bool,
     ) -> ToolOutcome:
         async with asyncio.timeout_at(until):
             sessions = await self._open_sessions()
@@ -178,13 +189,14 @@ class McpHost(ToolHost):
             session = await sessions.get(server)
         from unisono.mcp import calls
 
-        result = await calls.call(session, tool, arguments, self.limits, until, progress)
+        made = calls.Call(tool, arguments, until, progress, answer, can_ask)
+        result = await calls.call(session, made, self.limits)
         if result.can_repeat:
             # The server never saw the call, so a second one on a new connection cannot run it twice.
             session.retire()
             async with asyncio.timeout_at(until):
                 session = await sessions.get(server)
-            result = await calls.call(session, tool, arguments, self.limits, until, progress)
+            result = await calls.call(session, made, self.limits)
         return result.outcome
 
     @asynccontextmanager

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
 import anyio
 import httpx2
-from mcp.client import Client
+from mcp.client import Client, ClientRequestContext
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
-from mcp_types import Implementation, ToolListChangedNotification
+from mcp_types import ElicitRequestParams, ElicitResult, Implementation, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -32,6 +32,7 @@ from unisono.errors import (
     ToolServerUnauthorized,
     ToolServerUnavailable,
 )
+from unisono.mcp.elicitation import Dialogue
 from unisono.mcp.exchange import CALL, Exchange
 from unisono.mcp.headers import outgoing
 from unisono.mcp.http_transport import Outgoing, Path
@@ -82,6 +83,7 @@ class McpSession:
         self._running: set[asyncio.Task[Any]] = set()
         self._http: Outgoing | None = None
         self._opening = Exchange()
+        self._dialogues: list[Dialogue] = []  # of the calls in progress
         self._scope = anyio.CancelScope()
         self._task = asyncio.create_task(self._live(), name=f"tool server {server.label}")
         self.used_at = asyncio.get_running_loop().time()
@@ -143,6 +145,21 @@ class McpSession:
             raise NoAnswer
         return task.result()
 
+    @contextmanager
+    def asking(self, dialogue: Dialogue) -> Iterator[None]:
+        """Let `dialogue` answer the questions that the server asks during the block."""
+        self._dialogues.append(dialogue)
+        try:
+            yield
+        finally:
+            self._dialogues.remove(dialogue)
+
+    async def _on_question(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        # A question does not name its call. With several calls, it is not clear which one it belongs to.
+        if len(self._dialogues) != 1:
+            return ElicitResult(action="decline")
+        return self._dialogues[0].reply(params)
+
     async def aclose(self) -> None:
         """Close the connection within a short timeout, and wait until all of it is released."""
         self._stop.set()
@@ -203,6 +220,7 @@ class McpSession:
             read_timeout_seconds=self._server.timeouts.connect_s + self._server.timeouts.list_s,
             client_info=CLIENT,
             message_handler=self._on_message,
+            elicitation_callback=self._on_question if self._server.may_ask else None,
             cache=None,
         )
         async with client:

@@ -22,6 +22,7 @@ SERVER_TOOL_FIELDS = {
     "mcp_call": frozenset({"status", "output", "error"}),
     "mcp_list_tools": frozenset({"tools", "error"}),
     "mcp_approval_request": frozenset[str](),
+    "mcp_elicitation_request": frozenset[str](),
     "web_search_call": frozenset({"status", "action"}),
     "code_interpreter_call": frozenset({"status", "outputs"}),
     "tool_search_output": frozenset[str](),
@@ -198,7 +199,7 @@ class Folded:
         late_fields = SERVER_TOOL_FIELDS[kind]
         assert item.keys() - {"content"} == done.keys()
         assert all(item[key] == done[key] for key in done.keys() - late_fields)
-        if kind in ("mcp_approval_request", "tool_search_output"):
+        if kind in ("mcp_approval_request", "mcp_elicitation_request", "tool_search_output"):
             assert self._steps == []
         elif kind == "web_search_call":
             assert self._steps == ["in_progress", "searching", "completed"]

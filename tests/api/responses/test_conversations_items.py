@@ -138,6 +138,7 @@ MINIMAL_ITEMS: dict[str, dict[str, Any]] = {
     "function_call_output": {"call_id": "earlier", "output": "1"},
     "custom_tool_call_output": {"call_id": "earlier", "output": "1"},
     "mcp_approval_response": {"approval_request_id": "asked", "approve": True},
+    "mcp_elicitation_response": {"elicitation_request_id": "questioned", "action": "cancel"},
 }
 APPROVAL_REQUEST = {
     "type": "mcp_approval_request",
@@ -146,16 +147,17 @@ APPROVAL_REQUEST = {
     "name": "search",
     "arguments": "{}",
 }
+QUESTION = {**APPROVAL_REQUEST, "type": "mcp_elicitation_request", "id": "questioned", "message": "Which one?"}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"item_reference"}))
 async def test_every_kind_of_item_can_be_added(api: ConversationsApi, kind: str) -> None:
-    conversation = await api.create(CALL | {"call_id": "earlier"}, APPROVAL_REQUEST)
+    conversation = await api.create(CALL | {"call_id": "earlier"}, APPROVAL_REQUEST, QUESTION)
     answer = await add(api, conversation, {**MINIMAL_ITEMS.get(kind, {}), "type": kind})
     assert answer.status == 200, answer.body
     [item] = answer.json()["data"]
     assert item["type"] == kind
-    assert (await api.items(conversation))[2:] == [item]
+    assert (await api.items(conversation))[3:] == [item]
 
 
 # A call, and its result in a later request.

@@ -19,14 +19,23 @@ from unisono.api.messages.deferred_tools import is_search, is_searched, server_s
 from unisono.api.messages.mcp_servers import TOOLSET
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
 from unisono.api.messages.tool_input import exact
-from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
+from unisono.api.tool_choice import (
+    FUNCTIONS,
+    ChoiceMode,
+    HostedTool,
+    NamedTool,
+    OfferedTools,
+    ToolChoice,
+    client_tool_name,
+    to_choice,
+)
 from unisono.api.tool_search import found_text, with_search
 from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import SEARCH_LABEL, ToolFilter, ToolServer, found_names
-from unisono.engine.request import Choice, ServerTools
+from unisono.engine.request import Choice, ForcedCalls, ServerTools
 from unisono.engine.server_tools.policy import BAD_ARGUMENTS, NO_CALLS_LEFT
 from unisono.errors import UnsupportedValue
 
@@ -157,6 +166,11 @@ def to_server_tool_choice(
     Raises InvalidRequest and UnsupportedValue that name the field.
     """
     labels = {server.builtin: server.label for server in servers if server.builtin}
+    named = (choice.tools or ()) if choice is not None and choice.one else ()
+    others = [server.label for server in servers if not server.builtin]
+    if others and named and named[0].kind in FUNCTIONS and not client_tool_name(named[0], toolbox):
+        # A tool of an MCP server has no declaration. It may be on any of the servers, which list their tools later.
+        return ForcedCalls(frozenset(), frozenset((label, named[0].name) for label in others))
 
     def hosted(tool: NamedTool) -> HostedTool:
         if has_search and is_search(tool.kind):

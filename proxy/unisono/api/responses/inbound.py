@@ -273,7 +273,9 @@ def to_server_tools(
     trained = {server.label for server in servers if server.builtin}
     announced = earlier.announced | now.announced | trained
     visible = frozenset(server.label for server in servers if not server.builtin)
-    return ServerTools(servers, announced, now.decisions, max_calls=request.max_tool_calls, visible=visible)
+    return ServerTools(
+        servers, announced, now.decisions, max_calls=request.max_tool_calls, visible=visible, can_ask=True
+    )
 
 
 def mcp_specs(request: ResponsesRequest) -> list[tuple[str, McpSpec]]:

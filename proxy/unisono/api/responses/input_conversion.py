@@ -23,6 +23,7 @@ from unisono.core.conversation import (
     Item,
     ToolResult,
 )
+from unisono.core.elicitation import ToolQuestion
 from unisono.core.tools import ToolNames
 from unisono.errors import InvalidRequest
 
@@ -44,6 +45,7 @@ class InputConversion:
     # Calls with an approval request, by the id of that request, and the decisions by the id of the call.
     requests: dict[str, AssistantCall] = field(default_factory=dict)
     answered: dict[str, bool] = field(default_factory=dict)
+    questions: dict[str, ToolQuestion] = field(default_factory=dict)  # of tools, by the id of the request
     refusals: list[InvalidRequest] = field(default_factory=list)  # of items that no output of the model follows
     call_ids: dict[str, str] = field(default_factory=dict)  # of built-in tools of the client, by the id of the item
     search: str = ""  # id of the last search for tools
@@ -53,6 +55,7 @@ class InputConversion:
     def __post_init__(self) -> None:
         self.configuration = self.known.configuration
         self.requests |= self.known.hosted.requests
+        self.questions |= self.known.hosted.questions
         self.answered |= {decision.call_id: decision.approved for decision in self.known.hosted.decisions}
 
     @property

@@ -168,6 +168,27 @@ class InputApprovalResponse(InputItem):
     reason: Text | None = None
 
 
+class InputElicitationRequest(InputApprovalRequest):
+    """A tool call that waits for an answer to a question of its tool.
+
+    The answer has the form `requested_schema`, or the user visits the page `url`. The call continues with `state`.
+    """
+
+    message: Word = None
+    mode: Literal["form", "url"] | None = None
+    requested_schema: dict[str, Any] | None = None
+    url: Word = None
+    state: Word = None
+
+
+class InputElicitationResponse(InputItem):
+    """The user's answer to a question of a tool; `content` has the form of the request's schema."""
+
+    elicitation_request_id: Id
+    action: Literal["accept", "decline", "cancel"]
+    content: dict[str, Any] | None = None
+
+
 class InputCodeCall(InputItem):
     code: Word = None
     outputs: Any = None
@@ -263,6 +284,8 @@ KINDS: Mapping[str, type[InputItem]] = {
     "mcp_list_tools": InputMcpList,
     "mcp_approval_request": InputApprovalRequest,
     "mcp_approval_response": InputApprovalResponse,
+    "mcp_elicitation_request": InputElicitationRequest,
+    "mcp_elicitation_response": InputElicitationResponse,
     "code_interpreter_call": InputCodeCall,
     "web_search_call": InputSearch,
     **dict.fromkeys(COMPACTIONS, InputSealed),

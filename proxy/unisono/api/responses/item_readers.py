@@ -6,6 +6,7 @@ Unreadable reasoning is left out and never refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import orjson
 
@@ -25,6 +26,8 @@ from unisono.api.responses.input_items import (
     InputCodeCall,
     InputConfiguration,
     InputCustomCall,
+    InputElicitationRequest,
+    InputElicitationResponse,
     InputItem,
     InputMcpCall,
     InputMcpList,
@@ -40,6 +43,7 @@ from unisono.api.responses.input_items import (
 )
 from unisono.api.responses.items import SPOKEN, served_call
 from unisono.api.responses.known_state import enforceable
+from unisono.api.responses.server_tools.approval_history import question_in
 from unisono.api.responses.tool_items import read_added_tools, read_search_call, read_search_output
 from unisono.api.summary import replaces_history
 from unisono.api.tools import MAX_NAME, checked_name, in_namespace
@@ -53,7 +57,9 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
+from unisono.core.elicitation import ToolQuestion
 from unisono.errors import InvalidRequest, NotFound
+from unisono.schemas import check, violation
 
 
 def _message(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
@@ -176,6 +182,10 @@ def _approval_response(conversion: InputConversion, item: InputItem, param: str)
         )
         conversion.history.leave_out(NotFound(missing, param=at), "the input has no approval request with this id")
         return ()
+    if item.approval_request_id in conversion.questions:
+        wrong = f"'{at}' is a question of a tool; answer it with an item of the type 'mcp_elicitation_response'."
+        conversion.leave_out(param, InvalidRequest(wrong, param=at), "the request is a question")
+        return ()
     decision = conversion.answered.get(call.call_id)
     if decision is None:
         conversion.answered[call.call_id] = item.approve
@@ -185,6 +195,48 @@ def _approval_response(conversion: InputConversion, item: InputItem, param: str)
         twice = f"'{at}': approval request '{shortened(item.approval_request_id)}' was already answered."
         conversion.leave_out(param, InvalidRequest(twice, param=at), "the approval request was already answered")
     return ()
+
+
+def _elicitation_request(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputElicitationRequest)
+    items = _approval_request(conversion, item, param)
+    conversion.questions[item.id or conversion.unnamed(param)] = question_in(item.model_dump())
+    return items
+
+
+def _elicitation_response(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputElicitationResponse)
+    request_id, at = item.elicitation_request_id, f"{param}.elicitation_request_id"
+    question, call = conversion.questions.get(request_id), conversion.requests.get(request_id)
+    if question is None or call is None:
+        missing = (
+            f"'{at}': question '{shortened(request_id)}' not found; "
+            "send its 'mcp_elicitation_request' item before the response."
+        )
+        conversion.history.leave_out(NotFound(missing, param=at), "the input has no question with this id")
+        return ()
+    if call.call_id in conversion.answered:
+        twice = f"'{at}': question '{shortened(request_id)}' was already answered."
+        conversion.leave_out(param, InvalidRequest(twice, param=at), "the question was already answered")
+        return ()
+    conversion.answered[call.call_id] = True
+    if item.action == "accept" and (problem := _problem(question, item.content)):
+        raise InvalidRequest(f"'{param}.content': {problem}", param=f"{param}.content")
+    return ()
+
+
+def _problem(question: ToolQuestion, content: Mapping[str, Any] | None) -> str:
+    """Return why `content` is no answer to a question, or ""."""
+    if question.url:
+        return "" if not content else "the question is about a page, so that the answer has no content; omit it"
+    if content is None:
+        return "is required for the action 'accept': an object of the question's 'requested_schema'"
+    try:
+        check(question.schema, "requested_schema")
+    except InvalidRequest:
+        # The tool itself checks an answer whose schema is not supported here.
+        return ""
+    return violation(question.schema, orjson.dumps(content).decode()) or ""
 
 
 def _code_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
@@ -292,6 +344,8 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputMcpList: lambda *_: (),
     InputApprovalRequest: _approval_request,
     InputApprovalResponse: _approval_response,
+    InputElicitationRequest: _elicitation_request,
+    InputElicitationResponse: _elicitation_response,
     InputCodeCall: _code_call,
     InputSealed: _sealed,
     InputSearch: _search,

@@ -46,6 +46,8 @@ PREFIXES = {
     "mcp_list_tools": "mcpl_",
     "mcp_approval_request": "mcpr_",
     "mcp_approval_response": "mcpa_",
+    "mcp_elicitation_request": "mcpe_",
+    "mcp_elicitation_response": "mcpea_",
     "web_search_call": "ws_",
     "file_search_call": "fs_",
     "code_interpreter_call": "ci_",

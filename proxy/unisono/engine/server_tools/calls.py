@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unisono.core.conversation import Conversation, Item, Json, ToolResult
+from unisono.core.elicitation import ToolQuestion
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
 from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import SEARCH_LABEL, ServerToolCall, ToolOutcome, found_names
@@ -33,6 +34,9 @@ Note: TypeAlias = Mapping[str, Json]
 
 CALL, OF, VERDICT = "call", "of", "verdict"
 RAN, TEXT, ERROR, STRUCTURED, UNKNOWN, SAID, RULE = "ran", "text", "error", "structured", "unknown", "said", "rule"
+ASKED = "asked"
+# End of the id of a call that repeats another one with an answer of the user.
+REPEATED_ID = "q"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,8 @@ class ToolRound:
     def call(self, index: int, *, late: bool) -> tuple[Note, list[Event]]:
         """Begin the next call, as item number `index`; return its note and its events."""
         call, arguments = self._next()
+        if call.question is not None:
+            return self._call(call, arguments, index, ASK)
         tool = self.tools.tool(call.name)
         needs_approval = tool is not None and self.tools.server(tool).approval.needed(tool)
         verdict = self.budget.judge(
@@ -146,10 +152,15 @@ class ToolRound:
         self, call: ServerToolCall, arguments: ToolArguments, index: int, verdict: str
     ) -> tuple[Note, list[Event]]:
         server, tool = self.tools.place(call)
-        item = HostedCall(index, call.call_id, call.name, server, tool, verdict == ASK, call.approval, arguments)
-        self.budget.record(arguments, verdict)
+        needs_client = verdict == ASK
+        item = HostedCall(
+            index, call.call_id, call.name, server, tool, needs_client, call.approval, arguments, call.question
+        )
+        # The repetition of a call whose tool asked the user is none of the model's.
+        if call.question is None:
+            self.budget.record(arguments, verdict)
         # A call that needs an approval has no outcome in this answer. It is made in the next request.
-        if verdict == ASK:
+        if needs_client:
             self.needs_approval = True
         else:
             self.pending = PendingCall(item, call, arguments, verdict)
@@ -195,6 +206,9 @@ class ToolRound:
         note |= {UNKNOWN: True} if outcome.outcome_unknown else {}
         note |= {SAID: result.text} if result.text != outcome.text else {}
         note |= {RULE: result.rule} if result.rule else {}
+        if outcome.question is not None:
+            note[ASKED] = _written(outcome.question)
+            self.calls.appendleft(_repeated(call, outcome.question))
         events: list[Event] = [Ran(pending.item, outcome, result.text, result.rule)]
         if result.rule:
             events.append(Repaired(result.rule, position))
@@ -217,5 +231,23 @@ class ToolRound:
         if self.pending is None or note.get(RAN) != self.pending.call.call_id:
             raise ValueError("a note of another call")
         text = str(note.get(TEXT, ""))
-        outcome = ToolOutcome(text, ERROR in note, note.get(STRUCTURED), UNKNOWN in note)
+        outcome = ToolOutcome(text, ERROR in note, note.get(STRUCTURED), UNKNOWN in note, _question(note.get(ASKED)))
         return CallOutcome(outcome, str(note.get(SAID, text)), str(note.get(RULE, "")))
+
+
+def _repeated(call: ServerToolCall, question: ToolQuestion) -> ServerToolCall:
+    """Return the call that waits for the answer to a question of its tool."""
+    tokens = call.tokens or call.earlier_tokens
+    return ServerToolCall(call.call_id + REPEATED_ID, call.name, call.arguments, tokens, question=question)
+
+
+def _written(question: ToolQuestion) -> list[Json]:
+    return [question.message, dict(question.schema), question.url, question.state]
+
+
+def _question(written: Json) -> ToolQuestion | None:
+    match written:
+        case [str(message), dict(schema), str(url), state]:
+            return ToolQuestion(message, schema, url, state)
+        case _:
+            return None

@@ -108,7 +108,7 @@ class ToolLoop:
         below = DOING.set(None if self._span is None else self._span.child(tool_span(len(facts.tools))))
         try:
             async with asyncio.timeout_at(self._deadline + DEADLINE_GRACE_S):
-                outcome = await self._outcome(tools, tool, arguments)
+                outcome = await self._outcome(call, tools, tool, arguments)
             end = ToolEnd.UNKNOWN if outcome.outcome_unknown else ToolEnd.ERROR if outcome.is_error else ToolEnd.OK
         except TimeoutError:
             outcome, end = CallOutcome.unknown().outcome, ToolEnd.UNKNOWN
@@ -119,12 +119,21 @@ class ToolLoop:
             facts.tools.append(ToolDone(tool.server, tool.name, call.call_id, began_s, self._report.now_s(), end))
         return outcome
 
-    async def _outcome(self, tools: OfferedServerTools, tool: HostedTool, arguments: ToolArguments) -> ToolOutcome:
+    async def _outcome(
+        self, call: ServerToolCall, tools: OfferedServerTools, tool: HostedTool, arguments: ToolArguments
+    ) -> ToolOutcome:
         if (search := self._server_tools.search) is not None and tool.server == SEARCH_LABEL:
             # Words of hundreds of tools are compared; the thread lets other streams continue.
             return tools.with_servers_of_found(await asyncio.to_thread(search.run, arguments.members, tools.deferred))
         assert self._host is not None
-        return await self._host.call(tools.server(tool), tool.name, arguments, deadline=self._deadline)
+        return await self._host.call(
+            tools.server(tool),
+            tool.name,
+            arguments,
+            deadline=self._deadline,
+            answer=call.answer,
+            can_ask=self._server_tools.can_ask,
+        )
 
     @property
     def is_late(self) -> bool:

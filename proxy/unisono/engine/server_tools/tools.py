@@ -321,7 +321,16 @@ def decided_calls(
         if call is None:
             continue
         if decision.approved:
-            approved.append(ServerToolCall(call.call_id, call.name, call.arguments, approval=decision.approval))
+            approved.append(
+                ServerToolCall(
+                    call.call_id,
+                    call.name,
+                    call.arguments,
+                    approval=decision.approval,
+                    earlier_tokens=call.tokens,
+                    answer=decision.answer,
+                )
+            )
         else:
             denied.append(ToolResult(call.call_id, call.name, decision.denial))
     return approved, denied

@@ -28,6 +28,7 @@ from unisono.api.responses.input_items import (
     InputApprovalResponse,
     InputCallOutput,
     InputClientToolOutput,
+    InputElicitationResponse,
     InputItem,
     InputMcpCall,
     InputSealed,
@@ -58,7 +59,7 @@ from unisono.errors import NotFound, StoreConflict
 
 DEPENDENT_ITEMS = (
     *(InputCallOutput, InputClientToolOutput, InputSearchOutput),
-    *(InputApprovalResponse, InputMcpCall, InputSealed),
+    *(InputApprovalResponse, InputElicitationResponse, InputMcpCall, InputSealed),
 )
 _POSSIBLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import orjson
+
 from unisono.api.gateway_tools import PYTHON, SEARCH, builtin_of, public_label
 from unisono.api.responses.items import (
     COMPLETED,
@@ -105,14 +107,26 @@ def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]
     return StoredItem(item_id, meaning, {"id": item_id, "type": "tool_search_output", **fields})
 
 
+def request_type(item: HostedCall) -> str:
+    """Return the item type of a call that waits for an approval or for an answer."""
+    return "mcp_approval_request" if item.question is None else "mcp_elicitation_request"
+
+
 def request(item: HostedCall, item_id: str, arguments: str) -> Wire:
-    """Return the item of a call that needs approval."""
+    """Return the item of a call that needs approval or an answer of the user."""
+    question: Wire = {}
+    if item.question is not None:
+        form: Wire = {"mode": "form", "requested_schema": dict(item.question.schema)}
+        page: Wire = {"mode": "url", "url": item.question.url}
+        state = orjson.dumps(item.question.state).decode()
+        question = {"message": item.question.message, **(page if item.question.url else form), "state": state}
     return {
         "id": item_id,
-        "type": "mcp_approval_request",
+        "type": request_type(item),
         "arguments": arguments,
         "name": item.tool,
         "server_label": public_label(item.server),
+        **question,
     }
 
 

@@ -36,7 +36,14 @@ from unisono.api.responses.outbound.item_lifecycle import (
     ItemLifecycle,
     OpenItem,
 )
-from unisono.api.responses.outbound.mcp_items import kind_of, listing, started_item, to_stored_call, to_stored_listing
+from unisono.api.responses.outbound.mcp_items import (
+    kind_of,
+    listing,
+    request_type,
+    started_item,
+    to_stored_call,
+    to_stored_listing,
+)
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Effort, Item, Phase
@@ -205,7 +212,7 @@ class ResponseFrame:
             case HostedCall() if kind_of(item) is not WEB_SEARCH and not item.needs_approval:
                 return served_id(item.call_id, kind_of(item).type)
             case HostedCall():
-                return new_id(prefix_of("mcp_approval_request" if item.needs_approval else kind_of(item).type))
+                return new_id(prefix_of(request_type(item) if item.needs_approval else kind_of(item).type))
             case Listing():
                 return new_id(prefix_of("mcp_list_tools"))
             case _:

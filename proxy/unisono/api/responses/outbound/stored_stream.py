@@ -44,7 +44,7 @@ EMPTY: Mapping[str, Wire] = {
     "code_interpreter_call": {"outputs": None},
 }
 # Items without a status.
-STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request"})
+STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_elicitation_request"})
 
 
 def replay_events(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:

@@ -1,4 +1,4 @@
-"""History of server tools: approval requests, decisions, and announced tool lists.
+"""History of server tools: requests to the user, decisions, and announced tool lists.
 
 All of it is read from stored items, so that a process that takes over reads the same. A call that needed approval is
 in the conversation at the position of its request. Its result follows directly, whenever it arrived.
@@ -8,33 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
-from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, ToolResult
+import orjson
+
+from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Json, ToolResult
+from unisono.core.elicitation import ToolQuestion, UserAction, UserAnswer
 from unisono.core.state_store import StoredItem
 from unisono.engine.request import ApprovalDecision
 from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 
+# Type of an item of a call that waits for an answer of the user.
+ELICITATION_REQUEST: Final = "mcp_elicitation_request"
+NOT_ANSWERED: Final = "The user did not answer the question of the tool."
 # Field of an approval request that a client sent: the client's id of the request.
 CLIENTS_ID = "approval_request_id"
+
+
+Wire: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerToolHistory:
     """History of server tools.
 
-    `requests` holds the calls with an approval request, by the id of that request. `decisions` holds the answers,
-    and `announced` the labels of servers whose tools were listed.
+    `requests` holds the calls with an approval request, by the id of that request. `questions` holds those of tools, by
+    the same ids. `decisions` holds the answers, and `announced` the labels of servers whose tools were listed.
     """
 
     requests: Mapping[str, AssistantCall] = field(default_factory=dict)
+    questions: Mapping[str, ToolQuestion] = field(default_factory=dict)
     decisions: tuple[ApprovalDecision, ...] = ()
     announced: frozenset[str] = frozenset()
 
     def __add__(self, later: ServerToolHistory) -> ServerToolHistory:
         if self == NOTHING_HOSTED or later == NOTHING_HOSTED:
             return later if self == NOTHING_HOSTED else self
-        requests = {**self.requests, **later.requests}
-        return ServerToolHistory(requests, self.decisions + later.decisions, self.announced | later.announced)
+        requests, questions = {**self.requests, **later.requests}, {**self.questions, **later.questions}
+        announced = self.announced | later.announced
+        return ServerToolHistory(requests, questions, self.decisions + later.decisions, announced)
 
 
 NOTHING_HOSTED = ServerToolHistory()
@@ -43,33 +55,66 @@ NOTHING_HOSTED = ServerToolHistory()
 def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory = NOTHING_HOSTED) -> ServerToolHistory:
     """Return the history in stored items that follow `earlier`."""
     requests: dict[str, AssistantCall] = {}
+    questions: dict[str, ToolQuestion] = {}
     decisions: list[ApprovalDecision] = []
     announced: set[str] = set()
     for item in items:
         match item.wire.get("type"):
-            case "mcp_approval_request":
+            case "mcp_approval_request" | "mcp_elicitation_request" as kind:
                 calls = [content for content in item.meaning if isinstance(content, AssistantCall)]
                 for known_as in (item.id, item.wire.get(CLIENTS_ID)):
                     if calls and isinstance(known_as, str):
                         requests[known_as] = calls[-1]
-            case "mcp_approval_response":
-                request = str(item.wire.get("approval_request_id"))
+                        if kind == ELICITATION_REQUEST:
+                            questions[known_as] = question_in(item.wire)
+            case "mcp_approval_response" | "mcp_elicitation_response":
+                request = request_of(item.wire)
                 call = requests.get(request) or earlier.requests.get(request)
                 # A client may send a decision again. Only the first one counts, so that no call is made twice.
                 known = (decision.call_id for decision in (*earlier.decisions, *decisions))
                 if call is not None and call.call_id not in known:
-                    reason = item.wire.get("reason")
-                    approved = item.wire.get("approve") is True
-                    decisions.append(
-                        ApprovalDecision(call.call_id, request, approved, reason if isinstance(reason, str) else "")
-                    )
+                    question = questions.get(request) or earlier.questions.get(request)
+                    decisions.append(_decision(item.wire, call.call_id, request, question))
             case "mcp_list_tools" if not item.wire.get("error"):
                 announced.add(str(item.wire.get("server_label")))
             case _:
                 pass
     if not (requests or decisions or announced):
         return NOTHING_HOSTED
-    return ServerToolHistory(requests, tuple(decisions), frozenset(announced))
+    return ServerToolHistory(requests, questions, tuple(decisions), frozenset(announced))
+
+
+def request_of(response: Wire) -> str:
+    """Return the id of the request that a response is about."""
+    return str(response.get("approval_request_id") or response.get("elicitation_request_id"))
+
+
+def _decision(response: Wire, call_id: str, request: str, question: ToolQuestion | None) -> ApprovalDecision:
+    if question is not None:
+        action = str(response.get("action"))
+        # A client that approves the call instead has not answered.
+        reaction = UserAction(action) if action in {*UserAction} else UserAction.CANCEL
+        answer = UserAnswer(reaction, response.get("content"), question.state)
+        # The tool is told also that the user did not answer.
+        return ApprovalDecision(call_id, request, approved=True, answer=answer)
+    reason = response.get("reason")
+    approved = response.get("approve") is True
+    return ApprovalDecision(call_id, request, approved, reason if isinstance(reason, str) else "")
+
+
+def question_in(request: Wire) -> ToolQuestion:
+    """Return the question in a request for an answer."""
+    schema, state = request.get("requested_schema"), request.get("state")
+    try:
+        parsed: Json = orjson.loads(state) if isinstance(state, str) else None
+    except orjson.JSONDecodeError:
+        parsed = None
+    return ToolQuestion(
+        str(request.get("message") or ""),
+        schema if isinstance(schema, dict) else {},
+        str(request.get("url") or ""),
+        parsed,
+    )
 
 
 def parted(items: Sequence[StoredItem], earlier: ServerToolHistory) -> tuple[ServerToolHistory, ServerToolHistory]:
@@ -85,8 +130,8 @@ def parted(items: Sequence[StoredItem], earlier: ServerToolHistory) -> tuple[Ser
 
 
 def _is_model_output(item: StoredItem) -> bool:
-    is_approval_request = item.wire.get("type") == "mcp_approval_request"
-    return not is_approval_request and (
+    waits = item.wire.get("type") in ("mcp_approval_request", ELICITATION_REQUEST)
+    return not waits and (
         item.wire.get("type") == "mcp_call" or any(isinstance(content, MADE) for content in item.meaning)
     )
 
@@ -100,7 +145,9 @@ def settled(items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHi
 
     Calls that are decided `now` are excluded.
     """
-    requested = {call.call_id for call in (*earlier.requests.values(), *now.requests.values())}
+    both = earlier + now
+    requested = {call.call_id for call in both.requests.values()}
+    asked = {both.requests[request].call_id for request in both.questions}
     if not requested:
         return tuple(items)
     open_now = {decision.call_id for decision in now.decisions}
@@ -112,12 +159,15 @@ def settled(items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHi
             continue
         found.append(item)
         if isinstance(item, AssistantCall) and item.call_id in requested and item.call_id not in open_now:
-            found.append(results.get(item.call_id) or _missing(item, decided.get(item.call_id)))
+            missing = _missing(item, decided.get(item.call_id), is_question=item.call_id in asked)
+            found.append(results.get(item.call_id) or missing)
     return tuple(found)
 
 
-def _missing(call: AssistantCall, decision: ApprovalDecision | None) -> ToolResult:
+def _missing(call: AssistantCall, decision: ApprovalDecision | None, *, is_question: bool) -> ToolResult:
     """Return the result of a call that has none."""
+    if decision is None and is_question:
+        return ToolResult(call.call_id, call.name, NOT_ANSWERED)
     if decision is None:
         decision = ApprovalDecision(call.call_id, "", approved=False)
     return ToolResult(call.call_id, call.name, OUTCOME_UNKNOWN if decision.approved else decision.denial)

@@ -21,6 +21,11 @@ from unisono.engine.request import GenerationRequest, ServerTools
 from unisono.errors import ApprovalUsed, StoreError
 
 INPUT: Final = "input"
+# Fields that name the request, by the type of the response.
+REQUEST_FIELDS: Final = {
+    "mcp_approval_response": "approval_request_id",
+    "mcp_elicitation_response": "elicitation_request_id",
+}
 # Prefix of such marks. No idempotency key of a client contains a line break.
 MARK: Final = "approval\n"
 
@@ -30,9 +35,9 @@ log = logging.getLogger("unisono.responses")
 def approvals_in(request: ResponsesRequest, server_tools: ServerTools | None) -> dict[str, str]:
     """Return the approvals of this request, with the field of each, if present in the request."""
     responses = {
-        getattr(item, "approval_request_id", None): f"{INPUT}.{position}.approval_request_id"
+        getattr(item, field): f"{INPUT}.{position}.{field}"
         for position, item in enumerate(request.input)
-        if item.type == "mcp_approval_response"
+        if (field := REQUEST_FIELDS.get(item.type)) is not None
     }
     decisions = () if server_tools is None else server_tools.decisions
     return {
