@@ -320,3 +320,36 @@ async def test_the_summary_of_a_compaction_is_masked_and_stays_masked(stream: bo
         prompt = ENCODING.decode(fake.requests[-1].json["prompt"])
         assert "The user is [EMAIL_REDACTED]." in prompt
         assert MAIL not in prompt
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", ["chat", "responses", "completions"])
+async def test_alternatives_of_tokens_are_left_out_because_no_guardrail_checks_them(name: str, stream: bool) -> None:
+    path, body = SURFACES[name]
+    options: dict[str, Any] = {
+        "chat": {"logprobs": True, "top_logprobs": 3},
+        "responses": {"top_logprobs": 3},
+        "completions": {"logprobs": 3, "return_token_ids": True},
+    }[name]
+    raw = json.dumps({"model": "gpt-oss", "stream": stream, **body, **options}).encode()
+    async with guarded(guardrail("post_call", patterns=[MASK_MAIL]), unisono={"raw_completions": True}) as (
+        running,
+        fake,
+    ):
+        answer = await running.post(path, raw)
+    assert answer.status == 200, answer.raw
+    assert b"logprobs: no effect on alternatives, because a guardrail checks the answers" in answer.raw
+    assert fake.requests[0].json["logprobs"] == 0
+    assert MAIL.encode() not in answer.raw
+    # Neither the address nor a part of it is among the log probabilities of the visible text.
+    assert b"example" not in answer.raw
+    if name == "completions":
+        choices = [choice for body in answer.events or [answer.body] for choice in body.get("choices", ())]
+        assert {choice["token_ids"] and tuple(choice["token_ids"]) for choice in choices} == {None}
+
+
+async def test_without_a_guardrail_of_answers_alternatives_are_reported() -> None:
+    async with guarded(guardrail("pre_call", patterns=[BLOCK_MAIL])) as (running, fake):
+        answer = await running.chat(logprobs=True, top_logprobs=3)
+    assert answer.status == 200
+    assert fake.requests[0].json["logprobs"] == 3

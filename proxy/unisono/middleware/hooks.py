@@ -29,6 +29,7 @@ from unisono.middleware.pipeline import Gate
 
 # Key of the requested guardrails in the note at the beginning of a journal.
 GUARDRAILS_NOTE: Final = "guardrails"
+NO_ALTERNATIVES: Final = "no effect on alternatives, because a guardrail checks the answers of this model"
 
 # Maximum size of a hook's annotation, in characters of JSON.
 MAX_ANNOTATION_CHARACTERS: Final = 10_000
@@ -228,6 +229,14 @@ class BufferingHookGate(AnswerHookGate):
         # Server tool calls with changed arguments, by call id. Their results contain the call again.
         self._changed_calls: dict[str, HostedCall] = {}
 
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        """Admit the request without alternatives to the tokens of the answer, which no hook checks."""
+        request = await super().admit(request)
+        if request.logprobs:
+            self.report.notes.append(f"{request.prompt.fields.logprobs}: {NO_ALTERNATIVES}")
+            request = replace(request, logprobs=0)
+        return request
+
     async def filter(self, batch: list[Event]) -> list[Event]:
         """Return the events of complete and checked items. Raises `Refused` and `HookFailed`."""
         emitted: list[Event] = []
@@ -261,6 +270,7 @@ class BufferingHookGate(AnswerHookGate):
         text = await self._check(closed)
         if text == closed.text:
             return [*buffered, closed]
+        self.report.facts.is_masked = True
         item = closed.item
         if isinstance(item, HostedCall):
             # The tool gets the arguments of the model; clients see the changed ones.

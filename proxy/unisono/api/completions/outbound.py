@@ -103,14 +103,14 @@ class CompletionFrame:
             return None
         return LegacyLogprobs(self.prompts[index], self.logprobs, len(self.texts[index]))
 
-    def choice(self, index: int, text: str, tokens: Sequence[int], *, first: bool) -> dict[str, Any]:
-        """Return the fields of a choice.
+    def choice(self, index: int, text: str, tokens: Sequence[int] | None, *, first: bool) -> dict[str, Any]:
+        """Return the fields of a choice. `tokens` are None if they must not be emitted.
 
         With `first`, they include the prompt's token ids, if the prompt was sent as ids.
         """
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
         if self.has_token_ids:
-            choice["token_ids"] = list(tokens)
+            choice["token_ids"] = None if tokens is None else list(tokens)
             if first:
                 choice["prompt_token_ids"] = list(self.prompts[index].tokens) or None
         return choice
@@ -146,8 +146,8 @@ def to_completion(
     choices = []
     for index, (result, report) in enumerate(zip(results, reports, strict=True)):
         text = frame.texts[index] + "".join(closed.text for closed in result.items)
-        choice = frame.choice(index, text, report.journal, first=True)
-        if (logprobs := frame.logprobs_of(index)) is not None:
+        choice = frame.choice(index, text, None if report.facts.is_masked else report.journal, first=True)
+        if (logprobs := frame.logprobs_of(index)) is not None and not report.facts.is_masked:
             choice["logprobs"] = logprobs.next_part(report.facts.logprobs, len(report.journal))
         choices.append(choice | frame.ended(index, result.finished, report))
     usage = frame.usage([result.finished.usage for result in results])
@@ -182,8 +182,8 @@ class CompletionStreamChunks:
             text = frame.texts[index] + text
         tokens = report.journal[self._emitted[index] :]
         self._emitted[index] += len(tokens)
-        choice = frame.choice(index, text, tokens, first=first)
-        if (logprobs := self._logprobs[index]) is not None:
+        choice = frame.choice(index, text, None if report.facts.is_masked else tokens, first=first)
+        if (logprobs := self._logprobs[index]) is not None and not report.facts.is_masked:
             choice["logprobs"] = logprobs.next_part(report.facts.logprobs, self._emitted[index])
         if not batch or not isinstance(last := batch[-1], Finished):
             return self._chunk([choice]) if text else b""
