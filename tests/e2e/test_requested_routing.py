@@ -247,6 +247,18 @@ async def test_tags_select_deployments(path: str) -> None:
 
 
 @SURFACE
+async def test_the_header_of_litellm_names_tags_too(path: str) -> None:
+    body = json.dumps({"model": "gpt-oss", **SURFACES[path]}).encode()
+    async with tagged() as running:
+        for header, backend in (("team-b", "vllm-2"), (" team-b , unknown", "vllm-2"), (" , ", "vllm-3")):
+            answer = await running.post(path, body, x_litellm_tags=header)
+            assert (answer.status, answer.headers["x-unisono-backend"]) == (200, backend)
+        answer = await running.post(path, body, x_litellm_tags="x" * 129)
+        assert answer.status == 400
+        assert "x-litellm-tags" in answer.body["error"]["message"]
+
+
+@SURFACE
 @pytest.mark.parametrize("value", [["team-b"], []], ids=str)
 async def test_tags_are_noted_where_they_select_nothing(path: str, value: list[str]) -> None:
     async with tagged(enabled=False) as running:

@@ -59,11 +59,17 @@ async def test_the_budget_of_the_gateway_ends_answers_and_then_refuses_requests(
 
 
 async def test_parallel_requests_do_not_exceed_the_budget(tmp_path: Path) -> None:
-    async with FakeVllm(tokens=ANSWER) as fake:
+    async with FakeVllm(tokens=ANSWER, first_delay_s=0.5) as fake:
         config = priced(config_of(f"vllm@{fake.url}", litellm_settings={"max_budget": 4 * COST}))
         async with keyed(config, tmp_path) as (running, _):
             answers = await asyncio.gather(*(running.chat_as(MASTER, max_tokens=SIZE) for _ in range(12)))
+            later = await running.chat_as(MASTER, max_tokens=SIZE)
         assert [answer.status for answer in answers].count(200) == 4
+        # The running requests may cost less than was reserved for them, so the others may be tried again.
+        refused = [answer for answer in answers if answer.status != 200]
+        assert {(each.status, each.body["error"]["code"]) for each in refused} == {(429, "rate_limit_exceeded")}
+        assert {each.headers["retry-after"] for each in refused} == {"1"}
+        assert (later.status, later.body["error"]["code"]) == (429, "insufficient_quota")
 
 
 async def test_the_usage_of_shared_budgets_is_not_counted_twice(tmp_path: Path) -> None:

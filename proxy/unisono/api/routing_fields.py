@@ -26,6 +26,7 @@ RETRY_FIELDS: Final = ("num_retries", "max_retries")
 FIELDS: Final = frozenset({"fallbacks", "disable_fallbacks", *RETRY_FIELDS})
 # Objects in which LiteLLM accepts `tags` too.
 TAG_OBJECTS: Final = ("metadata", "litellm_metadata")
+TAG_HEADER: Final = "x-litellm-tags"
 
 # Return the group of a fallback model that the caller may use. Raises the errors of an unknown, a forbidden or an
 # unsuitable model.
@@ -43,10 +44,11 @@ class RoutingFields:
     find_fallback: FindFallback = _no_fallback
     filters_tags: bool = False
 
-    def read(self, body: Mapping[str, Any], caller: Caller) -> RequestedRouting:
+    def read(self, body: Mapping[str, Any], caller: Caller, tags: str = "") -> RequestedRouting:
         """Return the routing that a body asks for.
 
-        Raises InvalidRequest, naming the field, and the errors of `find_fallback`.
+        `tags` is the value of the header with more tags, separated by commas. Raises InvalidRequest, naming the field,
+        and the errors of `find_fallback`.
         """
         if body.get("mock_response") is not None:
             raise UnsupportedValue(
@@ -59,7 +61,7 @@ class RoutingFields:
             fallbacks=fallbacks,
             no_fallbacks=has_none,
             num_retries=next(iter(retries), None),
-            tags=tuple(dict.fromkeys(_tags(body))) if self.filters_tags else (),
+            tags=tuple(dict.fromkeys(_tags(body, tags))) if self.filters_tags else (),
         )
 
     def without(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -126,9 +128,9 @@ def _retries(value: Any, field: str) -> int:
     return value
 
 
-def _tags(body: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tags of a body. Raises InvalidRequest."""
-    found = [("tags", body.get("tags"))]
+def _tags(body: Mapping[str, Any], header: str) -> Iterator[str]:
+    """Yield the tags of a body and of the header. Raises InvalidRequest."""
+    found = [("tags", body.get("tags")), (TAG_HEADER, [tag.strip() for tag in header.split(",") if tag.strip()])]
     for name in TAG_OBJECTS:
         if isinstance(inner := body.get(name), Mapping):
             found.append((f"{name}.tags", inner.get("tags")))

@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
+from typing import Final
 
 from unisono.config import StandIns
 from unisono.core.access import Caller
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason
-from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaReservation, QuotaStatus
+from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaKind, QuotaReservation, QuotaStatus
 from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
 from unisono.middleware.pipeline import Gate
@@ -65,6 +66,10 @@ class SharedBudgets:
         return BudgetGate(self.metering, budgets, eligible) if budgets else None
 
 
+# Seconds after which a request may find room that running requests have reserved.
+RESERVED_AGAIN_S: Final = 1.0
+
+
 class BudgetGate(Gate):
     """Gate that reserves in the budgets of all deployments that may answer the request."""
 
@@ -83,21 +88,22 @@ class BudgetGate(Gate):
         """
         whole = await self._metering.claim(request, Caller("", limits=self._budgets[0].limits))
         spent: frozenset[str] = frozenset()
-        refusal: QuotaStatus | None = None
+        refusals: list[QuotaStatus] = []
         room: int | None = None
         for budget in self._budgets:
             claim = self._claim(whole, budget)
             status = await self._metering.status(claim)
             if status is not None and status.refused is not None:
-                spent, refusal = spent | budget.deployments, refusal or status
+                spent |= budget.deployments
+                refusals.append(status)
                 continue
             if status is not None:
                 self._reserved.append((budget, claim))
                 if status.output is not None:
                     room = status.output if room is None else min(room, status.output)
-        if refusal is not None and self._eligible <= spent:
+        if refusals and self._eligible <= spent:
             self.release()
-            raise _refused(refusal)
+            raise _refused(refusals)
         # The quota gate of a key computes the usage of an answer.
         self._quota = QuotaGate(self._metering, request)
         self._quota.report = self.report
@@ -156,6 +162,13 @@ class BudgetGate(Gate):
         )
 
 
-def _refused(status: QuotaStatus) -> LimitReached:
-    again_s = NEVER_S if status.retry_after_s is None else status.retry_after_s
-    return QuotaExceeded("The budget of this gateway is spent; ask the operator to raise it.", retry_after_s=again_s)
+def _refused(refusals: Sequence[QuotaStatus]) -> LimitReached:
+    """Return the error for a request for which no budget has room."""
+    if any(status.refused is QuotaKind.BUDGET_RESERVED for status in refusals):
+        return LimitReached(
+            "Running requests have reserved the rest of this gateway's budget; try again when they have ended.",
+            retry_after_s=RESERVED_AGAIN_S,
+        )
+    delays = [NEVER_S if status.retry_after_s is None else status.retry_after_s for status in refusals]
+    message = "The budget of this gateway is spent; ask the operator to raise it."
+    return QuotaExceeded(message, retry_after_s=min(delays))
