@@ -83,6 +83,12 @@ async def test_a_server_that_may_not_ask_learns_it(host: McpHost, upstream: Upst
     assert upstream.noted("book Graz") == []
 
 
+@pytest.mark.parametrize("name", ["javascript:alert(1)", "x" * 3000])
+async def test_no_user_is_sent_to_a_dangerous_page(host: McpHost, upstream: Upstream, name: str) -> None:
+    outcome = await host.call(upstream.server("legacy"), "files", sent({"name": name}), can_ask=True)
+    assert (outcome.is_error, outcome.question) == (True, None)
+
+
 @pytest.mark.parametrize("transport", ["legacy", "stdio"])
 async def test_the_user_is_sent_to_a_page(host: McpHost, upstream: Upstream, transport: str) -> None:
     server, arguments = upstream.server(transport), sent({"name": transport})
@@ -95,7 +101,14 @@ async def test_the_user_is_sent_to_a_page(host: McpHost, upstream: Upstream, tra
     assert outcome.text == f"files of {transport}"
 
 
-@pytest.mark.parametrize("state", [None, 7, [], {}, {"asked": 7}, {"open": {"a": 7}}, {"answers": 7, "open": [1]}])
+FORGED: list[Any] = [
+    *(None, 7, [], {}, {"asked": 7}, {"open": {"a": 7}}, {"answers": 7, "open": [1]}),
+    *({"open": {"a": [1]}}, {"open": {"a": ["x", [], ""]}}, {"answers": {"a": 1}, "open": {"a": ["x", {}, ""]}}),
+    {"asked": "a", "open": {"a": ["x", {}, ""]}, "server_state": {"x": 1}},
+]
+
+
+@pytest.mark.parametrize("state", FORGED, ids=repr)
 @pytest.mark.parametrize("transport", ["modern", "legacy"])
 async def test_a_forged_state_only_asks_again(host: McpHost, upstream: Upstream, transport: str, state: Any) -> None:
     answer = UserAnswer(UserAction.ACCEPT, {"day": "Monday", "seats": 2}, state)

@@ -199,8 +199,8 @@ def add_questions(server: MCPServer) -> None:
     def files(name: str) -> str:
         """Files of the user, who must sign in before."""
         # The user signs in on the page.
-        if not (NOTES / f"signed-in-{name}").exists():
-            url = f"https://sign-in.example.com/{name}"
+        if len(name) > 99 or not (NOTES / f"signed-in-{name}").exists():
+            url = name if ":" in name else f"https://sign-in.example.com/{name}"
             raise UrlElicitationRequiredError(
                 [ElicitRequestURLParams(message="Sign in to see your files.", url=url, elicitation_id=name)]
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Final, cast
+from typing import Final
 
 import mcp_types as types
 from mcp_types import ElicitRequest, ElicitRequestURLParams, ElicitResult, InputRequiredResult
@@ -22,6 +22,7 @@ from unisono.core.tools import ToolOutcome
 # Maximum number of questions of one call. A server could otherwise ask forever.
 MAX_QUESTIONS: Final = 16
 MAX_MESSAGE_CHARACTERS: Final = 4_000
+MAX_URL_CHARACTERS: Final = 2_048
 # Keys of the state with which a call continues.
 _ASKED, _ANSWERS, _OPEN, _SERVER_STATE = "asked", "answers", "open", "server_state"
 # Beginning of the keys of pages, which the server does not learn.
@@ -56,13 +57,15 @@ class Dialogue:
     def _ask_next(self) -> None:
         """Ask the next question that the server has sent already."""
         for key, written in self._open.items():
-            if key not in self._answers and isinstance(written, list):
-                self.question = self._asked(key, *cast("tuple[str, Any, str]", written))
-                return
+            # The state comes from the client.
+            match written:
+                case [str(message), dict(schema), str(url)] if key not in self._answers:
+                    self.question = self._asked(key, message, schema, url)
+                    return
 
-    def _asked(self, key: str, message: str, schema: Any, url: str) -> ToolQuestion:
+    def _asked(self, key: str, message: str, schema: dict[str, Json], url: str) -> ToolQuestion:
         state: Json = {_ASKED: key, _ANSWERS: self._answers, _OPEN: self._open, _SERVER_STATE: self._server_state}
-        return ToolQuestion(str(message), schema if isinstance(schema, dict) else {}, str(url), state)
+        return ToolQuestion(message, schema, url, state)
 
     # -- a server that asks while the call runs
 
@@ -75,7 +78,7 @@ class Dialogue:
         key = json.dumps(written)
         if (known := self._answers.get(key)) is not None:
             return _result(known)
-        if not self._can_ask or len(self._answers) >= MAX_QUESTIONS:
+        if not self._can_ask or len(self._answers) >= MAX_QUESTIONS or not _is_askable(params):
             self.declined.append(written[0])
             return ElicitResult(action="decline")
         self.question = self.question or self._asked(key, *written)
@@ -92,7 +95,7 @@ class Dialogue:
         forms = {key: request.params for key, request in requests.items() if isinstance(request, ElicitRequest)}
         if len(forms) < len(requests) or len(forms) > MAX_QUESTIONS:
             return False
-        if not self._can_ask:
+        if not self._can_ask or not all(map(_is_askable, forms.values())):
             self.declined += [_written(params)[0] for params in forms.values()]
             return False
         self._server_state = result.request_state
@@ -107,7 +110,7 @@ class Dialogue:
 
         Returns False if the user cannot be asked.
         """
-        pages = [*_pages(error)]
+        pages = [page for page in _pages(error) if _is_askable(page)]
         if not pages or not self._can_ask or len(self._answers) + len(pages) > MAX_QUESTIONS:
             return False
         self._open = {f"{_PAGE}{page.url}": list(_written(page)) for page in pages}
@@ -136,6 +139,13 @@ def text_on_declined(messages: list[str]) -> str:
     return "\n".join(
         f"[The tool asked the user a question, which cannot be passed on here: {each}]" for each in messages
     )
+
+
+def _is_askable(params: types.ElicitRequestParams) -> bool:
+    """Return False for a page with an address that no user should open."""
+    if not isinstance(params, ElicitRequestURLParams):
+        return True
+    return len(params.url) <= MAX_URL_CHARACTERS and params.url.lower().startswith(("https://", "http://"))
 
 
 def _written(params: types.ElicitRequestParams) -> tuple[str, dict[str, Json], str]:

@@ -79,6 +79,7 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
     "a handoff": playing(HANDOFF),
     "a result": playing(RESULT),
     "a tool": playing(calls("echo", text="hello")),
+    "a question": playing(calls("book", city="Oslo")),
     "a tool, slowly": playing(calls("slow", seconds=0.5)),
     "a tool that fails": playing(calls("broken")),
     "a guarded tool": playing(calls("echo", text="hello").replace("docs__", "guarded__")),

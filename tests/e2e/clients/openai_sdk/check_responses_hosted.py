@@ -37,6 +37,14 @@ def item_types(response: Any) -> list[str]:
     return [item.type for item in response.output]
 
 
+def unchecked_response(client: OpenAI, fields: dict[str, Any], stream: bool) -> Any:
+    """Create a response with items for which the SDK has no type, whole or streamed."""
+    if not stream:
+        return client.responses.create(**fields)
+    *_, last = client.responses.create(**fields, stream=True)
+    return last.response
+
+
 def items_of(response: Any, kind: str = "mcp_call") -> list[Any]:
     return [item for item in response.output if item.type == kind]
 
@@ -130,6 +138,35 @@ def test_a_chat_continues_after_an_mcp_call(scripted: OpenAI, stored: bool) -> N
     if stored:
         listed = [item.type for item in scripted.responses.input_items.list(second.id, order="asc")]
         assert listed == ["message"]
+
+
+@WHOLE_AND_STREAMED
+@pytest.mark.parametrize("stored", [True, False], ids=["previous_response_id", "all items sent back"])
+def test_a_question_of_a_tool_is_answered(
+    stage: Stage, connect: Callable[..., OpenAI], stored: bool, stream: bool
+) -> None:
+    # The SDK has no type for the question.
+    client = connect(f"{stage.scripted}/v1", api_key=stage.key, _strict_response_validation=False)
+    fields = {"tools": [DOCS], "store": stored}
+    first_request = to_play("a question, then: an answer", **fields)
+    first = unchecked_response(client, first_request, stream)
+    [question] = items_of(first, "mcp_elicitation_request")
+    assert (question.message, question.mode) == ("When do you travel to Oslo?", "form")
+    content = {"day": "Monday", "seats": 2}
+    answer = {
+        "type": "mcp_elicitation_response",
+        "elicitation_request_id": question.id,
+        "action": "accept",
+        "content": content,
+    }
+    if stored:
+        request = to_ask([answer], model="scripted", previous_response_id=first.id, **fields)
+    else:
+        history: list[Any] = [{"role": "user", "content": first_request["input"]}, *first.output, answer]
+        request = to_ask(history, model="scripted", **fields)
+    second = unchecked_response(client, request, stream)
+    assert [call.output for call in items_of(second)] == ["booked Oslo on Monday for 2"]
+    assert second.output_text == ANSWER
 
 
 @WHOLE_AND_STREAMED
