@@ -30,6 +30,9 @@ class Presidio(TextGuardrail):
     names of entities to BLOCK or MASK; without it, all entities are masked.
     """
 
+    # One after another, the texts of a long conversation would take longer than the hook may take.
+    CHECKS_AT_ONCE = 16
+
     def __init__(self, options: Mapping[str, object]) -> None:
         super().__init__(options)
         self._analyzer = _address(options, "analyzer")

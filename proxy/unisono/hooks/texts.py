@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Item, ToolResult
 from unisono.core.events import Closed
@@ -36,19 +37,23 @@ def directions_of(value: object) -> frozenset[str]:
     return frozenset(map(str, value))
 
 
-async def checked(conversation: Conversation, check: Check) -> Changes | None:
+async def checked(
+    conversation: Conversation, check: Check, *, field: str | None = None, at_once: int = 1
+) -> Changes | None:
     """Check every text of a conversation, and return the changes; None if there are none.
 
-    Tool declarations are not checked. Raises `Refused`, also if the check would change the prefill: the text with which
-    the client starts the answer.
+    Up to `at_once` texts are checked at the same time. Tool declarations are not checked. Raises `Refused`, also if the
+    check would change the prefill: the text with which the client starts the answer. `field` is the request's field
+    with the conversation.
     """
     instructions = await check(conversation.preamble.instructions)
-    items = [await _checked_item(item, check) for item in conversation.items]
+    items = await _checked_items(conversation.items, check, at_once)
     prefill = conversation.prefill or ""
     if await check(prefill) != prefill:
         raise Blocked(
             "The unfinished assistant message contains content that a guardrail masks. Masking is not possible there; "
-            "remove the content or the message."
+            "remove the content or the message.",
+            param=field,
         )
     has_new_items = any(new is not old for new, old in zip(items, conversation.items, strict=True))
     if not has_new_items and instructions == conversation.preamble.instructions:
@@ -57,6 +62,25 @@ async def checked(conversation: Conversation, check: Check) -> Changes | None:
         items=tuple(items) if has_new_items else None,
         instructions=instructions if instructions != conversation.preamble.instructions else None,
     )
+
+
+async def _checked_items(items: Sequence[Item], check: Check, at_once: int) -> list[Item]:
+    """Return the checked items. Of several refusals, the one of the first item is raised."""
+    if at_once == 1:
+        return [await _checked_item(item, check) for item in items]
+    slots = asyncio.Semaphore(at_once)
+
+    async def checked_item(item: Item) -> Item:
+        async with slots:
+            return await _checked_item(item, check)
+
+    checks = [asyncio.create_task(checked_item(item)) for item in items]
+    try:
+        return [await one for one in checks]
+    finally:
+        for one in checks:
+            one.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
 
 
 async def _checked_item(item: Item, check: Check) -> Item:
@@ -79,8 +103,11 @@ def without_surrogates(text: str) -> str:
 class TextGuardrail(Hook):
     """Hook that checks each text by itself.
 
-    Its option `where` is a list of `input` and `output`.
+    Its option `where` is a list of `input` and `output`. `CHECKS_AT_ONCE` is the number of texts of a request that are
+    checked at the same time.
     """
+
+    CHECKS_AT_ONCE: ClassVar[int] = 1
 
     def __init__(self, options: Mapping[str, object]) -> None:
         directions = directions_of(options.get("where", [INPUT, OUTPUT]))
@@ -99,10 +126,12 @@ class TextGuardrail(Hook):
         if not self._checks_input:
             return None
 
-        async def check(text: str) -> str:
-            return await self.checked_text(text, "request", FIELD.get(request.surface))
+        field = FIELD.get(request.surface)
 
-        return await checked(request.conversation, check)
+        async def check(text: str) -> str:
+            return await self.checked_text(text, "request", field)
+
+        return await checked(request.conversation, check, field=field, at_once=self.CHECKS_AT_ONCE)
 
     async def check_item(self, request: Request, item: Closed) -> str | None:
         new = await self.checked_text(item.text, "answer")
