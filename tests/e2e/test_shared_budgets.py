@@ -106,6 +106,25 @@ async def test_a_request_is_refused_if_all_providers_are_spent() -> None:
             assert (refused.status, refused.body["error"]["code"]) == (429, "insufficient_quota")
 
 
+async def test_a_request_is_refused_if_all_deployments_with_its_tags_are_spent() -> None:
+    async with FakeVllm(tokens=ANSWER) as vllm, FakeSglang(tokens=ANSWER) as sglang:
+        config = priced(config_of(f"vllm@{vllm.url}", f"sglang@{sglang.url}"))
+        for entry, tags in zip(config["model_list"], (["paid"], ["default"]), strict=True):
+            entry["litellm_params"]["tags"] = tags
+        config["router_settings"] = {
+            "enable_tag_filtering": True,
+            "provider_budget_config": {"vllm": {"max_budget": COST}},
+        }
+        async with gateway(config) as running:
+            assert running.app is not None
+            await running.app.state.gateway.pool.settled(5)
+            assert (await running.chat(max_tokens=SIZE, tags=["paid"])).status == 200
+            refused = await running.chat(max_tokens=SIZE, tags=["paid"])
+            assert (refused.status, refused.body["error"]["code"]) == (429, "insufficient_quota")
+            other = await running.chat(max_tokens=SIZE)
+            assert (other.status, other.body["unisono"]["backend"]) == (200, "sglang-1")
+
+
 async def test_all_choices_of_a_pass_through_request_share_what_is_reserved() -> None:
     async with FakeOpenAi() as fake:
         config = priced(config_of(f"vllm@{fake.url}", name="llama", litellm_settings={"max_budget": 10_000}))

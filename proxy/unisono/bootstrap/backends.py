@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
 
-from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry, ModelRegistry
+from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry, ModelRegistry, RouterSettings
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
 from unisono.routing.attempt_timeouts import MinTimeouts
@@ -187,7 +187,7 @@ def routing_rules(config: Config, share: int = 1) -> RoutingRules:
         ),
         tolerance=BreakerConfig(router.allowed_fails, router.cooldown_time),
         num_retries=config.num_retries,
-        tags=TagRules(router.tag_filtering_match_any) if router.enable_tag_filtering else None,
+        tags=tag_rules(router),
     )
 
 
@@ -229,6 +229,11 @@ def check_recoveries(config: Config) -> None:
                     f"model_list[{index}].unisono.recoveries.{rule}: `{rule}` is not a rule that can be switched off; "
                     f"rules: {known}"
                 )
+
+
+def tag_rules(router: RouterSettings) -> TagRules | None:
+    """Return the rules of tag-based routing; None if tags select nothing."""
+    return TagRules(router.tag_filtering_match_any) if router.enable_tag_filtering else None
 
 
 def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from unisono.access.prices import FREE, PriceList
-from unisono.bootstrap.backends import deployment_names
+from unisono.bootstrap.backends import deployment_names, tag_rules
 from unisono.config import KIND_ALIASES, Config, ModelRegistry
 from unisono.config.budget_settings import to_period
 from unisono.core.quotas import MILLION, NO_PERIOD, KeyLimits
@@ -23,10 +23,15 @@ def build_budgets(config: Config, catalogue: ModelRegistry, metering: Metering) 
     if not budgets:
         return None
     names = deployment_names(config.model_list)
-    of_model: dict[str, set[str]] = {}
+    of_model: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for entry, name in zip(config.model_list, names, strict=True):
-        of_model.setdefault(entry.model_name, set()).add(name)
-    deployments = {model: frozenset(own) for model, own in of_model.items()}
+        of_model.setdefault(entry.model_name, []).append((name, entry.litellm_params.tags))
+    rules = tag_rules(config.router_settings)
+
+    def deployments(model: str, tags: Sequence[str]) -> frozenset[str]:
+        own = of_model.get(model, [])
+        return frozenset((name for name, _ in own) if rules is None else rules.select(own, tags))
+
     return SharedBudgets(metering, budgets, deployments, catalogue.stand_ins)
 
 

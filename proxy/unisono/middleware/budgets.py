@@ -7,7 +7,7 @@ it settles in the budgets of the deployment that answered. Deployments whose bud
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Final
@@ -39,15 +39,15 @@ class SharedBudget:
 class SharedBudgets:
     """Factory of gates that enforce shared budgets.
 
-    `deployments` maps each requested model to the names of the deployments that may answer. `stand_ins` are the
-    configured fallbacks of the models.
+    `deployments` returns the names of the deployments that may answer for a model and the tags of a request.
+    `stand_ins` are the configured fallbacks of the models.
     """
 
     def __init__(
         self,
         metering: Metering,
         budgets: Sequence[SharedBudget],
-        deployments: Mapping[str, frozenset[str]],
+        deployments: Callable[[str, Sequence[str]], frozenset[str]],
         stand_ins: Mapping[str, StandIns],
     ) -> None:
         self.metering = metering
@@ -58,10 +58,11 @@ class SharedBudgets:
     def __call__(self, request: GenerationRequest) -> BudgetGate | None:
         caller = request.origin.caller
         others = self._stand_ins.get(request.model, StandIns())
+        tags: tuple[str, ...] = ()
         if caller is not None:
-            others = others.for_request(request.model, caller.routing)
+            others, tags = others.for_request(request.model, caller.routing), caller.routing.tags
         models = (request.model, *others.fallbacks, *others.larger)
-        eligible = frozenset[str]().union(*(self._deployments.get(model, frozenset()) for model in models))
+        eligible = frozenset[str]().union(*(self._deployments(model, tags) for model in models))
         budgets = [budget for budget in self._budgets if budget.deployments & eligible]
         return BudgetGate(self.metering, budgets, eligible) if budgets else None
 
