@@ -59,7 +59,9 @@ async def generate(
             while not answer.response.is_readable:
                 await answer.next_data()
             events = answer.read_nowait()
-            chunk = fold.feed(events)
+            # The log probabilities of a whole prompt arrive in one event. Their conversion may take a second.
+            is_long = job.prompt_logprobs and not has_started
+            chunk = await asyncio.to_thread(fold.feed, events) if is_long else fold.feed(events)
             del events
             if chunk is not None:
                 answer.delivered()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,6 +30,8 @@ from unisono.core.access import Caller
 from unisono.engine.request import GenerationService, RawPrompt
 
 COMPLETIONS = RouteTable("completions")
+# Maximum log probabilities of prompts in an answer that is written on the event loop.
+MAX_SCORED_ON_LOOP: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,12 @@ class CompletionRoute:
                 keep_alive_s=self.keep_alive_s,
             )
         results = await until_disconnect(request.receive, collect_all(streams))
-        return to_whole(to_completion(results, reports, frame), backend_header(reports))
+        scored = sum(len(report.facts.logprobs.prompt) for report in reports if report.facts.logprobs is not None)
+        return await off_loop(
+            lambda: to_whole(to_completion(results, reports, frame), backend_header(reports)),
+            scored,
+            MAX_SCORED_ON_LOOP,
+        )
 
     def _parse(
         self, body: Mapping[str, Any], caller: Caller, request_id: str
