@@ -230,3 +230,29 @@ async def test_memory_and_descriptors_stay_flat_over_many_reloads_under_traffic(
     assert after.descriptors <= before.descriptors + 4
     assert after.threads <= before.threads + 2
     assert after.memory < before.memory + 12 * MB, f"{(after.memory - before.memory) / MB:.1f} MB more"
+
+
+def masking(word: str) -> dict[str, Any]:
+    rule = {"keyword": word, "action": "MASK"}
+    params = {"guardrail": "litellm_content_filter", "mode": "post_call", "default_on": True, "blocked_words": [rule]}
+    return {"guardrails": [{"guardrail_name": word, "litellm_params": params}]}
+
+
+async def test_running_answers_keep_their_guardrails_and_new_ones_have_the_new(tmp_path: Path) -> None:
+    async with running_stage(tmp_path, per_chunk=1, delay_s=0.05) as stage:
+        await stage.reload(stage.config(stage.old, **masking("old")))
+        guarded = asyncio.ensure_future(stage.chat(stream=True))
+        async with asyncio.timeout(10):
+            while not stage.old.requests:
+                await asyncio.sleep(0.01)
+        # The new configuration has another rule, and then none.
+        await stage.reload(stage.config(stage.new, **masking("new")))
+        masked = await stage.chat()
+        assert "KEYWORD_REDACTED" in masked
+        assert "new new" not in masked
+        await stage.reload(stage.config(stage.new))
+        assert not guarded.done()
+        assert "new new" in await stage.chat()
+        text = await guarded
+        assert text.count("KEYWORD_REDACTED") == 40
+        assert "old" not in text
