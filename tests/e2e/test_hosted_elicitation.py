@@ -89,6 +89,19 @@ async def test_without_stored_state_the_client_sends_the_question_back(harness: 
     assert call["output"] == "booked Kiel on Monday for 2"
 
 
+async def test_the_repeated_call_can_be_referred_to(harness: Line) -> None:
+    first, request = await asked(harness, city="Metz")
+    harness.say(ANSWER)
+    second = await harness.whole(previous_response_id=first["id"], input=[answered(request)])
+    references = [{"type": "item_reference", "id": item["id"]} for item in (*first["output"][1:], *second["output"])]
+    harness.say(OK)
+    items = [{"role": "user", "content": "Go"}, *references, {"role": "user", "content": "Thanks"}]
+    third = await harness.whole(input=items)
+    assert third["status"] == "completed"
+    assert "notes" not in third["unisono"]
+    assert result("book", "booked Metz on Monday for 2") in harness.said
+
+
 async def test_in_a_conversation(harness: Line) -> None:
     conversation = await harness.conversation()
     _, request = await asked(harness, conversation=conversation, city="Linz")

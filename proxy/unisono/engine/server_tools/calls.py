@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from hashlib import sha256
+from typing import Final, TypeAlias
 
 from unisono.core.conversation import Conversation, Item, Json, ToolResult
 from unisono.core.elicitation import ToolQuestion
@@ -35,8 +36,7 @@ Note: TypeAlias = Mapping[str, Json]
 CALL, OF, VERDICT = "call", "of", "verdict"
 RAN, TEXT, ERROR, STRUCTURED, UNKNOWN, SAID, RULE = "ran", "text", "error", "structured", "unknown", "said", "rule"
 ASKED = "asked"
-# End of the id of a call that repeats another one with an answer of the user.
-REPEATED_ID = "q"
+ID_DIGITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,9 @@ class ToolRound:
 def _repeated(call: ServerToolCall, question: ToolQuestion) -> ServerToolCall:
     """Return the call that waits for the answer to a question of its tool."""
     tokens = call.tokens or call.earlier_tokens
-    return ServerToolCall(call.call_id + REPEATED_ID, call.name, call.arguments, tokens, question=question)
+    # A process that replays the journal derives the same id.
+    call_id = f"call_{sha256(call.call_id.encode()).hexdigest()[:ID_DIGITS]}"
+    return ServerToolCall(call_id, call.name, call.arguments, tokens, question=question)
 
 
 def _written(question: ToolQuestion) -> list[Json]:
