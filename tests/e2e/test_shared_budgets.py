@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.keyed import MASTER, bearing, keyed
-from tests.fakes import FakeVllm, Refusal
+from tests.fakes import FakeVllm, Refusal, VllmScript, reset_at
 from tests.fakes.openai_api import FakeOpenAi
 from tests.fakes.sglang import FakeSglang
 from unisono.app import build
@@ -123,6 +123,25 @@ async def test_a_request_is_refused_if_all_deployments_with_its_tags_are_spent()
             assert (refused.status, refused.body["error"]["code"]) == (429, "insufficient_quota")
             other = await running.chat(max_tokens=SIZE)
             assert (other.status, other.body["unisono"]["backend"]) == (200, "sglang-1")
+
+
+async def test_after_a_failover_each_provider_pays_for_what_it_generated() -> None:
+    async with FakeVllm(tokens=ANSWER, faults=(reset_at(3),)) as vllm, FakeSglang(tokens=ANSWER[3:]) as sglang:
+        config = priced(config_of(f"vllm@{vllm.url}", f"sglang@{sglang.url}"))
+        for order, entry in enumerate(config["model_list"]):
+            entry["litellm_params"]["order"] = order
+        providers = {kind: {"max_budget": 2 * COST} for kind in ("vllm", "sglang")}
+        config["router_settings"] = {"provider_budget_config": providers, "allowed_fails": 1_000}
+        async with gateway(config) as running:
+            assert running.app is not None
+            await running.app.state.gateway.pool.settled(5)
+            first = await running.chat(max_tokens=SIZE, stream=True)
+            assert (first.status, first.events[-1]["unisono"]["failovers"]) == (200, 1)
+            vllm.script = lambda _: VllmScript(tokens=ANSWER)
+            # Both have the rest of their own budget: 2 * SIZE - 3 tokens, and 2 * SIZE - (SIZE - 3) tokens.
+            await running.chat()
+            assert vllm.requests[-1].json["max_tokens"] == SIZE + 3
+        assert SIZE > 4
 
 
 async def test_all_choices_of_a_pass_through_request_share_what_is_reserved() -> None:

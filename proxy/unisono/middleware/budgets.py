@@ -16,7 +16,8 @@ from unisono.config import StandIns
 from unisono.core.access import Caller
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason
-from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaKind, QuotaReservation, QuotaStatus
+from unisono.core.observer import StepDone
+from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaKind, QuotaReservation, QuotaStatus, UsageRecord
 from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
 from unisono.middleware.pipeline import Gate
@@ -127,9 +128,8 @@ class BudgetGate(Gate):
         record = self._quota.usage_record(finished.usage)
         settling = []
         for budget, claim in reserved:
-            if self.report.backend in budget.deployments:
-                entry = replace(record.entry, account=budget.account)
-                settling.append(self._metering.ledger.settle(replace(record, entry=entry, claim=claim)))
+            if (part := self._part_of(record, budget, claim)) is not None:
+                settling.append(self._metering.ledger.settle(part))
             else:
                 self._metering.ledger.release(claim)
         await asyncio.gather(*settling)
@@ -137,13 +137,35 @@ class BudgetGate(Gate):
     def end(self, error: BaseException | None) -> None:
         """Record the usage of an answer that ended without `finish`."""
         reserved, self._reserved = self._reserved, []
+        record = self._quota.unfinished_record(error) if self._quota is not None else None
         for budget, claim in reserved:
-            if self._quota is not None and self.report.backend in budget.deployments:
-                record = self._quota.unfinished_record(error)
-                entry = replace(record.entry, account=budget.account)
-                self._metering.ledger.record(replace(record, entry=entry, claim=claim))
+            part = self._part_of(record, budget, claim) if record is not None else None
+            if part is not None:
+                self._metering.ledger.record(part)
             else:
                 self._metering.ledger.release(claim)
+
+    def _part_of(self, record: UsageRecord, budget: SharedBudget, claim: QuotaReservation) -> UsageRecord | None:
+        """Return the part of an answer's usage that a budget pays for; None if it pays for nothing.
+
+        After a failover, each provider has its own part: the prompts that it read, and the tokens that it generated.
+        """
+        entry = replace(record.entry, account=budget.account)
+        steps = [step for step in self.report.facts.steps if step.generated]
+        own = [step for step in steps if step.deployment in budget.deployments]
+        if len(own) < len(steps):
+            if not own:
+                return None
+            cost = sum(self._cost_of(step, entry.model) for step in own)
+            sent, generated = sum(step.prompt_tokens for step in own), sum(step.generated for step in own)
+            entry = replace(entry, used=replace(entry.used, input=sent, output=generated, cost=cost))
+        elif self.report.backend not in budget.deployments:
+            return None
+        return replace(record, entry=entry, claim=claim)
+
+    def _cost_of(self, step: StepDone, model: str) -> int:
+        price = self._metering.prices.settled(model, step.deployment)
+        return price.input_cost(step.prompt_tokens, step.cached_tokens or 0) + price.output_cost(step.generated)
 
     def release(self) -> None:
         reserved, self._reserved = self._reserved, []
