@@ -353,3 +353,14 @@ async def test_without_a_guardrail_of_answers_alternatives_are_reported() -> Non
         answer = await running.chat(logprobs=True, top_logprobs=3)
     assert answer.status == 200
     assert fake.requests[0].json["logprobs"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_the_repeated_prompt_is_the_masked_one(stream: bool) -> None:
+    body = {"model": "gpt-oss", "prompt": f"To {MAIL}", "max_tokens": 99, "echo": True, "return_token_ids": True}
+    raw = json.dumps({**body, "stream": stream}).encode()
+    async with guarded(guardrail("pre_call", patterns=[MASK_MAIL]), unisono={"raw_completions": True}) as (running, _):
+        answer = await running.post("/v1/completions", raw)
+    choices = [choice for found in answer.events or [answer.body] for choice in found.get("choices", ())]
+    assert "".join(choice["text"] for choice in choices).startswith("To [EMAIL_REDACTED]")
+    assert choices[0]["prompt_token_ids"] is None

@@ -139,6 +139,7 @@ class GenerationFacts:
     prompt_tokens: int = 0  # tokens of the first rendered prompt; 0 before it is rendered
     left_out: int = 0  # oldest conversation turns dropped because the conversation was too long
     logprobs: LogprobLog | None = None  # set if the request asks for log probabilities
+    replaced_prompt: str | None = None  # the raw prompt, if a hook has replaced it
     is_masked: bool = False  # a hook has changed the text of the answer, so that its tokens must not be emitted
 
     @property

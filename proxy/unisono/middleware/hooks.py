@@ -155,6 +155,8 @@ class HookGate(Gate):
         original = request
         for hook in self._hooks:
             request = await self._apply_before(hook, request)
+        if request.raw is not None and request.raw is not original.raw:
+            self.report.facts.replaced_prompt = request.raw.text
         if request is not original and request.passthrough is not None:
             request = _without_passthrough(request, request.passthrough)
         has_note = request is not original or self.report.hooks or self._requested

@@ -97,22 +97,33 @@ class CompletionFrame:
             "system_fingerprint": self.fingerprint,
         }
 
-    def logprobs_of(self, index: int) -> LegacyLogprobs | None:
+    def prompt_text(self, index: int, report: GenerationReport) -> str:
+        """Return the prompt that a choice repeats, as hooks have changed it; "" if it repeats none."""
+        replaced = report.facts.replaced_prompt
+        return replaced if replaced is not None and self.texts[index] else self.texts[index]
+
+    def logprobs_of(self, index: int, report: GenerationReport) -> LegacyLogprobs | None:
         """Return the log probabilities of a choice; None if the request asks for none."""
         if self.logprobs is None:
             return None
-        return LegacyLogprobs(self.prompts[index], self.logprobs, len(self.texts[index]))
+        return LegacyLogprobs(self.prompts[index], self.logprobs, len(self.prompt_text(index, report)))
 
-    def choice(self, index: int, text: str, tokens: Sequence[int] | None, *, first: bool) -> dict[str, Any]:
-        """Return the fields of a choice. `tokens` are None if they must not be emitted.
+    def choice(
+        self, index: int, text: str, tokens: Sequence[int], report: GenerationReport, *, first: bool
+    ) -> dict[str, Any]:
+        """Return the fields of a choice, with its next text and tokens.
 
-        With `first`, they include the prompt's token ids, if the prompt was sent as ids.
+        With `first`, they include the prompt, if the request asks for it. Tokens of a text that a hook has changed are
+        left out.
         """
+        if first:
+            text = self.prompt_text(index, report) + text
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
         if self.has_token_ids:
-            choice["token_ids"] = None if tokens is None else list(tokens)
+            choice["token_ids"] = None if report.facts.is_masked else list(tokens)
             if first:
-                choice["prompt_token_ids"] = list(self.prompts[index].tokens) or None
+                is_replaced = report.facts.replaced_prompt is not None
+                choice["prompt_token_ids"] = None if is_replaced else list(self.prompts[index].tokens) or None
         return choice
 
     def ended(self, index: int, finished: Finished, report: GenerationReport) -> dict[str, Any]:
@@ -145,9 +156,9 @@ def to_completion(
     """Return the whole answer, with one choice per result."""
     choices = []
     for index, (result, report) in enumerate(zip(results, reports, strict=True)):
-        text = frame.texts[index] + "".join(closed.text for closed in result.items)
-        choice = frame.choice(index, text, None if report.facts.is_masked else report.journal, first=True)
-        if (logprobs := frame.logprobs_of(index)) is not None and not report.facts.is_masked:
+        text = "".join(closed.text for closed in result.items)
+        choice = frame.choice(index, text, report.journal, report, first=True)
+        if (logprobs := frame.logprobs_of(index, report)) is not None and not report.facts.is_masked:
             choice["logprobs"] = logprobs.next_part(report.facts.logprobs, len(report.journal))
         choices.append(choice | frame.ended(index, result.finished, report))
     usage = frame.usage([result.finished.usage for result in results])
@@ -165,7 +176,7 @@ class CompletionStreamChunks:
         self._reports = reports
         # Number of emitted tokens of each choice.
         self._emitted = [0] * len(reports)
-        self._logprobs = [frame.logprobs_of(index) for index in range(len(reports))]
+        self._logprobs: list[LegacyLogprobs | None] = [None] * len(reports)
         self._has_started = [False] * len(reports)
         self._finished: dict[int, Finished] = {}
 
@@ -176,17 +187,16 @@ class CompletionStreamChunks:
         """
         frame, report = self._frame, self._reports[index]
         text = "".join(entry.text for entry in batch if isinstance(entry, Delta))
-        first = not self._has_started[index]
+        first, self._has_started[index] = not self._has_started[index], True
         if first:
-            self._has_started[index] = True
-            text = frame.texts[index] + text
+            self._logprobs[index] = frame.logprobs_of(index, report)
         tokens = report.journal[self._emitted[index] :]
         self._emitted[index] += len(tokens)
-        choice = frame.choice(index, text, None if report.facts.is_masked else tokens, first=first)
+        choice = frame.choice(index, text, tokens, report, first=first)
         if (logprobs := self._logprobs[index]) is not None and not report.facts.is_masked:
             choice["logprobs"] = logprobs.next_part(report.facts.logprobs, self._emitted[index])
         if not batch or not isinstance(last := batch[-1], Finished):
-            return self._chunk([choice]) if text else b""
+            return self._chunk([choice]) if choice["text"] else b""
         self._finished[index] = last
         choice |= frame.ended(index, last, report)
         if len(self._finished) < len(self._reports):
