@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     DECLARED = "declared failure"
     # An invalid answer that looks like a valid one.
     INVALID = "invalid"
-    # Any other status than 200.
+    # Any other status than 200, or no answer in time.
     ERROR = "error"
 
 
@@ -54,13 +54,19 @@ async def measure(gateway: Gateway, cases: Iterable[Case]) -> Figures:
     free = asyncio.Semaphore(CONCURRENCY)
 
     async def send(number: int, case: Case) -> None:
-        async with free, asyncio.timeout(REQUEST_TIMEOUT_S):
-            answer = await gateway.chat(
-                messages=[{"role": "user", "content": case.question}],
-                max_tokens=MAX_TOKENS,
-                stream=number % 2 == 1,
-                **{"temperature": 0, **case.fields},
-            )
+        try:
+            async with free, asyncio.timeout(REQUEST_TIMEOUT_S):
+                answer = await gateway.chat(
+                    messages=[{"role": "user", "content": case.question}],
+                    max_tokens=MAX_TOKENS,
+                    stream=number % 2 == 1,
+                    **{"temperature": 0, **case.fields},
+                )
+        except TimeoutError:
+            # The other cases are measured all the same.
+            figures.outcomes[case.level][Outcome.ERROR] += 1
+            figures.faults.append((case, f"no answer within {REQUEST_TIMEOUT_S:g} s"))
+            return
         outcome, shown, rules = _outcome(answer, case)
         figures.outcomes[case.level][outcome] += 1
         figures.regenerated[case.level] += "regenerated-answer" in rules
