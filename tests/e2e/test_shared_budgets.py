@@ -144,6 +144,23 @@ async def test_after_a_failover_each_provider_pays_for_what_it_generated() -> No
         assert SIZE > 4
 
 
+async def test_a_provider_pays_for_what_it_generated_before_another_one_failed() -> None:
+    async with FakeVllm(tokens=ANSWER, faults=(reset_at(3),)) as vllm, FakeSglang(tokens=ANSWER) as sglang:
+        config = priced(config_of(f"vllm@{vllm.url}", f"sglang@{sglang.url}"))
+        for order, entry in enumerate(config["model_list"]):
+            entry["litellm_params"]["order"] = order
+        providers = {"vllm": {"max_budget": 2 * COST}, "sglang": {"max_budget": 9 * COST}}
+        config["router_settings"] = {"provider_budget_config": providers, "allowed_fails": 1_000, "num_retries": 1}
+        async with gateway(config) as running:
+            assert running.app is not None
+            await running.app.state.gateway.pool.settled(5)
+            sglang.script = lambda _: Refusal(500)
+            await running.chat(max_tokens=SIZE, stream=True)
+            vllm.script = lambda _: VllmScript(tokens=ANSWER)
+            await running.chat()
+            assert vllm.requests[-1].json["max_tokens"] < 2 * SIZE
+
+
 async def test_all_choices_of_a_pass_through_request_share_what_is_reserved() -> None:
     async with FakeOpenAi() as fake:
         config = priced(config_of(f"vllm@{fake.url}", name="llama", litellm_settings={"max_budget": 10_000}))

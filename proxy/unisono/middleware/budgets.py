@@ -148,19 +148,18 @@ class BudgetGate(Gate):
     def _part_of(self, record: UsageRecord, budget: SharedBudget, claim: QuotaReservation) -> UsageRecord | None:
         """Return the part of an answer's usage that a budget pays for; None if it pays for nothing.
 
-        After a failover, each provider has its own part: the prompts that it read, and the tokens that it generated.
+        After a failover, each provider that generated tokens has its own part: these tokens, and its prompts.
         """
         entry = replace(record.entry, account=budget.account)
         steps = [step for step in self.report.facts.steps if step.generated]
         own = [step for step in steps if step.deployment in budget.deployments]
+        # The last deployment may have failed before its first token, so it counts only if none has generated any.
+        if not own and (steps or self.report.backend not in budget.deployments):
+            return None
         if len(own) < len(steps):
-            if not own:
-                return None
             cost = sum(self._cost_of(step, entry.model) for step in own)
             sent, generated = sum(step.prompt_tokens for step in own), sum(step.generated for step in own)
             entry = replace(entry, used=replace(entry.used, input=sent, output=generated, cost=cost))
-        elif self.report.backend not in budget.deployments:
-            return None
         return replace(record, entry=entry, claim=claim)
 
     def _cost_of(self, step: StepDone, model: str) -> int:
