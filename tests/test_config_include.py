@@ -65,6 +65,24 @@ def test_mistakes_name_the_included_file(tmp_path: Path, part: object, message: 
     assert message in str(raised.value)
 
 
+def test_errors_of_values_name_the_included_file(tmp_path: Path) -> None:
+    wrong = {"model_name": "gpt-oss-2", "litellm_params": {**MODEL["litellm_params"], "api_bse": "x"}}  # type: ignore[dict-item]
+    part = {"model_list": [MODEL, wrong], "router_settings": {"num_retries": "many", "alowed_fails": 1}}
+    main = {"include": ["part.yaml"], "model_list": [MODEL], "router_settings": {"timeout": "long"}}
+    path = written(tmp_path, main=main, part=part)
+    with pytest.raises(ConfigError) as raised:
+        load(path, {})
+    errors = {line.strip().split(":")[0]: line for line in str(raised.value).split("\n")[1:]}
+    assert errors.keys() == {
+        "model_list[2].litellm_params.api_bse",
+        "router_settings.num_retries",
+        "router_settings.alowed_fails",
+        "router_settings.timeout",
+    }
+    named = {key for key, line in errors.items() if line.endswith(f"(in {tmp_path / 'part.yaml'})")}
+    assert named == errors.keys() - {"router_settings.timeout"}
+
+
 def test_files_that_refer_to_themselves_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "main.yaml").write_text("include: [part.yaml]\nstore: &a {url: *a}\n")
     (tmp_path / "part.yaml").write_text("store: &a {url: *a}\n")

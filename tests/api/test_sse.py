@@ -15,11 +15,11 @@ from unisono.api.error_responses import ClientGone
 from unisono.api.sse import KEEP_ALIVE, EventStream, EventWriter, KeepAlives, until_disconnect
 from unisono.errors import BackendOverloaded, BackendUnavailable
 
-Step = bytes | float | Exception
+Step = bytes | float | Exception | asyncio.Event
 
 
 class ScriptedSource:
-    """Source that plays bytes, pauses in seconds and exceptions."""
+    """Source that plays bytes, pauses (in seconds, or until an event) and exceptions."""
 
     def __init__(self, *steps: Step) -> None:
         self.closed = 0
@@ -33,6 +33,8 @@ class ScriptedSource:
                     raise step
                 if isinstance(step, bytes):
                     yield step
+                elif isinstance(step, asyncio.Event):
+                    await step.wait()
                 else:
                     await asyncio.sleep(step)
         except asyncio.CancelledError:
@@ -95,14 +97,16 @@ async def test_an_internal_error_is_logged_and_not_exposed(caplog: pytest.LogCap
 
 
 async def test_keep_alives_are_sent_during_a_pause() -> None:
-    response = exchange(ScriptedSource(0.3, b"data: 1\n\n"), keep_alive_s=0.02).start()
-    await response.wrote(2)
+    end_of_pause = asyncio.Event()
+    response = exchange(ScriptedSource(end_of_pause, b"data: 1\n\n"), keep_alive_s=0.02).start()
+    await response.wrote(5)
     assert response.status == 200
-    assert response.bodies == [KEEP_ALIVE]
+    end_of_pause.set()
     await response.ended()
-    assert response.bodies[-1] == b"data: 1\n\n"
-    assert set(response.bodies[:-1]) == {KEEP_ALIVE}
-    assert 3 < len(response.bodies) < 20
+    *keep_alives, last = response.bodies
+    assert last == b"data: 1\n\n"
+    assert len(keep_alives) >= 4
+    assert set(keep_alives) == {KEEP_ALIVE}
 
 
 async def test_an_active_stream_has_no_keep_alives() -> None:

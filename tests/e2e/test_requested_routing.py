@@ -264,3 +264,11 @@ async def test_tags_are_noted_where_they_select_nothing(path: str, value: list[s
     async with tagged(enabled=False) as running:
         answer = await post(running, path, tags=value)
         assert (answer.status, answer.headers["x-unisono-notes"]) == (200, "tags")
+
+
+@SURFACE
+async def test_the_header_is_noted_where_tags_select_nothing(path: str) -> None:
+    body = json.dumps({"model": "gpt-oss", **SURFACES[path]}).encode()
+    async with tagged(enabled=False) as running:
+        answer = await running.post(path, body, x_litellm_tags="team-b")
+        assert (answer.status, answer.headers["x-unisono-notes"]) == (200, "x-litellm-tags")

@@ -7,11 +7,12 @@ per streamed event, except for the request id header on the first.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from ipaddress import ip_address
 from time import monotonic
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from unisono.api.body import NO_RULES, RULES, RequestRules
 from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, FORMAT, ErrorResponses, Formats, format_at
-from unisono.api.request_options import MAX_HEADER_FIELDS, NOTES, noted_fields
+from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
 from unisono.core.access import Caller
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.errors import NotAllowed
@@ -88,8 +89,8 @@ class RequestIds:
                 headers["x-request-id"] = request_id
                 if failure_format.id_header:
                     headers[failure_format.id_header] = request_id
-                if notes := state.get(NOTES):
-                    headers["x-unisono-notes"] = ", ".join(noted_fields(notes)[:MAX_HEADER_FIELDS])
+                if fields := _noted(state):
+                    headers["x-unisono-notes"] = ", ".join(fields[:MAX_HEADER_FIELDS])
             await send(message)
 
         arrived = ARRIVED.set(trace_of(scope))
@@ -98,8 +99,13 @@ class RequestIds:
         finally:
             ARRIVED.reset(arrived)
             if self._answered is not None:
-                noted = noted_fields(state.get(NOTES, ()))
-                self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - started_at, noted)
+                duration = monotonic() - started_at
+                self._answered(route_of(scope), scope.get("method", "GET"), status, duration, _noted(state))
+
+
+def _noted(state: Mapping[str, Any]) -> list[str]:
+    """Return the fields and headers without effect of the request with this state."""
+    return noted_fields((*state.get(NOTES, ()), *state.get(HEADER_NOTES, ())))
 
 
 def trace_of(scope: Scope) -> TraceContext | None:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
+from unisono.api.request_options import HEADER_NOTES
 from unisono.api.routing_fields import TAG_HEADER, RoutingFields
 from unisono.core.access import Caller
 from unisono.errors import InvalidRequest
@@ -118,7 +119,11 @@ def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mappin
 
     Raises InvalidRequest for an unknown guardrail and for impossible routing; the error names the field.
     """
-    routing = _rules_of(connection).routing.read(body, caller, connection.headers.get(TAG_HEADER, ""))
+    fields = _rules_of(connection).routing
+    tags = connection.headers.get(TAG_HEADER, "")
+    if tags and not fields.filters_tags:
+        setattr(connection.state, HEADER_NOTES, (f"{TAG_HEADER}: no effect",))
+    routing = fields.read(body, caller, tags)
     if routing != caller.routing:
         caller = replace(caller, routing=routing)
     names = body.get(GUARDRAILS)

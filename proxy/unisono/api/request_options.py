@@ -184,6 +184,8 @@ def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
 
 # Key of a request's notes in its state, from which the header and the metric are made.
 NOTES: Final = "notes"
+# Key of the notes about headers, which are about no field of the body.
+HEADER_NOTES: Final = "header_notes"
 MAX_HEADER_FIELDS: Final = 16
 # A note begins with the path of its field.
 _NOTED_FIELD: Final = re.compile(r"([A-Za-z0-9_.-]{1,100}): ")

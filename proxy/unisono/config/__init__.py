@@ -4,9 +4,10 @@ Only `load` reads the file and the environment; all other code works on frozen s
 ConfigError with a message that begins with the path of the key. A setting without effect is a warning.
 """
 
+from unisono.config.config_file import data_folder
 from unisono.config.fallbacks import StandIns
 from unisono.config.litellm_import import imported, own_servers
-from unisono.config.load import Loaded, data_folder, load, parse
+from unisono.config.load import Loaded, load, parse
 from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
 from unisono.config.model_registry import ModelRegistry, ServedModel
 from unisono.config.model_settings import KIND_ALIASES, KINDS, LitellmParams, ModelEntry, ModelInfo, ModelSettings

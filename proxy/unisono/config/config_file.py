@@ -5,7 +5,9 @@ The file is YAML; JSON is valid YAML. Errors contain no value, because values ma
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import os
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import yaml
 from unisono.errors import ConfigError
 
 INCLUDE = "include"
+DATA_HOME = "XDG_DATA_HOME"
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -35,15 +38,38 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read(path: Path) -> object:
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """Parsed configuration file, merged with the files that it includes.
+
+    `origins` maps the paths of keys and list elements from included files to these files: `router_settings.timeout`,
+    `model_list.2`.
+    """
+
+    tree: object
+    origins: dict[str, Path] = field(default_factory=dict)
+
+    def with_origins(self, error: ConfigError) -> ConfigError:
+        """Return the error with the included file behind each line about one of its keys."""
+        return ConfigError("\n".join(map(self._with_origin, str(error).split("\n"))))
+
+    def _with_origin(self, line: str) -> str:
+        path = line.lstrip(" -").split(":", 1)[0].replace("[", ".").replace("]", "")
+        while path and path not in self.origins:
+            path = path.rpartition(".")[0]
+        return f"{line} (in {self.origins[path]})" if path else line
+
+
+def read(path: Path) -> ConfigFile:
     """Parse a configuration file and the files that it includes. Raises ConfigError.
 
     Lists of an included file are appended, and its sections are merged. A key that has different values in both
     files is an error.
     """
     tree = _parsed(path)
+    read_file = ConfigFile(tree)
     if not isinstance(tree, dict) or tree.get(INCLUDE) is None:
-        return tree
+        return read_file
     names = tree[INCLUDE]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{INCLUDE}: must be a list of file names")
@@ -55,12 +81,12 @@ def read(path: Path) -> object:
         if INCLUDE in part:
             raise ConfigError(f"{file}: an included file must not include others; list them in {path}")
         try:
-            _merge(tree, part, file, "")
+            _merge(tree, part, file, "", read_file.origins)
         except RecursionError:
             raise ConfigError(
                 f"{file}: a YAML alias (`*name`) is inside the value of its own anchor (`&name`); remove it"
             ) from None
-    return tree
+    return read_file
 
 
 def _parsed(path: Path) -> object:
@@ -85,18 +111,33 @@ def _parsed(path: Path) -> object:
     return {} if raw is None else raw
 
 
-def _merge(tree: dict[Any, Any], part: dict[Any, Any], file: Path, at: str) -> None:
-    """Merge `part`, read from `file`, into `tree`; `at` is the path of both."""
+def _merge(tree: dict[Any, Any], part: dict[Any, Any], file: Path, at: str, origins: dict[str, Path]) -> None:
+    """Merge `part`, read from `file`, into `tree`, and record its keys in `origins`.
+
+    `at` is the path of both.
+    """
     for key, value in part.items():
         key_path = f"{at}.{key}".lstrip(".")
         known = tree.get(key)
         if known is None:
             tree[key] = value
+            origins[key_path] = file
         elif isinstance(known, list) and isinstance(value, list):
             # A new list, because aliases in the file may share the old one.
             tree[key] = [*known, *value]
+            origins.update({f"{key_path}.{len(known) + index}": file for index in range(len(value))})
         elif isinstance(known, dict) and isinstance(value, dict):
             tree[key] = {**known}
-            _merge(tree[key], value, file, key_path)
+            _merge(tree[key], value, file, key_path, origins)
         elif value is not None and known != value:
             raise ConfigError(f"{file}: {key_path}: another file sets this key to a different value; remove one")
+
+
+def data_folder(environ: Mapping[str, str] | None = None) -> str:
+    """Return the folder for data of this user: an absolute path, or one that begins with `~`.
+
+    `environ` is the environment of the process by default.
+    """
+    home = (os.environ if environ is None else environ).get(DATA_HOME, "")
+    # The XDG specification requires that relative paths are ignored.
+    return f"{home if Path(home).is_absolute() else '~/.local/share'}/unisono"

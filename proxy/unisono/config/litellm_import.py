@@ -31,7 +31,7 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
     `kinds` maps the `api_base` of an entry to the backend kind of its server. Raises ConfigError if the file cannot
     be read or the result is invalid.
     """
-    raw = read(path)
+    raw = read(path).tree
     tree, left_out = effective_part(raw)
     # The files that it included are part of the result.
     tree.pop("include", None)
@@ -65,7 +65,7 @@ def own_servers(path: Path) -> list[str]:
 
     Their kind is unknown. Addresses in the environment are left out. Raises ConfigError.
     """
-    tree, _ = effective_part(read(path))
+    tree, _ = effective_part(read(path).tree)
     params = [entry.get("litellm_params") or {} for entry in tree.get("model_list") or [] if _is_generic(entry)]
     addresses = [str(each.get("api_base") or "") for each in params]
     return [*dict.fromkeys(address for address in addresses if address.startswith(("http://", "https://")))]

@@ -36,7 +36,6 @@ from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"
 MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
-DATA_HOME = "XDG_DATA_HOME"
 # API routes that users append to `api_base` by mistake, the longest first.
 ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models", "/chat/completions"),
@@ -59,17 +58,11 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
 
     `environ` is the environment of the process by default.
     """
-    return parse(read(path), os.environ if environ is None else environ)
-
-
-def data_folder(environ: Mapping[str, str] | None = None) -> str:
-    """Return the folder for data of this user: an absolute path, or one that begins with `~`.
-
-    `environ` is the environment of the process by default.
-    """
-    home = (os.environ if environ is None else environ).get(DATA_HOME, "")
-    # The XDG specification requires that relative paths are ignored.
-    return f"{home if Path(home).is_absolute() else '~/.local/share'}/unisono"
+    file = read(path)
+    try:
+        return parse(file.tree, os.environ if environ is None else environ)
+    except ConfigError as error:
+        raise file.with_origins(error) from None
 
 
 def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = False) -> Loaded:

@@ -6,7 +6,8 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Item, ToolResult
 from unisono.core.events import Closed
@@ -46,10 +47,11 @@ async def checked(
     check would change the prefill: the text with which the client starts the answer. `field` is the request's field
     with the conversation.
     """
-    instructions = await check(conversation.preamble.instructions)
-    items = await _checked_items(conversation.items, check, at_once)
     prefill = conversation.prefill or ""
-    if await check(prefill) != prefill:
+    texts = [partial(check, conversation.preamble.instructions), partial(check, prefill)]
+    results = await _in_order([*texts, *(partial(_checked_item, item, check) for item in conversation.items)], at_once)
+    instructions, new_prefill, *items = results
+    if new_prefill != prefill:
         raise Blocked(
             "The unfinished assistant message contains content that a guardrail masks. Masking is not possible there; "
             "remove the content or the message.",
@@ -64,23 +66,23 @@ async def checked(
     )
 
 
-async def _checked_items(items: Sequence[Item], check: Check, at_once: int) -> list[Item]:
-    """Return the checked items. Of several refusals, the one of the first item is raised."""
+async def _in_order(checks: Sequence[Callable[[], Awaitable[Any]]], at_once: int) -> list[Any]:
+    """Return the results of the checks. Raises the error of the first check that failed."""
     if at_once == 1:
-        return [await _checked_item(item, check) for item in items]
+        return [await check() for check in checks]
     slots = asyncio.Semaphore(at_once)
 
-    async def checked_item(item: Item) -> Item:
+    async def result_of(check: Callable[[], Awaitable[Any]]) -> Any:
         async with slots:
-            return await _checked_item(item, check)
+            return await check()
 
-    checks = [asyncio.create_task(checked_item(item)) for item in items]
+    running = [asyncio.create_task(result_of(check)) for check in checks]
     try:
-        return [await one for one in checks]
+        return [await one for one in running]
     finally:
-        for one in checks:
+        for one in running:
             one.cancel()
-        await asyncio.gather(*checks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _checked_item(item: Item, check: Check) -> Item:

@@ -83,6 +83,7 @@ def _not_empty(prompts: list[str | Ids]) -> list[str | Ids]:
 
 
 Token = Annotated[int, Field(ge=0, lt=VOCABULARY)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Written = Annotated[Text, Field(min_length=1)]
 # Accepted types of a prompt.
 Prompts = Written | Annotated[list[Written] | list[Token] | list[Annotated[list[Token], _SOME]], _SOME]
@@ -117,7 +118,7 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None, BeforeValidator(_to_logprobs)] = None
+    logprobs: Annotated[TopLogprobs | None, BeforeValidator(_to_logprobs), FieldInput(TopLogprobs | bool | None)] = None
     prompt_logprobs: Any = _only_neutral("prompt_logprobs")
     suffix: Any = _only_neutral("suffix")
     use_beam_search: Any = _only_neutral("use_beam_search")
