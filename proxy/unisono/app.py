@@ -231,7 +231,7 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
                 open_paths=HEALTH_PATHS | PATHS,
                 max_body_bytes=config.unisono.max_body_bytes,
                 body_deadline_s=config.unisono.body_timeout_s,
-                answered=gateway.parts.observing.answered,
+                sinks=gateway.parts.observing.sinks,
                 formats=FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
                 rules=request_rules(config, gateway.catalogue),

@@ -113,3 +113,30 @@ def test_server_info_messages_are_dropped_and_warnings_are_logged(lines: Any) ->
     logging.getLogger("uvicorn.error").info("Started server process")
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     assert [line["message"] for line in lines()] == ["Invalid HTTP request received."]
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_text_for_people_is_one_printable_line(text: str) -> None:
+    stream = io.StringIO()
+    undo = start_logging("info", SECRETS, stream, "text")
+    logging.getLogger("t").warning("said %s", text, extra={"client": text, "used": "sk-master-12345"})
+    undo()
+    line, rest = stream.getvalue().split("\n", 1)
+    assert rest == ""
+    assert line.isprintable()
+    assert "warning: said x" in line
+    assert line.endswith(" used=[redacted]")
+
+
+def test_a_traceback_follows_its_line() -> None:
+    stream = io.StringIO()
+    undo = start_logging("info", SECRETS, stream, "text")
+    try:
+        raise RuntimeError("sk-master-12345 \x1b[31m")
+    except RuntimeError:
+        logging.getLogger("t").exception("failed")
+    undo()
+    first, *rest = stream.getvalue().splitlines()
+    assert first.endswith("error: failed")
+    assert rest[0].startswith("Traceback")
+    assert rest[-1] == r"RuntimeError: [redacted] \x1b[31m"

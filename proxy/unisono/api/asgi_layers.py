@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from ipaddress import ip_address
-from time import monotonic
+from time import monotonic, time
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,11 +19,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.api.body import NO_RULES, RULES, RequestRules
+from unisono.api.body import END_USER, NO_RULES, REQUESTED_MODEL, RULES, RequestRules
 from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
-from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, FORMAT, ErrorResponses, Formats, format_at
+from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
 from unisono.core.access import Caller
+from unisono.core.observer import GenerationDone
+from unisono.core.request_record import GENERATIONS, MAX_ENTRIES, MAX_VALUE_LENGTH, TEAM_TAG, RecordSink, RequestRecord
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.errors import NotAllowed
 
@@ -38,9 +40,8 @@ ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "we
 
 # Status of a WebSocket.
 SWITCHED = 101
-
-# Callback for each finished request: route, method, status, duration in seconds, and fields without effect.
-Answered = Callable[[str, str, int, float, Sequence[str]], None]
+# Caller of a request without a valid key.
+NOBODY = Caller("")
 
 # Look up the caller of a bearer key. Raises NotAuthenticated for an unknown key.
 Authenticate = Callable[[str | None], Awaitable[Caller]]
@@ -54,7 +55,7 @@ class RequestIds:
     """Layer that gives every request an id.
 
     The id is in `scope["state"]["request_id"]` and in the response header `x-request-id`. The layer also selects the
-    error format from `formats`, sets the trace context of the request, and calls `answered` when the request ends.
+    error format from `formats`, sets the trace context of the request, and hands its record to `sinks` when it ends.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class RequestIds:
         app: ASGIApp,
         *,
         new_id: Callable[[], str],
-        answered: Answered | None = None,
+        sinks: Sequence[RecordSink] = (),
         formats: Formats = MappingProxyType({}),
     ) -> None:
         self._app = app
         self._new_id = new_id
-        self._answered = answered
+        self._sinks = tuple(sinks)
         self._formats = formats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +79,8 @@ class RequestIds:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         failure_format = state[FORMAT] = format_at(scope["path"], self._formats, {name for name, _ in scope["headers"]})
-        started_at, status = monotonic(), CLIENT_CLOSED_REQUEST
+        at, started_at, status = time(), monotonic(), CLIENT_CLOSED_REQUEST
+        generations: list[GenerationDone] = []
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -94,13 +96,38 @@ class RequestIds:
             await send(message)
 
         arrived = ARRIVED.set(trace_of(scope))
+        collected = GENERATIONS.set(generations if scope["type"] == "http" else None)
         try:
             await self._app(scope, receive, named)
         finally:
             ARRIVED.reset(arrived)
-            if self._answered is not None:
-                duration = monotonic() - started_at
-                self._answered(route_of(scope), scope.get("method", "GET"), status, duration, _noted(state))
+            GENERATIONS.reset(collected)
+            if self._sinks:
+                record = _record(scope, at, monotonic() - started_at, status).with_generations(generations)
+                for sink in self._sinks:
+                    sink(record)
+
+
+def _record(scope: Scope, at: float, duration_s: float, status: int) -> RequestRecord:
+    """Return the record of a request without the facts of its generations."""
+    state = scope["state"]
+    caller: Caller = state.get("caller", NOBODY)
+    return RequestRecord(
+        id=state["request_id"],
+        at=at,
+        duration_s=duration_s,
+        method=scope.get("method", "GET"),
+        route=route_of(scope),
+        status=status,
+        error=state.get(ERROR_CODE, ""),
+        tenant=caller.tenant,
+        key=caller.key,
+        key_name=caller.key_name,
+        team=caller.tags.get(TEAM_TAG, ""),
+        user=state.get(END_USER, "")[:MAX_VALUE_LENGTH],
+        model=state.get(REQUESTED_MODEL, "")[:MAX_VALUE_LENGTH],
+        notes=tuple(_noted(state)[:MAX_ENTRIES]),
+    )
 
 
 def _noted(state: Mapping[str, Any]) -> list[str]:
@@ -290,7 +317,7 @@ def asgi_layers(
     open_paths: Collection[str] = HEALTH_PATHS,
     max_body_bytes: int = MAX_BODY_BYTES,
     body_deadline_s: float = BODY_DEADLINE_S,
-    answered: Answered | None = None,
+    sinks: Sequence[RecordSink] = (),
     formats: Formats = MappingProxyType({}),
     networks: Container[str] | None = None,
     rules: RequestRules = NO_RULES,
@@ -299,7 +326,8 @@ def asgi_layers(
 
     `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
     that CORS allows. `formats` are the error formats of other APIs than OpenAI's. `networks` contains the addresses of
-    permitted clients; None for all. `rules` are the operator's rules for requests of models.
+    permitted clients; None for all. `rules` are the operator's rules for requests of models. `sinks` receive the record
+    of each request.
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
@@ -308,7 +336,7 @@ def asgi_layers(
     # CORS is outside of the error responses, so that a page can read errors. It precedes the key, because a preflight
     # carries none. No byte of a body is read without a valid key.
     return [
-        Middleware(RequestIds, new_id=new_id, answered=answered, formats=formats),
+        Middleware(RequestIds, new_id=new_id, sinks=sinks, formats=formats),
         Middleware(Cors, origins=listed),
         Middleware(ErrorResponses),
         *local,

@@ -73,6 +73,9 @@ NO_RULES: Final = RequestRules()
 GUARDRAILS: Final = "guardrails"
 # Key of the rules in the request's state.
 RULES: Final = "request_rules"
+# Keys of the requested model and of the end user in the request's state.
+REQUESTED_MODEL: Final = "requested_model"
+END_USER: Final = "end_user"
 
 
 async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
@@ -91,7 +94,10 @@ def check_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fi
 
     Raises InvalidRequest if none of `user_fields` names one.
     """
-    if not _rules_of(connection).needs_user or any(_value_at(body, field) for field in user_fields):
+    users = [value for field in user_fields if (value := _value_at(body, field))]
+    if users:
+        setattr(connection.state, END_USER, str(users[0]) if isinstance(users[0], str | int) else "")
+    if users or not _rules_of(connection).needs_user:
         return
     first = user_fields[0]
     raise InvalidRequest(
@@ -105,6 +111,8 @@ def with_options(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     The caller is in the request's state. Raises the errors of `caller_with_options`.
     """
     request.state.caller = caller_with_options(request, request.state.caller, body)
+    if isinstance(model := body.get("model"), str):
+        setattr(request.state, REQUESTED_MODEL, model)
     return without_options(request, body)
 
 

@@ -76,6 +76,8 @@ NO_RETRY_HEADER: Final = ("x-should-retry", "false")
 
 # Key in the request's state of the reports of its generations.
 REPORTS: Final = "reports"
+# Key in the request's state of the code of its error.
+ERROR_CODE: Final = "error_code"
 
 # ASGI extension of servers that can answer a handshake with any HTTP response.
 WEBSOCKET_HTTP_RESPONSE = "websocket.http.response"
@@ -125,6 +127,7 @@ def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
     """Return the body of `error` in the format of the request."""
     state = {} if scope is None else scope.get("state", {})
     failure_format: FailureFormat = state.get(FORMAT, OPENAI)
+    state[ERROR_CODE] = error.code
     return failure_format.body(with_attempts(error, state.get("caller")), state.get("request_id", ""))
 
 

@@ -7,25 +7,27 @@ configuration reload if their settings are unchanged. Libraries are loaded only 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from unisono import __version__
-from unisono.api.asgi_layers import Answered
+from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.metrics import MetricsListener
 from unisono.bootstrap.backends import deployment_names
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.config import Config, ModelRegistry, TraceSettings
 from unisono.core.observer import Observer
 from unisono.core.recordings import TraceStore
+from unisono.core.request_record import RecordSink
 from unisono.core.state_store import Store
 from unisono.errors import ConfigError, UnisonoError
 from unisono.middleware.hooks import Failed
 from unisono.middleware.telemetry import GenerationObservation, spans_of
 from unisono.observe.recent_stats import RecentStats
+from unisono.observe.request_log import GenerationRecords, RequestLog
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
 
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 # Store operations that wait for an event; their duration says nothing about the store.
 WAITING = frozenset({"events"})
+
+# Routes of probes, scrapers and browsers that load the page.
+PROBES = HEALTH_PATHS | {"/metrics", "/", "/page/{name}"}
 
 # Operations at the start and at the end of the process, which delay no request.
 ALWAYS_ON = frozenset({"start", "aclose"})
@@ -50,10 +55,13 @@ class Observing:
     listener: SharedResource[MetricsListener] | None
     sample: float = 1.0
     recent: RecentStats = field(default_factory=RecentStats)
+    request_log: RequestLog | None = None
 
     def gates(self, recorder: Recorder | None, *, background: bool = False) -> GenerationObservation:
         """Return the gates with which all observers and `recorder` see every generation."""
         observers: list[Observer] = [self.recent, *([] if self.metrics is None else [self.metrics])]
+        if self.request_log is not None:
+            observers.append(GenerationRecords([self.request_log]))
         if self.exporter is not None:
             observers.append(self.exporter.value)
         if recorder is not None:
@@ -73,8 +81,10 @@ class Observing:
         return Recorder(store, settings.mode, for_s=settings.ttl_s, gateway=__version__, count=count, **bounds)
 
     @property
-    def answered(self) -> Answered | None:
-        return None if self.metrics is None else self.metrics.answered
+    def sinks(self) -> Sequence[RecordSink]:
+        """Return the receivers of the record of each request."""
+        metrics = [] if self.metrics is None else [self.metrics.answered]
+        return [*metrics, *([] if self.request_log is None else [self.request_log])]
 
     @property
     def hook_failed(self) -> Failed | None:
@@ -153,7 +163,9 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
         listener = reuse_or_build(None if old is None else old.listener, at, listen)
     exporter = _exporter(config, None if old is None else old.exporter, metrics)
     sample = settings.otel.sample if settings.otel is not None else 1.0
-    return Observing(on, exporter, listener, sample, RecentStats() if old is None else old.recent)
+    recent = RecentStats() if old is None else old.recent
+    request_log = RequestLog(settings.request_log, PROBES) if settings.request_log.enabled else None
+    return Observing(on, exporter, listener, sample, recent, request_log)
 
 
 def _exporter(

@@ -38,7 +38,7 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     listener = listen(host, port)
-    start_logging(config.unisono.log_level, secrets_of(config))
+    start_logging(config.unisono.log_level, secrets_of(config), log_format=config.unisono.log_format)
     warn(ready.loaded)
     variable = ready.loaded.master_key_variable
     order = Serve(config, workers, address_of(listener, host), ready.remarks, key_variable=variable)

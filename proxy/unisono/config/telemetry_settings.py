@@ -37,6 +37,27 @@ class OtelSettings(Section):
     """Maximum spans that wait to be sent. Further spans are dropped and counted in the metrics."""
 
 
+# Fields of a line of the request log.
+RequestField = (
+    Literal["id", "at", "duration_s", "method", "route", "status", "error", "tenant", "key", "key_name", "team", "user"]
+    | Literal["model", "served_model", "deployment", "attempts", "input_tokens", "cached_tokens", "output_tokens"]
+    | Literal["reasoning_tokens", "first_token_s", "waited_s", "finish", "recoveries", "notes", "cost", "trace_id"]
+)
+
+
+class RequestLogSettings(Section):
+    """Log of requests: one line per request, refused ones too, without content."""
+
+    enabled: bool = True
+    """False logs no requests."""
+    sample: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Fraction of the successful requests that are logged. Failed requests are always logged."""
+    fields: tuple[RequestField, ...] | None = None
+    """Fields of a line in JSON. By default all that have a value."""
+    probes: bool = False
+    """True also logs successful requests for health, metrics and the web page."""
+
+
 def _restore_off(value: object) -> object:
     """Restore `off`, which YAML parses as false."""
     return "off" if value is False else value

@@ -21,14 +21,16 @@ class Caller:
     """Party that a request is attributed to.
 
     `tenant` owns the state that the request stores and separates it from other tenants' state. `key` is the public id
-    of a virtual key, empty for the master key and for a gateway without keys. `models` are permitted client-side model
-    names and access groups, `mcp_servers` permitted labels of configured tool servers; None permits all. `raw` permits
-    completions that the gateway does not render. `expires_at` is in seconds since 1970. `guardrails` are the names of
-    guardrails that the request asks for besides those that always apply, `routing` is the routing that it asks for.
+    of a virtual key, empty for the master key and for a gateway without keys; `key_name` is its alias. `models` are
+    permitted client-side model names and access groups, `mcp_servers` permitted labels of configured tool servers; None
+    permits all. `raw` permits completions that the gateway does not render. `expires_at` is in seconds since 1970.
+    `guardrails` are the names of guardrails that the request asks for besides those that always apply, `routing` is the
+    routing that it asks for.
     """
 
     tenant: str
     key: str = ""
+    key_name: str = ""
     limits: KeyLimits = NO_LIMITS
     models: frozenset[str] | None = None
     mcp_servers: frozenset[str] | None = None
@@ -80,6 +82,7 @@ class KeyRecord:
         return Caller(
             tenant=self.tenant,
             key=self.id,
+            key_name=self.name,
             limits=self.limits,
             models=self.models,
             mcp_servers=self.mcp_servers,

@@ -36,9 +36,9 @@ class GenerationOutcome(StrEnum):
 class GenerationStarted:
     """Start of a generation.
 
-    `key` is the public id of a virtual key, `model` a group's name from the configuration. `at` is the time in seconds
-    since 1970. `span` is the generation's own, `span_parent` the id of its parent. `recorded_request` is the request of
-    a recorded generation (`engine.replay`).
+    `key` is the public id of a virtual key, `key_name` its alias, `model` a group's name from the configuration. `at`
+    is the time in seconds since 1970. `span` is the generation's own, `span_parent` the id of its parent.
+    `recorded_request` is the request of a recorded generation (`engine.replay`).
     """
 
     request_id: str
@@ -53,6 +53,7 @@ class GenerationStarted:
     span: TraceContext | None = None
     span_parent: str = ""
     recorded_request: Mapping[str, Json] | None = None
+    key_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class GenerationFacts:
     left_out: int = 0  # oldest conversation turns dropped because the conversation was too long
     logprobs: LogprobLog | None = None  # set if the request asks for log probabilities
     replaced_prompt: str | None = None  # the raw prompt, if a hook has replaced it
+    cost: int = 0  # price of the usage, in the unit of `quotas.TokenUsage`; 0 before the end
     is_masked: bool = False  # a hook has changed the text of the answer, so that its tokens must not be emitted
 
     @property
@@ -162,7 +164,8 @@ class GenerationDone:
     counts tokens in bodies of whole messages by kind: `analysis`, `commentary`, `final`, `call` for the client's
     calls, `hosted_call` for the gateway's own. `recoveries` are rule names, each once; `repairs` are their
     applications in the emitted part. `journal` is the stream's own (`GenerationReport`). `output` holds all items and
-    repairs of a recorded generation, in order, including those of an earlier interrupted generation.
+    repairs of a recorded generation, in order, including those of an earlier interrupted generation. `usage` is None if
+    the generation did not complete; `usage_so_far` is its usage then.
     """
 
     start: GenerationStarted
@@ -186,6 +189,8 @@ class GenerationDone:
     unmet: str = ""
     journal: Sequence[int] = ()
     output: Sequence[Closed | Repaired] = ()
+    usage_so_far: Usage = field(default_factory=Usage)
+    cost: int = 0
 
     @property
     def waited_s(self) -> float:

@@ -273,7 +273,9 @@ class QuotaGate(Gate):
         """Return the usage record of the generation."""
         request, report = self._request, self.report
         served = "" if report.served_model == request.model else report.served_model
-        return self._metering.settlement(request, usage, report.backend, served, self._reservation, errors)
+        record = self._metering.settlement(request, usage, report.backend, served, self._reservation, errors)
+        report.facts.cost = record.entry.used.cost
+        return record
 
 
 def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:

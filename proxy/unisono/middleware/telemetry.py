@@ -99,6 +99,7 @@ class GenerationObservation:
             request_id=request.origin.request_id,
             tenant=request.origin.tenant,
             key=request.origin.caller.key if request.origin.caller is not None else "",
+            key_name=request.origin.caller.key_name if request.origin.caller is not None else "",
             surface=request.origin.surface,
             model=request.model,
             background=self._background,
@@ -239,6 +240,8 @@ def to_done(
         unmet=report.unmet,
         journal=report.journal,
         output=seen.collected,
+        usage_so_far=facts.usage,
+        cost=facts.cost,
     )
 
 

@@ -1,4 +1,6 @@
-"""Logs: one JSON object per line on stderr, without secrets or control characters.
+"""Logs on stderr: one line per message, without secrets or control characters.
+
+A line is a JSON object, or text for a terminal.
 
 Control characters are escaped, so that client input cannot forge a line. Configured secrets, bearer keys, virtual
 keys and passwords in URLs are redacted in the formatter, whichever logger wrote them. Bodies are never logged.
@@ -12,11 +14,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, Final, TextIO
 
 from unisono.core.secrecy import secret_spellings
 
 REDACTED = "[redacted]"
+# Name of the `extra` that holds the fields of a request.
+REQUEST: Final = "request"
 # Maximum characters of one value. The rest is cut, so that no backend answer floods the log.
 MAX_VALUE_LENGTH = 4000
 
@@ -70,11 +74,21 @@ class JsonLines(logging.Formatter):
             "message": self._clean(record.getMessage()),
         }
         for key, value in vars(record).items():
-            if key not in _STANDARD and not key.startswith("_"):
+            if key == REQUEST:
+                line.update(self._json(value))
+            elif key not in _STANDARD and not key.startswith("_"):
                 line[self._clean(key)] = value if isinstance(value, bool | int | float) else self._clean(str(value))
         if record.exc_info:
             line["error"] = self._clean(self.formatException(record.exc_info), keep_end=True)
         return json.dumps(line)
+
+    def _json(self, value: Any) -> Any:
+        """Return a value with its structure, with each text cleaned."""
+        if isinstance(value, dict):
+            return {key: self._json(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._json(inner) for inner in value]
+        return value if isinstance(value, bool | int | float) else self._clean(str(value))
 
     def _clean(self, text: str, *, keep_end: bool = False) -> str:
         """Return `text` without secrets, cut to size.
@@ -88,13 +102,46 @@ class JsonLines(logging.Formatter):
         return f"…{text[-MAX_VALUE_LENGTH:]}" if keep_end else f"{text[:MAX_VALUE_LENGTH]}…"
 
 
-def start_logging(level: str, secrets: Iterable[str], stream: TextIO | None = None) -> Callable[[], None]:
+class TextLines(logging.Formatter):
+    """Formatter of a record as a line for people.
+
+    The line has the time, the level if it is not `info`, the message, and the fields of `extra`. A traceback follows on
+    lines of its own.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._lines = JsonLines(secrets)
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = json.loads(self._lines.format(record))
+        level = "" if record.levelno == logging.INFO else f"{facts['level']}: "
+        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        # The message of a request is complete; its fields would repeat it.
+        names = () if hasattr(record, REQUEST) else facts.keys() - {"time", "level", "logger", "message", "error"}
+        added = "".join(f" {name}={_printable(str(facts[name]))}" for name in sorted(names))
+        line = f"{time} {level}{_printable(facts['message'])}{added}"
+        error = "\n".join(map(_printable, str(facts.get("error", "")).split("\n")))
+        return f"{line}\n{error}" if error else line
+
+
+def _printable(text: str) -> str:
+    """Escape control characters, with which a client could forge a line or control the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def start_logging(
+    level: str, secrets: Iterable[str], stream: TextIO | None = None, log_format: str = "auto"
+) -> Callable[[], None]:
     """Log records of `level` and above to `stream` (default stderr).
 
-    Returns a function that restores the previous handlers and level.
+    `log_format` is `json`, `text`, or `auto` for text on a terminal. Returns a function that restores the previous
+    handlers and level.
     """
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(JsonLines(secrets))
+    stream = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(stream)
+    is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
+    handler.setFormatter(TextLines(secrets) if is_text else JsonLines(secrets))
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
     root.handlers[:] = [handler]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -18,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer, StepDone
+from unisono.core.request_record import RequestRecord
 from unisono.observe.metric_definitions import Instruments
 
 # Interval between two samples of backends and the process, in seconds.
@@ -175,17 +176,15 @@ class Metrics(Observer):
 
     # -- requests and the store
 
-    def answered(self, route: str, method: str, status: int, took_s: float, noted: Sequence[str] = ()) -> None:
-        """Count one HTTP request.
-
-        `route` is a template, empty for an unknown path. `noted` are its fields without effect.
-        """
-        for field in noted:
+    def answered(self, record: RequestRecord) -> None:
+        """Count one HTTP request."""
+        for field in record.notes:
             field = _POSITION.sub("", field)
             self._all.notes.labels(field if field in NOTED_FIELDS else OTHER).inc()
-        route = route or OTHER
-        self._all.http.labels(route, method if method in METHODS else OTHER, str(status)).inc()
-        self._all.http_s.labels(route).observe(took_s)
+        route = record.route or OTHER
+        method = record.method if record.method in METHODS else OTHER
+        self._all.http.labels(route, method, str(record.status)).inc()
+        self._all.http_s.labels(route).observe(record.duration_s)
 
     def stored(self, operation: str, took_s: float, error: str = "") -> None:
         """Count one operation of the store, and its error code if it failed."""

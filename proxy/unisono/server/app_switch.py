@@ -119,7 +119,8 @@ class AppSwitch:
         old, self._current = self._current, new
         self._replaced_apps[old] = asyncio.create_task(self._retire(old), name="application that was replaced")
         # Requests that started before may still log secrets of the old configuration.
-        start_logging(config.unisono.log_level, {*secrets_of(before), *secrets_of(config)})
+        secrets = {*secrets_of(before), *secrets_of(config)}
+        start_logging(config.unisono.log_level, secrets, log_format=config.unisono.log_format)
         for key in AT_START:
             if getattr(before.unisono, key) != getattr(config.unisono, key):
                 log.warning("unisono.%s: the change takes effect after a restart", key)

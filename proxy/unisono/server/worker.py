@@ -27,7 +27,8 @@ class Worker:
     """One gateway, with the configuration of the last message; `order` is the first message."""
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
-        start_logging(order.config.unisono.log_level, secrets_of(order.config))
+        settings = order.config.unisono
+        start_logging(settings.log_level, secrets_of(order.config), log_format=settings.log_format)
         share_metrics(order.config, order.place)
         self._order = order
         self._channel = channel

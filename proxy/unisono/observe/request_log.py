@@ -1,0 +1,128 @@
+"""Request log: one line per request, without content."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import fields
+from random import random
+from typing import Any, Final, Protocol
+
+from unisono.core.observer import GenerationDone, GenerationStarted, Observer
+from unisono.core.request_record import GENERATIONS, RecordSink, RequestRecord
+
+log = logging.getLogger("unisono.requests")
+
+FIELDS: Final = tuple(field.name for field in fields(RequestRecord))
+# Route of the record of an answer that no HTTP request waits for.
+BACKGROUND: Final = "background"
+WEBSOCKET: Final = "websocket"
+# Costs in a record are in micro-dollars.
+COST_UNIT: Final = 1e-6
+
+
+class RequestLogOptions(Protocol):
+    """Options of the log.
+
+    `sample` is the logged fraction of successful requests; failed ones are always logged. `fields` are the logged
+    fields, None for all. With `probes`, successful requests for health, metrics and the web page are logged too.
+    """
+
+    @property
+    def sample(self) -> float: ...
+    @property
+    def fields(self) -> Sequence[str] | None: ...
+    @property
+    def probes(self) -> bool: ...
+
+
+class GenerationRecords(Observer):
+    """Observer that relates generations to requests.
+
+    A generation in an HTTP request becomes part of the request's record. Any other one, in the background or on a
+    WebSocket, has its own record, which `sinks` receive.
+    """
+
+    def __init__(self, sinks: Sequence[RecordSink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def generation_started(self, began: GenerationStarted) -> None:
+        """Do nothing: records contain generations that have ended."""
+
+    def ended(self, done: GenerationDone) -> None:
+        generations = GENERATIONS.get()
+        if generations is not None and not done.start.background:
+            generations.append(done)
+            return
+        started = done.start
+        record = RequestRecord(
+            id=started.request_id,
+            at=started.at,
+            duration_s=done.ended_s,
+            route=BACKGROUND if started.background else WEBSOCKET,
+            tenant=started.tenant,
+            key=started.key,
+            key_name=started.key_name,
+        )
+        for sink in self._sinks:
+            sink(record.with_generations([done]))
+
+
+class RequestLog:
+    """Receiver of records that logs each one.
+
+    `probes` are the routes of probes, scrapers and files of the page.
+    """
+
+    def __init__(self, options: RequestLogOptions, probes: Collection[str] = ()) -> None:
+        self._sample = options.sample
+        self._fields = frozenset(FIELDS if options.fields is None else options.fields)
+        self._quiet = frozenset() if options.probes else frozenset(probes)
+
+    def __call__(self, record: RequestRecord) -> None:
+        has_failed = record.status >= 400 or bool(record.error)
+        # S311: nothing secret
+        if not has_failed and (record.route in self._quiet or random() >= self._sample):  # noqa: S311
+            return
+        extra = {name: value for name, value in to_facts(record).items() if name in self._fields}
+        log.info(summary(record), extra={"request": extra})
+
+
+def to_facts(record: RequestRecord) -> dict[str, Any]:
+    """Return the fields of a record that have a value, for JSON.
+
+    Times are in seconds, the cost is in dollars.
+    """
+    facts: dict[str, Any] = {}
+    for name in FIELDS:
+        value = getattr(record, name)
+        if name in ("status", "duration_s") or value not in ("", None, (), 0):
+            facts[name] = round(value, 6) if isinstance(value, float) else value
+    if record.attempts:
+        facts["attempts"] = [
+            {"deployment": name, **({"error": failure} if failure else {})} for name, failure in record.attempts
+        ]
+    if record.cost:
+        facts["cost"] = round(record.cost * COST_UNIT, 9)
+    return facts
+
+
+def summary(record: RequestRecord) -> str:
+    """Return the record as one readable line."""
+    parts = (record.method, record.route or "(unknown path)", str(record.status or ""))
+    line = [" ".join([*filter(None, parts), f"in {record.duration_s:.3g} s"])]
+    if record.error:
+        line.append(record.error)
+    if record.deployment:
+        line.append(f"{record.served_model or record.model} on {record.deployment}")
+    elif record.model:
+        line.append(record.model)
+    if record.output_tokens:
+        line.append(f"{record.input_tokens} + {record.output_tokens} tokens")
+    if record.first_token_s is not None:
+        line.append(f"first token after {record.first_token_s:.3g} s")
+    if record.key:
+        line.append(f"key {record.key_name or record.key}")
+    if record.recoveries:
+        line.append(f"repaired: {' '.join(record.recoveries)}")
+    return ", ".join(line)
