@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from unisono import __version__, schemas
+from unisono import __version__
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
@@ -34,6 +34,7 @@ from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
 from unisono.api.metrics import METRICS, MetricsSource
 from unisono.api.models import MODELS, ModelCards
 from unisono.api.openapi import DOCUMENT
+from unisono.api.request_records import REQUESTS, RequestSource
 from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
 from unisono.api.responses.deps import ResponsesDeps
@@ -45,6 +46,7 @@ from unisono.api.server_rules import ServerRules
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.budgets import build_budgets
+from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.bootstrap.models import (
     Rules,
@@ -67,21 +69,16 @@ from unisono.bootstrap.store import build_spool
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import Config, GatewaySettings, ModelRegistry
 from unisono.core.access import Caller
-from unisono.core.conversation import TextGrammar
-from unisono.core.ports import Schema
+from unisono.core.request_record import RecordSink
 from unisono.core.state_store import Store
-from unisono.core.tools import ToolHost
-from unisono.engine.conversation_cache import ConversationCache
-from unisono.engine.deps import EngineDeps
 from unisono.engine.request import GenerationService
-from unisono.engine.service import Engine
-from unisono.errors import ConfigError, InvalidRequest
+from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
-from unisono.harmony.render import Renderer
 from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
 from unisono.net.client_networks import ClientNetworks
 from unisono.observe.recorder import Recorder
+from unisono.observe.request_writer import RequestWriter
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
@@ -93,7 +90,7 @@ if TYPE_CHECKING:
 
 # Routes of every gateway. The router tries them in order, so those that generate are first.
 _GENERATING = (CHAT, RESPONSES, MESSAGES, COMPLETIONS, OPEN_RESPONSES_ROUTES)
-_OTHERS = (CONVERSATIONS, MODELS, USAGE, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
+_OTHERS = (CONVERSATIONS, MODELS, USAGE, REQUESTS, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
 ROUTES: tuple[BaseRoute, ...] = tuple(route for table in (*_GENERATING, *_OTHERS) for route in table.routes)
 
 
@@ -165,13 +162,17 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     budgets = build_budgets(config, catalogue, metering)
     gates = (metering, *(() if budgets is None else (budgets,)), hooks.gates)
     # Background responses belong to no request: at shutdown, other processes take them over.
-    in_background = GuardedService(engine, (observing.gates(recorder, background=True), *gates))
+    writer = observing.writer(config.unisono.request_records, store)
+    sinks = observing.sinks(writer)
+    in_background = GuardedService(engine, (observing.gates(recorder, sinks, background=True), *gates))
     background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=metering.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
-    service = GuardedService(engine, (observing.gates(recorder), *gates), can_drain=True)
+    service = GuardedService(engine, (observing.gates(recorder, sinks), *gates), can_drain=True)
 
-    app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, recorder, runner))
+    queues = [queue for queue in (recorder, writer) if queue is not None]
+    counted = [] if observing.metrics is None else [observing.metrics.answered]
+    app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, queues, runner), [*counted, *sinks])
     mount(app, ROUTES, *_state_dependencies(gateway, ledger, share), *_api_dependencies(gateway, service, runner))
     app.state.gateway = gateway
     return app
@@ -179,7 +180,11 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
 
 @asynccontextmanager
 async def _running(
-    gateway: Gateway, hooks: Hookset, ledger: UsageLedger, recorder: Recorder | None, runner: BackgroundRunner
+    gateway: Gateway,
+    hooks: Hookset,
+    ledger: UsageLedger,
+    queues: Sequence[Recorder | RequestWriter],
+    runner: BackgroundRunner,
 ) -> AsyncIterator[None]:
     """Start the components, and close them in reverse order at the end."""
     async with AsyncExitStack() as opened:
@@ -198,8 +203,8 @@ async def _running(
                 gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep, lambda: ledger.unwritten_records
             )
         )
-        if recorder is not None:
-            opened.push_async_callback(recorder.aclose)
+        for queue in queues:
+            opened.push_async_callback(queue.aclose)
         opened.push_async_callback(ledger.aclose)
         ledger.start()
         opened.push_async_callback(runner.aclose)
@@ -208,8 +213,12 @@ async def _running(
         yield
 
 
-def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
-    """Return an application without routes."""
+def _make_app(
+    gateway: Gateway,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+    sinks: Sequence[RecordSink],
+) -> FastAPI:
+    """Return an application without routes. `sinks` receive the record of each request."""
     config = gateway.config
     master_key = config.general_settings.master_key
     keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), gateway.virtual_keys)
@@ -231,7 +240,7 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
                 open_paths=HEALTH_PATHS | PATHS,
                 max_body_bytes=config.unisono.max_body_bytes,
                 body_deadline_s=config.unisono.body_timeout_s,
-                sinks=gateway.parts.observing.sinks,
+                sinks=sinks,
                 formats=FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
                 rules=request_rules(config, gateway.catalogue),
@@ -252,6 +261,7 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tu
         MetricsSource(observing.metrics_page, names_keys=config.unisono.metrics_per_key),
         ModelCards(lambda caller: cards(catalogue, pool, caller), created=int(time.time())),
         UsageSource(store.ledger, time.time),
+        RequestSource(store, time.time, config.unisono.request_records.ttl_s),
         WebDeps(Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time), store),
     )
 
@@ -344,42 +354,3 @@ def current_date(settings: GatewaySettings) -> str:
             return ""
         case day:
             return day.isoformat()
-
-
-def build_engine(
-    pool: RoutingPool,
-    tools: ToolHost | None = None,
-    parts: Parts | None = None,
-    salt_of: Callable[[str], str] | None = None,
-    *,
-    library_parser: bool = False,
-) -> Engine:
-    """Build the engine; reads the vocabulary in the package."""
-    encoding = load_encoding().with_library_parser() if library_parser else load_encoding()
-    return Engine(
-        EngineDeps(
-            encoding=encoding,
-            renderer=Renderer(encoding) if parts is None else parts.renderer,
-            pool=pool,
-            memory=ConversationCache() if parts is None else parts.memory,
-            new_call_id=lambda: f"call_{token_hex(12)}",
-            tools=tools,
-            violation=violation,
-            log_left_out=None if parts is None else parts.server_tools.value.log_left_out,
-        ),
-        salt_of=salt_of or cache_salts(shared=True),
-    )
-
-
-def violation(schema: Schema | TextGrammar, text: str) -> str | None:
-    """Return the mismatch between a text and a schema or a grammar, None if there is none.
-
-    An unsupported schema allows everything: strict tools and answer forms were checked before, others are not
-    guaranteed.
-    """
-    try:
-        if not isinstance(schema, TextGrammar):
-            schemas.check(schema, "schema")
-    except InvalidRequest:
-        return None
-    return schemas.violation(schema, text)

@@ -16,8 +16,8 @@ import pytest
 
 from tests.e2e.gateway import Answer, Gateway, gateway, message_of
 from tests.fakes import FakeVllm, Refusal, VllmScript, reset_at, stall_at
-from unisono.app import build_engine
 from unisono.bootstrap.backends import build_pool
+from unisono.bootstrap.engine import build_engine
 from unisono.config import ModelRegistry, parse
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.engine.request import GenerationRequest, RequestOrigin

@@ -18,16 +18,18 @@ from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.metrics import MetricsListener
 from unisono.bootstrap.backends import deployment_names
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
-from unisono.config import Config, ModelRegistry, TraceSettings
+from unisono.config import Config, ModelRegistry, RequestRecordSettings, TraceSettings
 from unisono.core.observer import Observer
 from unisono.core.recordings import TraceStore
 from unisono.core.request_record import RecordSink
+from unisono.core.request_store import RequestStore
 from unisono.core.state_store import Store
 from unisono.errors import ConfigError, UnisonoError
 from unisono.middleware.hooks import Failed
 from unisono.middleware.telemetry import GenerationObservation, spans_of
 from unisono.observe.recent_stats import RecentStats
 from unisono.observe.request_log import GenerationRecords, RequestLog
+from unisono.observe.request_writer import RequestWriter
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
 
@@ -57,11 +59,16 @@ class Observing:
     recent: RecentStats = field(default_factory=RecentStats)
     request_log: RequestLog | None = None
 
-    def gates(self, recorder: Recorder | None, *, background: bool = False) -> GenerationObservation:
-        """Return the gates with which all observers and `recorder` see every generation."""
+    def gates(
+        self, recorder: Recorder | None, sinks: Sequence[RecordSink] = (), *, background: bool = False
+    ) -> GenerationObservation:
+        """Return the gates with which all observers and `recorder` see every generation.
+
+        `sinks` receive the records of generations that belong to no HTTP request.
+        """
         observers: list[Observer] = [self.recent, *([] if self.metrics is None else [self.metrics])]
-        if self.request_log is not None:
-            observers.append(GenerationRecords([self.request_log]))
+        if sinks:
+            observers.append(GenerationRecords(sinks))
         if self.exporter is not None:
             observers.append(self.exporter.value)
         if recorder is not None:
@@ -80,11 +87,17 @@ class Observing:
         bounds = {"max_bytes": settings.max_bytes, "most": settings.keep}
         return Recorder(store, settings.mode, for_s=settings.ttl_s, gateway=__version__, count=count, **bounds)
 
-    @property
-    def sinks(self) -> Sequence[RecordSink]:
-        """Return the receivers of the record of each request."""
-        metrics = [] if self.metrics is None else [self.metrics.answered]
-        return [*metrics, *([] if self.request_log is None else [self.request_log])]
+    def writer(self, settings: RequestRecordSettings, store: RequestStore) -> RequestWriter | None:
+        """Return the writer of request records; None if none are stored."""
+        if not settings.keep:
+            return None
+        count = _uncounted if self.metrics is None else self.metrics.request_records
+        return RequestWriter(store, for_s=settings.ttl_s, most=settings.keep, count=count)
+
+    def sinks(self, writer: RequestWriter | None) -> Sequence[RecordSink]:
+        """Return the receivers of request records."""
+        sinks: list[RecordSink] = [] if self.request_log is None else [self.request_log]
+        return sinks if writer is None else [*sinks, writer]
 
     @property
     def hook_failed(self) -> Failed | None:

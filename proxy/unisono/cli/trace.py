@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from unisono.app import violation
+from unisono.bootstrap.engine import violation
 from unisono.bootstrap.store import store_address
 from unisono.cli.resolve_config import configured
 from unisono.cli.terminal_escape import has_colour, on_one_line

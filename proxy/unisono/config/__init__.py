@@ -20,7 +20,7 @@ from unisono.config.sections import (
     RouterSettings,
     StoreSettings,
 )
-from unisono.config.telemetry_settings import TraceSettings
+from unisono.config.telemetry_settings import RequestRecordSettings, TraceSettings
 
 __all__ = [
     "KINDS",
@@ -38,6 +38,7 @@ __all__ = [
     "ModelInfo",
     "ModelRegistry",
     "ModelSettings",
+    "RequestRecordSettings",
     "RouterSettings",
     "ServedModel",
     "StandIns",

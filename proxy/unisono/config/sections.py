@@ -17,7 +17,7 @@ from unisono.config.guardrail_settings import GuardrailSettings
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.config.model_settings import ModelEntry
 from unisono.config.section import Count, Name, Seconds, Section
-from unisono.config.telemetry_settings import OtelSettings, RequestLogSettings, TraceSettings
+from unisono.config.telemetry_settings import OtelSettings, RequestLogSettings, RequestRecordSettings, TraceSettings
 from unisono.core.generation import Timeouts
 from unisono.net.client_networks import ClientNetworks
 
@@ -307,6 +307,8 @@ class GatewaySettings(Section):
     `auto` is `text` on a terminal and `json` elsewhere. A change takes effect with a reload."""
     request_log: RequestLogSettings = Field(default_factory=RequestLogSettings)
     """Log of all requests."""
+    request_records: RequestRecordSettings = Field(default_factory=RequestRecordSettings)
+    """Records of requests in the store, for `/v1/requests`."""
     current_date: date | Literal["today", "none"] = "today"
     """Date in prompts: `today` in UTC, `none` to omit it, or a fixed date for reproducible runs."""
 

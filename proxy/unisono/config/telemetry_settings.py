@@ -58,6 +58,18 @@ class RequestLogSettings(Section):
     """True also logs successful requests for health, metrics and the web page."""
 
 
+class RequestRecordSettings(Section):
+    """Records of requests in the store, with the fields of the request log.
+
+    They contain no content. A record has at most 16 kB, and usually 500 bytes.
+    """
+
+    keep: Annotated[int, Field(ge=0)] = 100_000
+    """Maximum number of records. The oldest are deleted. 0 stores none."""
+    ttl_s: Seconds = 30 * 86400.0
+    """Lifetime of a record, in seconds."""
+
+
 def _restore_off(value: object) -> object:
     """Restore `off`, which YAML parses as false."""
     return "off" if value is False else value

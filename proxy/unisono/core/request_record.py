@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, TypeAlias
 
 from unisono.core.observer import GenerationDone, GenerationOutcome
 
@@ -29,7 +29,7 @@ class RequestRecord:
     `at` is its start in seconds since 1970, `route` the path template, empty for an unknown path. `status` is the HTTP
     status, `error` an error code. `key` is the public id of a virtual key, `key_name` its alias, `user` the end user
     that the request names. `model` is the requested model, `served_model` the one that answered. `attempts` are pairs
-    of a deployment and its error code, in order. Costs are in the unit of `quotas.TokenUsage`, times in seconds.
+    of a deployment and its error code, in order. Costs are in micro-dollars, times in seconds.
     """
 
     id: str
@@ -90,6 +90,30 @@ class RequestRecord:
             cost=sum(done.cost for done in generations),
             trace_id=span.trace_id if span is not None and span.sampled else "",
         )
+
+
+FIELDS: Final = tuple(field.name for field in fields(RequestRecord))
+# Costs in a record are in micro-dollars.
+COST_UNIT: Final = 1e-6
+
+
+def to_facts(record: RequestRecord) -> dict[str, Any]:
+    """Return the fields of a record that have a value, for JSON.
+
+    Times are in seconds, the cost is in dollars.
+    """
+    facts: dict[str, Any] = {}
+    for name in FIELDS:
+        value = getattr(record, name)
+        if name in ("status", "duration_s") or value not in ("", None, (), 0):
+            facts[name] = round(value, 6) if isinstance(value, float) else value
+    if record.attempts:
+        facts["attempts"] = [
+            {"deployment": name, **({"error": failure} if failure else {})} for name, failure in record.attempts
+        ]
+    if record.cost:
+        facts["cost"] = round(record.cost * COST_UNIT, 9)
+    return facts
 
 
 # Receiver of the record of each request. It returns at once and does not raise.

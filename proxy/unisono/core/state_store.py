@@ -17,6 +17,7 @@ from unisono.core.conversation import Item, Json, Tokens
 from unisono.core.generation import Usage
 from unisono.core.quotas import AccountStore
 from unisono.core.recordings import TraceStore
+from unisono.core.request_store import RequestStore
 
 
 class Status(StrEnum):
@@ -171,7 +172,7 @@ class WriteOptions(TypedDict, total=False):
     revision: int | None
 
 
-class Store(KeyStore, AccountStore, TraceStore, Protocol):
+class Store(KeyStore, AccountStore, TraceStore, RequestStore, Protocol):
     """Storage for state.
 
     Any method may raise `StoreUnavailable`; each method names its other errors.

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from unisono.app import build_engine
 from unisono.bootstrap.backends import build_pool
+from unisono.bootstrap.engine import build_engine
 from unisono.config import Config, ModelRegistry, parse
 from unisono.engine.request import GenerationService
 from unisono.routing.pool import RoutingPool

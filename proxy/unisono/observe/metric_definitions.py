@@ -194,6 +194,7 @@ class Instruments:
         self.memory = self._gauge("process_resident_memory_bytes", "Resident memory.")
         self.spans = self._counter("spans", "Spans, by export outcome.", "outcome")
         self.traces = self._counter("traces", "Recordings of answers, by outcome.", "outcome")
+        self.request_records = self._counter("request_records", "Records of requests, by outcome.", "outcome")
 
     def _counter(self, name: str, about: str, *labels: str) -> KnownCounter:
         return KnownCounter(f"unisono_{name}", about, labels, registry=self.registry)

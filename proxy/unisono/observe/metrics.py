@@ -199,6 +199,13 @@ class Metrics(Observer):
         """
         self._all.spans.labels(outcome).inc(count)
 
+    def request_records(self, outcome: str, count: int) -> None:
+        """Count records of requests by outcome.
+
+        Outcomes: `kept`, `dropped` because the queue was full, or `failed` to be stored.
+        """
+        self._all.request_records.labels(outcome).inc(count)
+
     def traces(self, outcome: str, count: int) -> None:
         """Count recordings by outcome.
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import fields
 from random import random
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
-from unisono.core.request_record import GENERATIONS, RecordSink, RequestRecord
+from unisono.core.request_record import FIELDS, GENERATIONS, RecordSink, RequestRecord, to_facts
 
 log = logging.getLogger("unisono.requests")
 
-FIELDS: Final = tuple(field.name for field in fields(RequestRecord))
 # Route of the record of an answer that no HTTP request waits for.
 BACKGROUND: Final = "background"
 WEBSOCKET: Final = "websocket"
-# Costs in a record are in micro-dollars.
-COST_UNIT: Final = 1e-6
 
 
 class RequestLogOptions(Protocol):
@@ -86,25 +82,6 @@ class RequestLog:
             return
         extra = {name: value for name, value in to_facts(record).items() if name in self._fields}
         log.info(summary(record), extra={"request": extra})
-
-
-def to_facts(record: RequestRecord) -> dict[str, Any]:
-    """Return the fields of a record that have a value, for JSON.
-
-    Times are in seconds, the cost is in dollars.
-    """
-    facts: dict[str, Any] = {}
-    for name in FIELDS:
-        value = getattr(record, name)
-        if name in ("status", "duration_s") or value not in ("", None, (), 0):
-            facts[name] = round(value, 6) if isinstance(value, float) else value
-    if record.attempts:
-        facts["attempts"] = [
-            {"deployment": name, **({"error": failure} if failure else {})} for name, failure in record.attempts
-        ]
-    if record.cost:
-        facts["cost"] = round(record.cost * COST_UNIT, 9)
-    return facts
 
 
 def summary(record: RequestRecord) -> str:

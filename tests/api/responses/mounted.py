@@ -17,7 +17,8 @@ from unisono.api.responses.conversations.routes import CONVERSATIONS, Conversati
 from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.route_table import mount
-from unisono.app import Gateway, build, build_engine, responses_deps
+from unisono.app import Gateway, build, responses_deps
+from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.tool_servers import build_server_tools
 from unisono.config import parse
 from unisono.core.state_store import Store

@@ -36,6 +36,7 @@ from unisono.store.redis.access import KeptKeys
 from unisono.store.redis.accounts import RedisAccounts
 from unisono.store.redis.connection import Command, Link
 from unisono.store.redis.pubsub import Listener
+from unisono.store.redis.requests import RedisRequests
 from unisono.store.redis.script_args import Args, fence, milliseconds, of_items, of_log
 from unisono.store.redis.server_checks import check_servers
 from unisono.store.redis.traces import RedisTraces
@@ -45,7 +46,7 @@ METADATA_TRIES = 5
 OFF_LOOP_ITEMS = 1000
 
 
-class RedisStore(KeptKeys, RedisAccounts, RedisTraces):
+class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
     """Store on a Redis or Valkey server.
 
     `url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2, also with the

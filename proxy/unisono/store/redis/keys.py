@@ -16,6 +16,8 @@
     t:{<tenant>:<key>}:a:s:<once>          the usage that was settled under an id
     t:{<tenant>:traces}:t:o, :t:e          recordings: their order, their ends
     t:{<tenant>:traces}:t:a, :t:d          what is listed of them, and their documents
+    t:{requests}:d, t:{requests}:f:<facet> records of requests by id, and their ids by facet, in order of their ends
+    t:{requests}:c:<step>:<start>          counts of requests in an interval
     t:ledgers                              all accounts and days that have a ledger
     t:secret:<name>, t:runs                secrets, and watched runs
     t:never                                never exists
@@ -98,6 +100,20 @@ def traces(tenant: str) -> list[str]:
     """Return the Redis keys of a tenant's recordings: order, ends, summaries and documents."""
     here = tag(tenant, "traces") + "t:"
     return [here + kind for kind in "oead"]
+
+
+def requests() -> str:
+    """Return the Redis key of the records of requests."""
+    return "t:{requests}:d"
+
+
+def request_facet(facet: str) -> str:
+    """Return the Redis key of the ids of records with this facet; empty for all records."""
+    return f"t:{{requests}}:f:{quote(facet, safe='', errors='replace')}"
+
+
+def request_counts(step_s: int, start: int) -> str:
+    return f"t:{{requests}}:c:{step_s}:{start}"
 
 
 def secret(name: str) -> str:

@@ -19,6 +19,8 @@ from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json, Tokens
 from unisono.core.quotas import Account, LedgerLine, QuotaReservation, QuotaStatus, UsageRecord
 from unisono.core.recordings import StoredTrace
+from unisono.core.request_record import RequestRecord
+from unisono.core.request_store import RequestFilter, RequestPage
 from unisono.core.state_store import (
     NOTHING_LOGGED,
     BackgroundRun,
@@ -34,7 +36,7 @@ from unisono.core.state_store import (
 from unisono.errors import StoreUnavailable
 from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting, until_some
-from unisono.store.sqlite import access, accounts, conversations, disk_space, leases, responses, traces
+from unisono.store.sqlite import access, accounts, conversations, disk_space, leases, requests, responses, traces
 from unisono.store.sqlite.schema import (
     LOCK_TIMEOUT_S,
     Transaction,
@@ -357,6 +359,18 @@ class SqliteStore:
 
     async def traces(self, tenant: str, limit: int = 20) -> tuple[StoredTrace, ...]:
         return await self._read(traces.latest, tenant, limit)
+
+    async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
+        await self._run(requests.write_requests, records, for_s, most)
+
+    async def request(self, id: str) -> RequestRecord | None:
+        return await self._read(requests.get, id)
+
+    async def requests(self, wanted: RequestFilter, limit: int, cursor: str = "") -> RequestPage:
+        return await self._read(requests.page, wanted, limit, cursor)
+
+    async def request_counts(self, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
+        return await self._read(requests.counts, wanted, step_s)
 
 
 def _code(error: BaseException | None) -> int:

@@ -84,6 +84,13 @@ CREATE TABLE IF NOT EXISTS traces (
     UNIQUE (tenant, id));
 CREATE INDEX IF NOT EXISTS traces_in_order ON traces (tenant, number);
 CREATE INDEX IF NOT EXISTS traces_expire ON traces (expires);
+CREATE TABLE IF NOT EXISTS requests (id TEXT PRIMARY KEY, ended INTEGER, data BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS request_facets (
+    facet TEXT, ended INTEGER, id TEXT, PRIMARY KEY (facet, ended, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS request_total (one INTEGER PRIMARY KEY, n INTEGER);
+CREATE TABLE IF NOT EXISTS request_counts (
+    step INTEGER, start INTEGER, tenant TEXT, key TEXT, model TEXT, name TEXT, n INTEGER,
+    PRIMARY KEY (step, start, tenant, key, model, name)) WITHOUT ROWID;
 """
 
 SWEEP = (

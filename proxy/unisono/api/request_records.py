@@ -1,0 +1,202 @@
+"""Routes `GET /v1/requests...`: records of requests, and their counts over time.
+
+The master key sees all records, a virtual key its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import Query
+
+from unisono.api.answer_types import ABSENT, AnswerModel, Count
+from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, provided
+from unisono.core.access import Caller
+from unisono.core.request_record import COST_UNIT, RequestRecord, to_facts
+from unisono.core.request_store import HOUR_S, MAX_POINTS, MINUTE_S, RequestFilter, RequestStore, percentile
+from unisono.errors import InvalidRequest, NotFound
+
+REQUESTS = RouteTable("gateway")
+LISTED: Final = 20
+MAX_LISTED: Final = 200
+# Range of the counts without `since`, in seconds.
+DEFAULT_RANGE_S: Final = 3600.0
+# Sums in the counts.
+COUNTED: Final = ("requests", "errors", "recovered", "input_tokens", "cached_tokens", "output_tokens")
+# Percentiles in the counts.
+SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSource:
+    """Reader of stored records, which are kept for `kept_s` seconds.
+
+    `clock` returns seconds since 1970.
+    """
+
+    store: RequestStore
+    clock: Callable[[], float]
+    kept_s: float
+
+
+Source = Annotated[RequestSource, provided(RequestSource)]
+Name = Annotated[str, Query(max_length=256)]
+Time = Annotated[float, Query(ge=0, lt=2**40, description="Time in seconds since 1970.")]
+
+
+class RequestEntry(AnswerModel):
+    id: str
+    at: float
+    duration_s: float
+    status: Count
+    method: str = ABSENT
+    route: str = ABSENT
+    key: str = ABSENT
+    model: str = ABSENT
+
+
+class RequestList(AnswerModel):
+    object: Literal["list"]
+    data: list[RequestEntry]
+    has_more: bool
+    next_cursor: str | None
+
+
+class Percentiles(AnswerModel):
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class RequestPoint(AnswerModel):
+    """Counts of the requests that ended in an interval, which begins at `at`."""
+
+    at: Count
+    requests: Count
+    errors: Count
+    recovered: Count
+    input_tokens: Count
+    cached_tokens: Count
+    output_tokens: Count
+    cost: float
+    duration_s: Percentiles
+    first_token_s: Percentiles
+
+
+class RequestStats(AnswerModel):
+    object: Literal["unisono.request_stats"]
+    step_s: Count
+    since: float
+    until: float
+    data: list[RequestPoint]
+
+
+@REQUESTS.add("GET", "/requests")
+async def list_requests(
+    source: Source,
+    caller: CurrentCaller,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Maximum number of records.")] = LISTED,
+    cursor: Annotated[Name, Query(description="`next_cursor` of the previous page.")] = "",
+    key: Annotated[Name, Query(description="Id of a virtual key.")] = ABSENT,
+    team: Annotated[Name, Query(description="Tag `team` of the key.")] = "",
+    model: Annotated[Name, Query(description="Requested model.")] = "",
+    status: Annotated[int, Query(ge=0, le=599, description="HTTP status.")] = 0,
+    failed: Annotated[bool, Query(description="True lists only requests that failed.")] = False,
+    recovery: Annotated[Name, Query(description="Name of a recovery rule, or `any`.")] = "",
+    since: Time = 0.0,
+    until: Time = ABSENT,
+) -> RequestList:
+    """List the latest requests: those of the key, or of all keys for the master key.
+
+    A page may be shorter than `limit` although `has_more` is true, because a query visits a limited number of records.
+    """
+    wanted = RequestFilter(
+        key=key,
+        team=team,
+        model=model,
+        status=status,
+        failed=failed,
+        recovery=recovery,
+        since=max(since, source.clock() - source.kept_s),
+        until=until,
+    )
+    try:
+        page = await source.store.requests(visible_to(caller, wanted), limit, cursor)
+    except ValueError:
+        raise InvalidRequest(
+            "Invalid value for 'cursor': must be the 'next_cursor' of an earlier page.", param="cursor"
+        ) from None
+    return RequestList(
+        object="list",
+        data=[RequestEntry(**to_facts(record)) for record in page.records],
+        has_more=page.cursor is not None,
+        next_cursor=page.cursor,
+    )
+
+
+@REQUESTS.add("GET", "/requests/stats")
+async def get_request_stats(
+    source: Source,
+    caller: CurrentCaller,
+    step: Annotated[Literal["minute", "hour"], Query(description="Length of an interval.")] = ABSENT,
+    key: Annotated[Name, Query(description="Id of a virtual key.")] = ABSENT,
+    model: Annotated[Name, Query(description="Requested model.")] = "",
+    since: Time = ABSENT,
+    until: Time = ABSENT,
+) -> RequestStats:
+    """Return counts and times of requests by interval.
+
+    The range is from `since` (by default an hour before `until`) to `until` (by default now). By default an interval is
+    a minute up to a range of 6 hours, else an hour. Intervals without requests are omitted.
+    """
+    until = source.clock() if until is None else until
+    since = max(0.0, until - DEFAULT_RANGE_S) if since is None else since
+    step_s = {"minute": MINUTE_S, "hour": HOUR_S}.get(step, MINUTE_S if until - since <= 6 * HOUR_S else HOUR_S)
+    if until < since:
+        raise InvalidRequest("Invalid value for 'until': must not be before 'since'.", param="until")
+    if (until - since) / step_s > MAX_POINTS:
+        raise InvalidRequest(
+            f"Invalid value for 'since': at most {MAX_POINTS} intervals are possible; shorten the range"
+            f"{', or use step=hour' if step_s == MINUTE_S else ''}.",
+            param="since",
+        )
+    wanted = visible_to(caller, RequestFilter(key=key, model=model, since=since, until=until))
+    points = await source.store.request_counts(wanted, step_s)
+    data = [to_point(at, counts) for at, counts in points.items()]
+    return RequestStats(object="unisono.request_stats", step_s=step_s, since=since, until=until, data=data)
+
+
+@REQUESTS.add("GET", "/requests/{id}", READ_404)
+async def get_request(source: Source, caller: CurrentCaller, id: PathId) -> RequestEntry:
+    """Retrieve the record of a request."""
+    record = await source.store.request(id)
+    if record is None or not _may_see(caller, record):
+        raise NotFound("The request does not exist: its record may have expired, or belongs to another key.")
+    return RequestEntry(**to_facts(record))
+
+
+def visible_to(caller: Caller, wanted: RequestFilter) -> RequestFilter:
+    """Return the filter limited to the records that a caller may see.
+
+    A key that asks for the records of another one finds none.
+    """
+    if not caller.key:
+        return wanted
+    if wanted.key not in (None, caller.key):
+        return replace(wanted, key=caller.key, until=0.0)
+    return replace(wanted, key=caller.key)
+
+
+def _may_see(caller: Caller, record: RequestRecord) -> bool:
+    return not caller.key or record.key == caller.key
+
+
+def to_point(at: int, counts: Mapping[str, int]) -> RequestPoint:
+    sums: dict[str, Any] = {name: counts.get(name, 0) for name in COUNTED}
+    times: dict[str, Any] = {
+        f"{name}_s": Percentiles(**{share: percentile(counts, name, part) for share, part in SHARES.items()})
+        for name in ("duration", "first_token")
+    }
+    return RequestPoint(at=at, **sums, cost=counts.get("cost", 0) * COST_UNIT, **times)

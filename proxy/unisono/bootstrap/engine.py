@@ -1,0 +1,59 @@
+"""Construction of the engine. Part of the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from secrets import token_hex
+
+from unisono import schemas
+from unisono.bootstrap.parts import Parts
+from unisono.bootstrap.salt import cache_salts
+from unisono.core.conversation import TextGrammar
+from unisono.core.ports import Schema
+from unisono.core.tools import ToolHost
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
+from unisono.engine.service import Engine
+from unisono.errors import InvalidRequest
+from unisono.harmony.encoding import load_encoding
+from unisono.harmony.render import Renderer
+from unisono.routing.pool import RoutingPool
+
+
+def build_engine(
+    pool: RoutingPool,
+    tools: ToolHost | None = None,
+    parts: Parts | None = None,
+    salt_of: Callable[[str], str] | None = None,
+    *,
+    library_parser: bool = False,
+) -> Engine:
+    """Build the engine; reads the vocabulary in the package."""
+    encoding = load_encoding().with_library_parser() if library_parser else load_encoding()
+    return Engine(
+        EngineDeps(
+            encoding=encoding,
+            renderer=Renderer(encoding) if parts is None else parts.renderer,
+            pool=pool,
+            memory=ConversationCache() if parts is None else parts.memory,
+            new_call_id=lambda: f"call_{token_hex(12)}",
+            tools=tools,
+            violation=violation,
+            log_left_out=None if parts is None else parts.server_tools.value.log_left_out,
+        ),
+        salt_of=salt_of or cache_salts(shared=True),
+    )
+
+
+def violation(schema: Schema | TextGrammar, text: str) -> str | None:
+    """Return the mismatch between a text and a schema or a grammar, None if there is none.
+
+    An unsupported schema allows everything: strict tools and answer forms were checked before, others are not
+    guaranteed.
+    """
+    try:
+        if not isinstance(schema, TextGrammar):
+            schemas.check(schema, "schema")
+    except InvalidRequest:
+        return None
+    return schemas.violation(schema, text)

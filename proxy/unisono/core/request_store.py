@@ -1,0 +1,185 @@
+"""Store protocol for request records, with counts by minute and hour for plots."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from unisono.core.request_record import RequestRecord
+
+MINUTE_S: Final = 60
+HOUR_S: Final = 3600
+# Lifetime of counts, by the length of their interval in seconds.
+COUNTS_KEPT_S: Final = {MINUTE_S: 2 * 86_400, HOUR_S: 60 * 86_400}
+# Maximum number of intervals of an answer.
+MAX_POINTS: Final = 1_500
+# Maximum number of records that one query visits.
+MAX_VISITED: Final = 20_000
+
+# Upper bounds of the histograms of durations, in seconds. A last bucket is unbounded.
+BUCKETS_S: Final = tuple(round(0.005 * 1.4**step, 4) for step in range(34))
+
+# Facet of records that failed, and of records with any recovery.
+FAILED: Final = "failed"
+RECOVERED: Final = "recovered"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """Conditions on records. All must hold; empty ones do not count.
+
+    `recovery` is the name of a rule, or `any`. `since` and `until` limit the end of a request, in seconds since 1970.
+    """
+
+    tenant: str | None = None
+    key: str | None = None
+    team: str = ""
+    model: str = ""
+    status: int = 0
+    failed: bool = False
+    recovery: str = ""
+    since: float = 0.0
+    until: float | None = None
+
+    @property
+    def facets(self) -> tuple[str, ...]:
+        """Return the facets that a record must have, usually the rarest first."""
+        wanted = [
+            *([RECOVERED] if self.recovery == "any" else [f"recovery:{self.recovery}"] if self.recovery else []),
+            *([f"status:{self.status}"] if self.status else []),
+            *([FAILED] if self.failed else []),
+            *([] if self.key is None else [f"key:{self.key}"]),
+            *([f"team:{self.team}"] if self.team else []),
+            *([] if self.tenant is None else [f"tenant:{self.tenant}"]),
+            *([f"model:{self.model}"] if self.model else []),
+        ]
+        return tuple(wanted)
+
+
+def facets_of(record: RequestRecord) -> tuple[str, ...]:
+    """Return the facets by which a record is found."""
+    return (
+        f"tenant:{record.tenant}",
+        f"key:{record.key}",
+        f"status:{record.status}",
+        *([f"team:{record.team}"] if record.team else []),
+        *([f"model:{record.model}"] if record.model else []),
+        *([FAILED] if has_failed(record) else []),
+        *([RECOVERED] if record.recoveries else []),
+        *(f"recovery:{rule}" for rule in record.recoveries),
+    )
+
+
+def has_failed(record: RequestRecord) -> bool:
+    return record.status >= 400 or bool(record.error)
+
+
+def ended_ms(record: RequestRecord) -> int:
+    """Return the end of a request in milliseconds since 1970."""
+    return round((record.at + record.duration_s) * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPage:
+    """Page of records, the latest first.
+
+    `cursor` continues after the last one; None at the end. A page may be short although more follow, because a query
+    visits a limited number of records.
+    """
+
+    records: tuple[RequestRecord, ...]
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CountedGroup:
+    """Owner of counts in an interval of `step_s` seconds.
+
+    `start` is its beginning in seconds since 1970.
+    """
+
+    step_s: int
+    start: int
+    tenant: str
+    key: str
+    model: str
+
+
+def counts_of(records: Sequence[RequestRecord]) -> dict[CountedGroup, dict[str, int]]:
+    """Return the counts of these records, in minutes and in hours."""
+    counts: dict[CountedGroup, dict[str, int]] = {}
+    for record in records:
+        ended = ended_ms(record) // 1000
+        for step_s in COUNTS_KEPT_S:
+            group = CountedGroup(step_s, ended // step_s * step_s, record.tenant, record.key, record.model)
+            sums = counts.setdefault(group, {})
+            for name, number in _counts_of(record):
+                sums[name] = sums.get(name, 0) + number
+    return counts
+
+
+def _counts_of(record: RequestRecord) -> Iterator[tuple[str, int]]:
+    yield "requests", 1
+    yield f"duration:{bisect_left(BUCKETS_S, record.duration_s)}", 1
+    if record.first_token_s is not None:
+        yield f"first_token:{bisect_left(BUCKETS_S, record.first_token_s)}", 1
+    sums = {
+        "errors": int(has_failed(record)),
+        "recovered": int(bool(record.recoveries)),
+        "input_tokens": record.input_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "cost": record.cost,
+    }
+    yield from ((name, number) for name, number in sums.items() if number)
+
+
+def percentile(counts: Mapping[str, int], name: str, share: float) -> float | None:
+    """Return the upper bound of the bucket at a share of a histogram; None if it is empty."""
+    buckets = [counts.get(f"{name}:{bucket}", 0) for bucket in range(len(BUCKETS_S) + 1)]
+    rest = sum(buckets) * share
+    if not rest:
+        return None
+    for bucket, number in enumerate(buckets):
+        rest -= number
+        if rest <= 0:
+            return BUCKETS_S[min(bucket, len(BUCKETS_S) - 1)]
+    return BUCKETS_S[-1]
+
+
+class RequestStore(Protocol):
+    """Storage for request records. Every method may raise `StoreUnavailable`."""
+
+    async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
+        """Store records for `for_s` seconds, and add them to the counts.
+
+        Of more than `most` records, the oldest are dropped. A record with the id of an earlier one is ignored.
+        """
+        ...
+
+    async def request(self, id: str) -> RequestRecord | None: ...
+
+    async def requests(self, wanted: RequestFilter, limit: int, cursor: str = "") -> RequestPage:
+        """Return the latest records, or those after `cursor`. Raises ValueError for an invalid one."""
+        ...
+
+    async def request_counts(self, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
+        """Return the counts by the start of each interval from `since` to `until`.
+
+        Only `tenant`, `key` and `model` of the filter apply.
+        """
+        ...
+
+
+def to_cursor(ended: int, id: str) -> str:
+    return f"{ended}.{id}"
+
+
+def of_cursor(cursor: str) -> tuple[int, str]:
+    """Return the end and the id of the record at a cursor. Raises ValueError."""
+    ended, _, id = cursor.partition(".")
+    if not id or not ended.isdecimal():
+        raise ValueError("not a cursor")
+    return int(ended), id

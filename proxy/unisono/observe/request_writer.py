@@ -1,0 +1,88 @@
+"""Asynchronous writing of request records to the store.
+
+Records wait briefly in a queue, so that many are written together. They are dropped if the queue is full, and not
+written again if the store fails; both are counted. A killed process loses the records of its last quarter of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from unisono.core.request_record import RequestRecord
+from unisono.core.request_store import RequestStore
+from unisono.errors import UnisonoError
+
+log = logging.getLogger("unisono.observe")
+
+MAX_QUEUED: Final = 20_000
+RECORDS_PER_WRITE: Final = 500
+# Time that the first record of a batch waits for others, in seconds.
+GATHER_S: Final = 0.25
+# Time for writing the queue at shutdown, in seconds.
+CLOSING_S: Final = 3.0
+
+
+class RequestWriter:
+    """Receiver of records that stores them for `for_s` seconds, at most `most`.
+
+    `count` receives their outcomes.
+    """
+
+    def __init__(self, store: RequestStore, *, for_s: float, most: int, count: Callable[[str, int], None]) -> None:
+        self._store = store
+        self._retention_s = for_s
+        self._max_records = most
+        self._count = count
+        self._waiting: deque[RequestRecord] = deque()
+        self._write_task: asyncio.Task[None] | None = None
+        self._is_down = False
+
+    def __call__(self, record: RequestRecord) -> None:
+        if len(self._waiting) >= MAX_QUEUED:
+            self._count("dropped", 1)
+            return
+        self._waiting.append(record)
+        if self._write_task is None or self._write_task.done():
+            self._write_task = asyncio.create_task(self._write_soon(), name="storing request records")
+
+    async def _write_soon(self) -> None:
+        await asyncio.sleep(GATHER_S)
+        await self._write()
+
+    async def _write(self) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(RECORDS_PER_WRITE, len(self._waiting)))]
+            try:
+                await self._store.keep_requests(*batch, for_s=self._retention_s, most=self._max_records)
+            except asyncio.CancelledError:
+                self._count("dropped", len(batch))
+                raise
+            except UnisonoError as error:
+                if not self._is_down:
+                    log.warning(
+                        "request records cannot be stored at the moment; they are dropped", extra={"code": error.code}
+                    )
+                self._is_down = True
+                self._count("failed", len(batch))
+            except Exception as error:
+                log.exception("storing request records failed", exc_info=error)
+                self._count("failed", len(batch))
+            else:
+                self._is_down = False
+                self._count("kept", len(batch))
+
+    async def aclose(self) -> None:
+        """Write the queue within a short timeout."""
+        if self._write_task is not None and not self._write_task.done():
+            self._write_task.cancel()
+            await asyncio.gather(self._write_task, return_exceptions=True)
+        last = asyncio.create_task(self._write(), name="storing the last request records")
+        await asyncio.wait({last}, timeout=CLOSING_S)
+        last.cancel()
+        await asyncio.gather(last, return_exceptions=True)
+        if self._waiting:
+            self._count("dropped", len(self._waiting))

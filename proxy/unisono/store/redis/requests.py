@@ -1,0 +1,213 @@
+"""Records of requests in Redis: one hash slot, so that one write also deletes the oldest.
+
+Each facet of records has a sorted set of ids, in the order of the ends of the requests. A query walks through the set
+of its first facet and looks the others up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from unisono.core.request_record import RequestRecord
+from unisono.core.request_store import (
+    COUNTS_KEPT_S,
+    MAX_POINTS,
+    MAX_VISITED,
+    RequestFilter,
+    RequestPage,
+    counts_of,
+    ended_ms,
+    facets_of,
+    of_cursor,
+    to_cursor,
+)
+from unisono.store.redis import keys
+from unisono.store.redis.connection import Link
+from unisono.store.redis.script_args import Args, milliseconds
+from unisono.store.redis.scripts import Script
+from unisono.store.request_codec import decode_request, encode_request
+
+# Records of one write, which must meet the deadline of an operation.
+RECORDS_PER_WRITE: Final = 100
+# Intervals of one read of counts.
+INTERVALS_PER_READ: Final = 200
+# Facet of every record.
+ALL: Final = ""
+# Names of counters in a hash are joined by a character that no quoted name contains.
+SEPARATOR: Final = "\x1f"
+
+# The value of a record in the hash is the list of its sets, each on a line, an empty line, and the JSON.
+KEEP_REQUESTS = Script(
+    """
+local records, all = unpack(KEYS)
+local for_ms, most, new = tonumber(arg()), tonumber(arg()), tonumber(arg())
+local now = clock()
+local added = {}
+for _ = 1, new do
+  local id, ended, value = arg(), arg(), arg()
+  if redis.call('HSETNX', records, id, value) == 1 then
+    added[#added + 1] = 1
+    for set in string.gmatch(string.match(value, '^(.-)\\n\\n'), '[^\\n]+') do
+      redis.call('ZADD', set, ended, id)
+      redis.call('PEXPIRE', set, for_ms)
+    end
+  else
+    added[#added + 1] = 0
+  end
+end
+redis.call('PEXPIRE', records, for_ms)
+local function delete(id)
+  local value = redis.call('HGET', records, id)
+  for set in string.gmatch(value and string.match(value, '^(.-)\\n\\n') or '', '[^\\n]+') do
+    redis.call('ZREM', set, id)
+  end
+  redis.call('ZREM', all, id)
+  redis.call('HDEL', records, id)
+end
+local limit = 2 * new + 20
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', all, '-inf', now - for_ms, 'LIMIT', 0, limit)) do delete(id) end
+local excess = math.min(redis.call('ZCARD', all) - most, limit)
+if excess > 0 then
+  for _, id in ipairs(redis.call('ZRANGE', all, 0, excess - 1)) do delete(id) end
+end
+return {'ok', added}
+"""
+)
+
+PAGE_OF_REQUESTS = Script(
+    """
+local records, first = KEYS[1], KEYS[2]
+local from, after, since, limit, most = tonumber(arg()), arg(), arg(), tonumber(arg()), tonumber(arg())
+local found, visited, last_end, last_id = {}, 0, false, false
+local chunk = 500
+while visited < most do
+  local part = redis.call('ZREVRANGEBYSCORE', first, from, since, 'WITHSCORES', 'LIMIT', visited, chunk)
+  for n = 1, #part, 2 do
+    local id, ended = part[n], part[n + 1]
+    visited = visited + 1
+    if not (tonumber(ended) == from and after ~= '' and id >= after) then
+      local fits = true
+      for k = 3, #KEYS do
+        if not redis.call('ZSCORE', KEYS[k], id) then fits = false break end
+      end
+      local value = fits and redis.call('HGET', records, id)
+      if value then
+        if #found >= 2 * limit then return {'ok', {found, last_end, last_id}} end
+        found[#found + 1] = id
+        found[#found + 1] = value
+      end
+      last_end, last_id = ended, id
+    end
+  end
+  if #part < 2 * chunk then return {'ok', {found, false, false}} end
+end
+return {'ok', {found, last_end, last_id}}
+""",
+    is_read=True,
+)
+
+ADD_COUNTS = Script(
+    """
+for k = 1, #KEYS do
+  local for_ms, counters = arg(), tonumber(arg())
+  for _ = 1, counters do
+    local name = arg()
+    redis.call('HINCRBY', KEYS[k], name, arg())
+  end
+  redis.call('PEXPIRE', KEYS[k], for_ms)
+end
+return {'ok'}
+"""
+)
+
+READ_COUNTS = Script(
+    """
+local found = {}
+for k = 1, #KEYS do found[k] = redis.call('HGETALL', KEYS[k]) end
+return {'ok', found}
+""",
+    is_read=True,
+)
+
+
+class RedisRequests:
+    """Part of the Redis store for request records, limited in number."""
+
+    _link: Link
+
+    async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
+        for start in range(0, len(records), RECORDS_PER_WRITE) or (0,):
+            together = records[start : start + RECORDS_PER_WRITE]
+            args: Args = [milliseconds(for_s), most, len(together)]
+            for record in together:
+                sets = "\n".join(map(keys.request_facet, (ALL, *facets_of(record))))
+                args += [_name(record.id), ended_ms(record), sets.encode() + b"\n\n" + encode_request(record)]
+            added = await self._link.act(KEEP_REQUESTS, [keys.requests(), keys.request_facet(ALL)], args)
+            await self._count([record for record, is_new in zip(together, added, strict=True) if is_new])
+
+    async def _count(self, records: Sequence[RequestRecord]) -> None:
+        counters: dict[str, list[str | bytes | int]] = {}
+        kept_s: dict[str, int] = {}
+        for group, counts in counts_of(records).items():
+            key = keys.request_counts(group.step_s, group.start)
+            kept_s[key] = COUNTS_KEPT_S[group.step_s]
+            for name, number in counts.items():
+                owner = SEPARATOR.join((group.tenant, group.key, group.model, name))
+                counters.setdefault(key, []).extend((_name(owner), number))
+        if counters:
+            args: Args = []
+            for key, values in counters.items():
+                args += [milliseconds(kept_s[key]), len(values) // 2, *values]
+            await self._link.act(ADD_COUNTS, [*counters], args)
+
+    async def request(self, id: str) -> RequestRecord | None:
+        (value,) = await self._link.read(("HGET", keys.requests(), _name(id)))
+        return None if value is None else _record(value)
+
+    async def requests(self, wanted: RequestFilter, limit: int, cursor: str = "") -> RequestPage:
+        ended, after = of_cursor(cursor) if cursor else (None, "")
+        if ended is None:
+            ended = 2**53 if wanted.until is None else round(wanted.until * 1000)
+        sets = [keys.request_facet(facet) for facet in wanted.facets or (ALL,)]
+        found, last_end, last_id = await self._link.act(
+            PAGE_OF_REQUESTS,
+            [keys.requests(), *sets],
+            [ended, _name(after), round(wanted.since * 1000), limit, MAX_VISITED],
+        )
+        records = tuple(_record(value) for value in found[1::2])
+        if not last_id:
+            return RequestPage(records)
+        return RequestPage(records, to_cursor(int(float(last_end)), bytes(last_id).decode("utf-8", "replace")))
+
+    async def request_counts(self, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
+        until = wanted.until if wanted.until is not None else wanted.since + step_s * MAX_POINTS
+        starts = range(int(wanted.since) // step_s * step_s, int(until) + 1, step_s)
+        points: dict[int, dict[str, int]] = {}
+        for first in range(0, len(starts), INTERVALS_PER_READ):
+            together = starts[first : first + INTERVALS_PER_READ]
+            names = [keys.request_counts(step_s, start) for start in together]
+            for start, counters in zip(together, await self._link.act(READ_COUNTS, names, []), strict=True):
+                sums = _summed(counters, wanted)
+                if sums:
+                    points[start] = sums
+        return points
+
+
+def _summed(counters: Sequence[bytes], wanted: RequestFilter) -> dict[str, int]:
+    """Return the sums of a hash of counters over the owners that are wanted."""
+    sums: dict[str, int] = {}
+    for owner, number in zip(counters[::2], counters[1::2], strict=True):
+        tenant, key, model, name = bytes(owner).decode("utf-8", "surrogatepass").split(SEPARATOR)
+        if wanted.tenant not in (None, tenant) or wanted.key not in (None, key) or wanted.model not in ("", model):
+            continue
+        sums[name] = sums.get(name, 0) + int(number)
+    return sums
+
+
+def _record(value: bytes) -> RequestRecord:
+    return decode_request(bytes(value).partition(b"\n\n")[2])
+
+
+def _name(id: str) -> bytes:
+    return id.encode("utf-8", "replace")

@@ -1,0 +1,37 @@
+"""Encoding of request records for both stores."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Final
+
+import orjson
+
+from unisono.core.request_record import RequestRecord
+
+_DEFAULTS: Final = {field.name: field.default for field in fields(RequestRecord)}
+_TUPLES: Final = ("recoveries", "notes")
+
+
+def encode_request(record: RequestRecord) -> bytes:
+    """Return the record as JSON, without fields that have their default."""
+    values = {name: getattr(record, name) for name in _DEFAULTS}
+    changed = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    try:
+        return orjson.dumps(changed)
+    except orjson.JSONEncodeError:
+        # A name that a client chose may have a lone surrogate.
+        return orjson.dumps({name: _replaced(value) for name, value in changed.items()})
+
+
+def _replaced(value: Any) -> Any:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def decode_request(data: bytes) -> RequestRecord:
+    values = orjson.loads(data)
+    known: dict[str, Any] = {name: value for name, value in values.items() if name in _DEFAULTS}
+    known.update({name: tuple(known[name]) for name in _TUPLES if name in known})
+    if "attempts" in known:
+        known["attempts"] = tuple((str(name), str(failure)) for name, failure in known["attempts"])
+    return RequestRecord(**known)

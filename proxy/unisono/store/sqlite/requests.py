@@ -1,0 +1,137 @@
+"""SQL for request records and their counts, in the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from unisono.core.request_record import RequestRecord
+from unisono.core.request_store import (
+    COUNTS_KEPT_S,
+    MAX_VISITED,
+    RequestFilter,
+    RequestPage,
+    counts_of,
+    ended_ms,
+    facets_of,
+    of_cursor,
+    to_cursor,
+)
+from unisono.store.request_codec import decode_request, encode_request
+from unisono.store.sqlite.schema import Transaction
+
+# Facet of every record.
+ALL: Final = ""
+# Largest end of a request, in milliseconds.
+FAR_MS: Final = 2**53
+# Old records that one write deletes besides as many as it adds.
+EXTRA_DELETED: Final = 200
+
+
+def write_requests(act: Transaction, records: Sequence[RequestRecord], for_s: float, most: int) -> None:
+    added = []
+    for record in records:
+        row = (record.id, ended_ms(record), encode_request(record))
+        if act.db.execute("INSERT OR IGNORE INTO requests (id, ended, data) VALUES (?, ?, ?)", row).rowcount:
+            added.append(record)
+    act.db.executemany(
+        "INSERT OR IGNORE INTO request_facets (facet, ended, id) VALUES (?, ?, ?)",
+        ((_text(facet), ended_ms(record), record.id) for record in added for facet in (ALL, *facets_of(record))),
+    )
+    _count(act, added)
+    total = act.db.execute(
+        "INSERT INTO request_total (one, n) VALUES (1, ?) ON CONFLICT (one) DO UPDATE SET n = n + excluded.n "
+        "RETURNING n",
+        (len(added),),
+    ).fetchone()[0]
+    oldest = act.db.execute(
+        "SELECT f.ended, f.id, r.data FROM request_facets f JOIN requests r ON r.id = f.id WHERE f.facet = ? "
+        "ORDER BY f.ended, f.id LIMIT ?",
+        (ALL, len(added) + EXTRA_DELETED),
+    ).fetchall()
+    expired = (act.now - for_s) * 1000
+    _delete(act, [row for place, row in enumerate(oldest) if place < total - most or row[0] <= expired])
+
+
+def _count(act: Transaction, records: Sequence[RequestRecord]) -> None:
+    act.db.executemany(
+        "INSERT INTO request_counts (step, start, tenant, key, model, name, n) VALUES (?, ?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET n = n + excluded.n",
+        (
+            (group.step_s, group.start, _text(group.tenant), group.key, _text(group.model), name, number)
+            for group, counts in counts_of(records).items()
+            for name, number in counts.items()
+        ),
+    )
+    for step_s, kept_s in COUNTS_KEPT_S.items():
+        act.db.execute("DELETE FROM request_counts WHERE step = ? AND start < ?", (step_s, act.now - kept_s))
+
+
+def _delete(act: Transaction, rows: Sequence[tuple[int, str, bytes]]) -> None:
+    facets = (
+        (_text(facet), ended, id) for ended, id, data in rows for facet in (ALL, *facets_of(decode_request(data)))
+    )
+    act.db.executemany("DELETE FROM request_facets WHERE facet = ? AND ended = ? AND id = ?", facets)
+    act.db.executemany("DELETE FROM requests WHERE id = ?", ((id,) for _, id, _ in rows))
+    act.db.execute("UPDATE request_total SET n = n - ?", (len(rows),))
+
+
+def get(act: Transaction, id: str) -> RequestRecord | None:
+    row = act.db.execute("SELECT data FROM requests WHERE id = ?", (id,)).fetchone()
+    return None if row is None else decode_request(row[0])
+
+
+def page(act: Transaction, wanted: RequestFilter, limit: int, cursor: str) -> RequestPage:
+    before = (
+        of_cursor(cursor) if cursor else (FAR_MS if wanted.until is None else round(wanted.until * 1000), "\U0010ffff")
+    )
+    first, *others = map(_text, wanted.facets or (ALL,))
+    also = "".join(
+        " AND EXISTS (SELECT 1 FROM request_facets o WHERE o.facet = ? AND o.ended = f.ended AND o.id = f.id)"
+        for _ in others
+    )
+    visited = (
+        "SELECT ended, id FROM request_facets WHERE facet = ? AND ended >= ? AND (ended, id) < (?, ?) "
+        "ORDER BY ended DESC, id DESC LIMIT ?"
+    )
+    since = round(wanted.since * 1000)
+    found = act.db.execute(
+        f"SELECT f.ended, f.id, r.data FROM ({visited}) f JOIN requests r ON r.id = f.id WHERE 1{also} "  # noqa: S608
+        "ORDER BY f.ended DESC, f.id DESC LIMIT ?",
+        (first, since, *before, MAX_VISITED, *others, limit + 1),
+    ).fetchall()
+    records = tuple(decode_request(row[2]) for row in found[:limit])
+    if len(found) > limit:
+        return RequestPage(records, to_cursor(*found[limit - 1][:2]))
+    last = act.db.execute(
+        f"SELECT ended, id FROM ({visited}) ORDER BY ended, id LIMIT 1",  # noqa: S608
+        (first, since, *before, MAX_VISITED),
+    ).fetchone()
+    visited_all = last is None or _is_last(act, first, since, last)
+    return RequestPage(records, None if visited_all else to_cursor(*last))
+
+
+def _is_last(act: Transaction, facet: str, since: int, last: tuple[int, str]) -> bool:
+    """Return whether no record follows a visited one."""
+    query = "SELECT 1 FROM request_facets WHERE facet = ? AND ended >= ? AND (ended, id) < (?, ?) LIMIT 1"
+    return act.db.execute(query, (facet, since, *last)).fetchone() is None
+
+
+def counts(act: Transaction, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
+    conditions = {"tenant": wanted.tenant, "key": wanted.key, "model": wanted.model or None}
+    used = {name: _text(value) for name, value in conditions.items() if value is not None}
+    also = "".join(f" AND {name} = ?" for name in used)
+    rows: Iterable[tuple[int, str, int]] = act.db.execute(
+        f"SELECT start, name, sum(n) FROM request_counts WHERE step = ? AND start > ? AND start <= ?{also} "  # noqa: S608
+        "GROUP BY start, name",
+        (step_s, wanted.since - step_s, FAR_MS if wanted.until is None else wanted.until, *used.values()),
+    )
+    points: dict[int, dict[str, int]] = {}
+    for start, name, number in rows:
+        points.setdefault(start, {})[name] = number
+    return dict(sorted(points.items()))
+
+
+def _text(value: str) -> str:
+    """Return a text that SQLite can store. A name that a client chose may have a lone surrogate."""
+    return value.encode("utf-8", "replace").decode()

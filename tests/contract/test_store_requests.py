@@ -1,0 +1,216 @@
+"""Contract of every store for request records and their counts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.contract.state import fresh
+from tests.contract.stores import StoreFactory
+from unisono.core.request_record import RequestRecord
+from unisono.core.request_store import HOUR_S, MINUTE_S, RequestFilter, percentile
+from unisono.core.state_store import Store
+
+LONG_S = 86_400.0
+# Counts of past days are deleted.
+NOW = float(int(time.time()) - 3600)
+MANY = 10_000
+
+
+def record(number: int = 0, **fields: Any) -> RequestRecord:
+    values: dict[str, Any] = {"id": f"req_{number:04}", "at": NOW + number, "duration_s": 0.5, "status": 200, **fields}
+    return RequestRecord(**values)
+
+
+async def keep(store: Store, *records: RequestRecord, most: int = MANY) -> None:
+    await store.keep_requests(*records, for_s=LONG_S, most=most)
+
+
+async def ids(store: Store, limit: int = 100, cursor: str = "", **wanted: Any) -> list[str]:
+    return [each.id for each in (await store.requests(RequestFilter(**wanted), limit, cursor)).records]
+
+
+FULL = RequestRecord(
+    id="req_full",
+    at=NOW + 0.25,
+    duration_s=1.5,
+    method="POST",
+    route="/v1/chat/completions",
+    status=200,
+    error="backend_error",
+    tenant="ä:}{ *\r\n",
+    key="key_1",
+    key_name="alice\n\n",
+    team="blue team",
+    user="u\x00",
+    model="gpt-oss'; --",
+    served_model="gpt-oss",
+    deployment="vllm-1",
+    attempts=(("vllm-2", "backend_error"), ("vllm-1", "")),
+    input_tokens=5,
+    cached_tokens=2,
+    output_tokens=7,
+    reasoning_tokens=3,
+    first_token_s=0.125,
+    waited_s=0.5,
+    finish="stop",
+    recoveries=("restored-stop", "moved"),
+    notes=("metadata", "user"),
+    cost=12,
+    trace_id="ab",
+)
+
+
+async def test_a_record_is_read_unchanged(factory: StoreFactory) -> None:
+    store = await factory.open()
+    await keep(store, FULL, record(1))
+    assert await store.request("req_full") == FULL
+    assert await store.request("req_0001") == record(1)
+    assert await store.request("req_0002") is None
+    assert (await store.requests(RequestFilter(key="key_1"), 5)).records == (FULL,)
+
+
+async def test_a_lone_surrogate_is_replaced(factory: StoreFactory) -> None:
+    store = await factory.open()
+    await keep(store, record(1, model="gpt-\udcff", user="\ud800"))
+    stored = await store.request("req_0001")
+    assert stored is not None
+    assert (stored.model, stored.user) == ("gpt-?", "?")
+    assert await ids(store, model="gpt-\udcff") == ["req_0001"]
+
+
+async def test_records_are_listed_latest_first_in_pages(factory: StoreFactory) -> None:
+    store = await factory.open()
+    # Two requests end at the same time.
+    await keep(store, *(record(number, at=NOW + number // 2) for number in range(7)))
+    found, cursor, pages = [], "", 0
+    while True:
+        page = await store.requests(RequestFilter(), 3, cursor)
+        found += [each.id for each in page.records]
+        pages += 1
+        if page.cursor is None:
+            break
+        cursor = page.cursor
+    assert found == [f"req_{number:04}" for number in (6, 5, 4, 3, 2, 1, 0)]
+    assert pages == 3
+
+
+@pytest.mark.parametrize("cursor", ["x", "12", "x.req", "."])
+async def test_an_invalid_cursor_is_an_error(cursor: str, factory: StoreFactory) -> None:
+    store = await factory.open()
+    with pytest.raises(ValueError, match="cursor"):
+        await store.requests(RequestFilter(), 3, cursor)
+
+
+FILTERS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "none": ({}, [5, 4, 3, 2, 1, 0]),
+    "key": ({"key": "a"}, [4, 1, 0]),
+    "no key": ({"key": ""}, [5, 3, 2]),
+    "tenant": ({"tenant": "t"}, [3, 0]),
+    "team": ({"team": "blue"}, [4]),
+    "model": ({"model": "m"}, [4, 2]),
+    "status": ({"status": 429}, [1]),
+    "failed": ({"failed": True}, [3, 1]),
+    "any recovery": ({"recovery": "any"}, [5, 2]),
+    "recovery": ({"recovery": "moved"}, [5]),
+    "two conditions": ({"key": "a", "model": "m"}, [4]),
+    "three conditions": ({"key": "a", "failed": True, "status": 429}, [1]),
+    "impossible": ({"key": "a", "team": "red"}, []),
+    "since": ({"since": NOW + 4}, [5, 4]),
+    "until": ({"until": NOW + 2}, [1, 0]),
+    "interval of a key": ({"key": "a", "since": NOW + 1, "until": NOW + 3}, [1]),
+}
+
+
+@pytest.mark.parametrize(("wanted", "numbers"), FILTERS.values(), ids=FILTERS)
+async def test_records_are_filtered(wanted: dict[str, Any], numbers: list[int], factory: StoreFactory) -> None:
+    store = await factory.open()
+    await keep(
+        store,
+        record(0, key="a", tenant="t"),
+        record(1, key="a", status=429, error="rate_limit_exceeded"),
+        record(2, model="m", recoveries=("restored-stop",)),
+        record(3, tenant="t", error="backend_error"),
+        record(4, key="a", team="blue", model="m"),
+        record(5, recoveries=("moved", "restored-stop")),
+    )
+    assert await ids(store, **wanted) == [f"req_{number:04}" for number in numbers]
+    paged, cursor = [], ""
+    for _ in range(len(numbers) + 1):
+        page = await store.requests(RequestFilter(**wanted), 1, cursor)
+        paged += [each.id for each in page.records]
+        if page.cursor is None:
+            break
+        cursor = page.cursor
+    assert paged == [f"req_{number:04}" for number in numbers]
+
+
+async def test_only_the_latest_records_are_stored(factory: StoreFactory) -> None:
+    store = await factory.open()
+    for start in range(0, 50, 10):
+        await keep(store, *(record(number, key="a") for number in range(start, start + 10)), most=15)
+    latest = [f"req_{number:04}" for number in range(49, 34, -1)]
+    assert await ids(store) == latest
+    assert await ids(store, key="a") == latest
+    assert await store.request("req_0034") is None
+
+
+async def test_expired_records_are_deleted_by_the_next_write(factory: StoreFactory) -> None:
+    store = await factory.open()
+    await keep(store, record(0, key="a"), record(1, key="b"))
+    await store.keep_requests(for_s=1.0, most=MANY)
+    assert await ids(store) == []
+    assert await ids(store, key="a") == []
+    assert await store.request("req_0000") is None
+
+
+async def test_a_record_is_stored_and_counted_once(factory: StoreFactory) -> None:
+    store = await factory.open()
+    for _ in range(2):
+        await keep(store, record(1, key="a"))
+    assert await ids(store, key="a") == ["req_0001"]
+    points = await store.request_counts(RequestFilter(since=NOW - 3600, until=NOW + 3600), HOUR_S)
+    assert sum(counts["requests"] for counts in points.values()) == 1
+
+
+async def test_requests_are_counted_by_interval_and_owner(factory: StoreFactory) -> None:
+    store = await factory.open()
+    start = int(NOW) // HOUR_S * HOUR_S
+    used = {"input_tokens": 5, "output_tokens": 7, "cost": 3, "first_token_s": 0.1, "model": "m"}
+    one = [record(number, at=start + 30 * number, key="a", tenant="t", **used) for number in range(4)]
+    two = [record(number + 10, at=start + 30 * number, status=500, duration_s=9.0) for number in range(4)]
+    await keep(store, *one)
+    await keep(store, *two)
+    # A rollup of a later hour.
+    await keep(store, record(99, at=start + HOUR_S))
+    wanted = RequestFilter(since=start, until=start + HOUR_S - 1)
+    minutes = await store.request_counts(wanted, MINUTE_S)
+    assert {at: counts["requests"] for at, counts in minutes.items()} == {start: 4, start + 60: 4}
+    (hour,) = (await store.request_counts(wanted, HOUR_S)).values()
+    sums = {name: hour[name] for name in ("requests", "errors", "input_tokens", "output_tokens", "cost")}
+    assert sums == {"requests": 8, "errors": 4, "input_tokens": 20, "output_tokens": 28, "cost": 12}
+    assert 0.5 <= (percentile(hour, "duration", 0.5) or 0) < 0.9
+    assert 9 <= (percentile(hour, "duration", 0.9) or 0) < 14
+    assert 0.1 <= (percentile(hour, "first_token", 0.5) or 0) < 0.2
+    owners: list[dict[str, Any]] = [
+        {"key": "a"},
+        {"tenant": "t"},
+        {"model": "m"},
+        {"key": "a", "tenant": "t", "model": "m"},
+    ]
+    for owner in owners:
+        (part,) = (await store.request_counts(replace(wanted, **owner), HOUR_S)).values()
+        assert part["requests"] == 4
+    assert await store.request_counts(replace(wanted, key="b"), HOUR_S) == {}
+
+
+async def test_records_are_shared_by_replicas(factory: StoreFactory) -> None:
+    if not factory.shared:
+        pytest.skip("this store belongs to one process")
+    one, two = await factory.open(), await factory.open()
+    name = fresh("req")
+    await keep(one, record(1, id=name))
+    assert await ids(two) == [name]
