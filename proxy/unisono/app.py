@@ -47,6 +47,7 @@ from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.budgets import build_budgets
 from unisono.bootstrap.engine import build_engine
+from unisono.bootstrap.files import build_file_reader
 from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.bootstrap.models import (
     Rules,
@@ -270,7 +271,8 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
     """Return the dependencies of the routes of the APIs that generate."""
     config, catalogue, hosting = gateway.config, gateway.catalogue, gateway.parts.server_tools.value
     describer = image_describer(catalogue, service, gateway.parts.descriptions)
-    deps = replace(responses_deps(gateway, service, hosting.rules), describer=describer)
+    files = build_file_reader(config.unisono.files, gateway.parts.file_texts)
+    deps = replace(responses_deps(gateway, service, hosting.rules), describer=describer, files=files)
     return (
         ChatRoute(
             service=service,
@@ -281,6 +283,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             fingerprint=f"unisono-{__version__}",
             find_way=answer_modes(catalogue),
             describer=describer,
+            files=files,
         ),
         CompletionRoute(
             service=service,
@@ -292,9 +295,9 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
         ),
-        ConversationDeps(gateway.store, deps.today, deps.new_id, time.time),
+        ConversationDeps(gateway.store, deps.today, deps.new_id, time.time, files),
         ResponsesApi(deps, runner),
-        replace(messages_deps(gateway, service, hosting), describer=describer),
+        replace(messages_deps(gateway, service, hosting), describer=describer, files=files),
     )
 
 

@@ -331,6 +331,12 @@ class HookFailed(UnisonoError):
     status, code = 503, "hook_failed"
 
 
+class FilesBusy(UnisonoError):
+    """Too many files wait for the extraction of their texts."""
+
+    status, code = 503, "files_busy"
+
+
 class TooManyConnections(UnisonoError):
     status, code = 503, "too_many_connections"
 

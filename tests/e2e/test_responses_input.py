@@ -205,7 +205,7 @@ REJECTED: dict[str, tuple[Any, int, str, str | None]] = {
         "input.0.content.1.type",
         "unsupported_value",
     ),
-    "file": ([content("user", {"type": "input_file", "file_id": "f"})], 400, "input.0.content.0.type", None),
+    "file": ([content("user", {"type": "input_file", "file_id": "f"})], 400, "input.0.content.0.file_id", None),
     "audio": ([content("user", {"type": "input_audio"})], 400, "input.0.content.0.type", "unsupported_value"),
     "unknown part type": ([content("user", {"type": "hologram"})], 400, "input.0.content.0.type", "invalid_value"),
     "part without text": ([content("user", {"type": "input_text"})], 400, "input.0.content.0.text", None),

@@ -3,8 +3,8 @@
 gpt-oss reads text only. An image in the newest user message is refused, because the answer could not refer to it.
 Images before it, and images in tool results, come from programs that send their whole history again: a refusal would
 fail every later request of the session. Each of them is replaced by one line of text. If the operator names a vision
-model, the line describes the image, also in the newest message. Descriptions are made before the validation, which does
-no I/O.
+model, the line describes the image, also in the newest message. The texts of files replace their parts in all messages.
+Descriptions are made and files are read before the validation, which does no I/O.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeGuard
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
 
+from unisono.api.body import off_loop
 from unisono.api.field_types import OpenModel
 from unisono.api.history_builder import MEDIA_PARTS
 from unisono.api.image_descriptions import ImageDescriber, ImageDescription, VisionRequest
+from unisono.api.input_files import SOURCES, ReplacedFile, replaced_files
 from unisono.api.request_options import ModelRules
 from unisono.core.access import Caller
+from unisono.core.input_files import FileReader
 from unisono.core.recovery_rules import MEDIA_LEFT_OUT
 from unisono.errors import UnisonoError
 
@@ -47,12 +50,14 @@ class MediaRules:
     """Treatment of the media in one request.
 
     `strips_newest` tells whether the newest user message loses its media too. `descriptions` are those of images, by
-    the positions of their parts. A compaction replaces the items before `begin`, so that nothing is noted about them.
+    the positions of their parts, and `files` the texts of files. A compaction replaces the items before `begin`, so
+    that nothing is noted about them.
     """
 
     strips_newest: Callable[[], bool] = _never
     begin: int = 0
     descriptions: Mapping[str, ImageDescription] = field(default_factory=dict)
+    files: Mapping[str, ReplacedFile] = field(default_factory=dict)
 
 
 NO_MEDIA_RULES: Final = MediaRules()
@@ -121,11 +126,15 @@ class MediaSource:
 
 
 async def media_context(
-    resolve: Callable[[str, Caller], ModelWithRules], source: MediaSource, describer: ImageDescriber | None = None
+    resolve: Callable[[str, Caller], ModelWithRules],
+    source: MediaSource,
+    describer: ImageDescriber | None = None,
+    reader: FileReader | None = None,
 ) -> dict[str, MediaRules]:
-    """Return the validation context for a body: rules of its model, and descriptions.
+    """Return the validation context for a body.
 
-    Without a describer, the model is looked up only if the newest user message has media, which the rule may strip.
+    It has the rules of the model, descriptions of images, and texts of files. Without media, the model is looked up
+    only if the newest user message has some, which the rule may strip. Raises FilesBusy.
     """
 
     def rules() -> ModelRules | None:
@@ -139,28 +148,48 @@ async def media_context(
     def strips_newest() -> bool:
         return (found := rules()) is not None and found.strips_media
 
-    model = found.vision_model if describer is not None and (found := rules()) is not None else None
-    if describer is None or model is None or not _images_in(source):
+    media = await _media_in(source) if describer is not None or reader is not None else None
+    found = rules() if media is not None and (media.images or media.files) else None
+    if media is None or found is None:
         return {"media": MediaRules(strips_newest)}
     items = source.body.get(source.kind.HISTORY)
     begin = await source.begin(items) if isinstance(items, list) else 0
-    images = _images_in(source, begin)
-    vision = VisionRequest(model, source.caller, source.request_id, source.size, can_ask=source.can_ask)
-    return {"media": MediaRules(strips_newest, begin, await describer.describe(images, vision))}
+    media = await _media_in(source, begin) if begin else media
+    context = MediaRules(strips_newest, begin)
+    if describer is not None and found.vision_model is not None and media.images:
+        vision = VisionRequest(
+            found.vision_model, source.caller, source.request_id, source.size, can_ask=source.can_ask
+        )
+        context = replace(context, descriptions=await describer.describe(media.images, vision))
+    if reader is not None and media.files:
+        context = replace(context, files=await replaced_files(media.files, reader, source.caller.tenant, source.size))
+    return {"media": context}
 
 
-def _images_in(source: MediaSource, begin: int = 0) -> dict[str, Mapping[str, Any]]:
-    """Return the image parts of a body by position, oldest first."""
+async def file_context(source: MediaSource, reader: FileReader | None) -> dict[str, MediaRules]:
+    """Return the validation context for a body without a model: texts of files.
+
+    Raises FilesBusy.
+    """
+    if reader is None:
+        return {}
+    media = await _media_in(source)
+    files = await replaced_files(media.files, reader, source.caller.tenant, source.size) if media.files else {}
+    return {"media": replace(ALL_REPLACED, files=files)}
+
+
+async def _media_in(source: MediaSource, begin: int = 0) -> MediaRemoval:
+    """Return the media parts of a body by position, oldest first."""
     removal = MediaRemoval(source.kind.HISTORY, replace(ALL_REPLACED, begin=begin), source.kind.INSTRUCTIONS)
-    removal.body_without_media(source.body)
-    return removal.images
+    await off_loop(lambda: removal.body_without_media(source.body), source.size)
+    return removal
 
 
 class MediaRemoval:
     """Replacement of media in the items of one history, and in the `instructions` before it.
 
-    `notes` name what was replaced, and `images` are the replaced images by position. `has_lost_media` is True if the
-    model gets no description of a part.
+    `notes` name what was replaced. `images` and `files` are the replaced parts by position. `has_lost_media` is True if
+    the model gets no description or text of a part.
     """
 
     # Rules.
@@ -176,6 +205,7 @@ class MediaRemoval:
         self._rules = rules
         self.notes: list[str] = []
         self.images: dict[str, Mapping[str, Any]] = {}
+        self.files: dict[str, Mapping[str, Any]] = {}
         self.has_lost_media = False
 
     def body_without_media(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -205,6 +235,10 @@ class MediaRemoval:
 
     def _parts(self, parts: list[Any], path: str, *, keeps: bool) -> list[Any]:
         remaining = [self._part(part, f"{path}.{index}", keeps=keeps) for index, part in enumerate(parts)]
+        for index, part in enumerate(remaining):
+            # The parts of a message are joined without a separator, except in Messages.
+            if part is not parts[index] and f"{path}.{index}" in self._rules.files and "source" not in parts[index]:
+                remaining[index] = _on_own_lines(part, is_first=index == 0, is_last=index == len(parts) - 1)
         return _same_if_unchanged(remaining, parts)
 
     def _part(self, part: Any, path: str, *, keeps: bool) -> Any:
@@ -218,12 +252,21 @@ class MediaRemoval:
         if kind is None:
             # Results of tools contain parts, or one object with parts.
             return self._within(part, "content", path, keeps=keeps and not name.endswith("tool_result"))
-        if keeps and not self._rules.strips_newest():
+        file = self._rules.files.get(path)
+        is_refused = keeps and (file is None or not file.text) and not self._rules.strips_newest()
+        if is_refused and file is not None:
+            raise file.error()
+        if is_refused:
             return part
-        if kind == "image" and self._is_read:
+        if self._is_read and kind == "image":
             self.images[path] = part
+        elif self._is_read and kind == "file" and _can_be_read(part):
+            self.files[path] = part
         # The outputs of code have no parts with text.
         text = "logs" if path.rpartition(".")[0].endswith(".outputs") else "text"
+        if file is not None and file.text:
+            self.notes += [f"{path}: {file.note}"] if file.note else []
+            return {"type": text, text: file.text}
         about = [part.get(key) for key in ("title", "context")] if name == "document" else []
         return {"type": text, text: "\n".join([*filter(_is_text, about), self._line(kind, path)])}
 
@@ -241,11 +284,27 @@ class MediaRemoval:
             self.notes.append(f"{path}: replaced by a description, because the model does not support {kind} input")
             return DESCRIBED.format(text=description.text)
         self.has_lost_media = True
-        problem = f"; {description.problem}" if description is not None else ""
-        self.notes.append(
-            f"{path}: replaced by a line of text, because the model does not support {kind} input{problem}"
-        )
+        reason = f"the model does not support {kind} input"
+        if (file := self._rules.files.get(path)) is not None:
+            reason = file.problem
+        elif description is not None:
+            reason = f"{reason}; {description.problem}"
+        self.notes.append(f"{path}: replaced by a line of text, because {reason}")
         return LINE.format(kind=kind.capitalize())
+
+
+def _on_own_lines(part: dict[str, Any], *, is_first: bool, is_last: bool) -> dict[str, Any]:
+    """Return a text part with line breaks between it and its neighbours."""
+    name = part["type"]
+    return {**part, name: "\n" * (not is_first) + part[name] + "\n" * (not is_last)}
+
+
+def _can_be_read(part: Mapping[str, Any]) -> bool:
+    """Return whether a file part has the form of a file. Validation refuses others."""
+    source = part.get("source")
+    if part.get("type") == "document":
+        return isinstance(source, dict) and source.get("type") in SOURCES
+    return source is None
 
 
 def _is_text(value: Any) -> TypeGuard[str]:

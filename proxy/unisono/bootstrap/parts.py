@@ -11,6 +11,7 @@ from unisono.bootstrap.store import build_store
 from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
 from unisono.config import Config
 from unisono.core.state_store import Store
+from unisono.documents.text_cache import TextCache
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
@@ -25,6 +26,7 @@ class Parts:
     server_tools: SharedResource[ServerToolSetup]
     memory: ConversationCache
     descriptions: DescriptionCache
+    file_texts: TextCache
     renderer: Renderer
     observing: Observing
 
@@ -49,6 +51,7 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
         server_tools=reuse_or_build(None if old is None else old.server_tools, settings, hosting),
         memory=ConversationCache() if old is None else old.memory,
         descriptions=DescriptionCache() if old is None else old.descriptions,
+        file_texts=TextCache() if old is None else old.file_texts,
         renderer=Renderer(load_encoding()) if old is None else old.renderer,
         observing=observing,
     )

@@ -119,7 +119,7 @@ def build_server_tools(config: Config) -> ServerToolSetup:
     if not config.mcp_servers and not hosts:
         return ServerToolSetup(NoTools())
     from unisono.mcp import McpHost, check_headers
-    from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
+    from unisono.net.ssrf_guard import SsrfGuard
 
     servers = {label: settings.server(label) for label, settings in config.mcp_servers.items()}
     # A header that cannot be sent is an error at start, not at the first call.
@@ -128,5 +128,5 @@ def build_server_tools(config: Config) -> ServerToolSetup:
             check_headers(server.headers, server.authorization)
         except InvalidRequest as error:
             raise ConfigError(f"mcp_servers.{label}: {error.message}") from None
-    guard = SsrfGuard([AllowedHost(host.host, frozenset(host.ports), host.plain_http, host.private) for host in hosts])
+    guard = SsrfGuard([host.rule() for host in hosts])
     return ServerToolSetup(McpHost(guard), ServerRules(servers, builtins, guard.is_listed, check_headers))

@@ -6,6 +6,7 @@ ConfigError with a message that begins with the path of the key. A setting witho
 
 from unisono.config.config_file import data_folder
 from unisono.config.fallbacks import StandIns
+from unisono.config.file_settings import FileSettings
 from unisono.config.litellm_import import imported, own_servers
 from unisono.config.load import Loaded, load, parse
 from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
@@ -27,6 +28,7 @@ __all__ = [
     "KIND_ALIASES",
     "AllowedHostSettings",
     "Config",
+    "FileSettings",
     "GatewaySettings",
     "GeneralSettings",
     "HookSettings",

@@ -22,6 +22,7 @@ from unisono.core.tools import (
     ToolTimeouts,
     ToolTransport,
 )
+from unisono.net.ssrf_guard import AllowedHost
 
 ServerLabel = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 """Name of a server in requests, and prefix of its tool names for the model."""
@@ -228,7 +229,7 @@ def _plain_host(value: str) -> str:
 
 
 class AllowedHostSettings(Section):
-    """Host of tool servers that requests may name by URL."""
+    """Host that requests may name by URL."""
 
     host: Annotated[Name, AfterValidator(_plain_host)]
     """Host in lower case without scheme, path and port.
@@ -245,6 +246,9 @@ class AllowedHostSettings(Section):
         if self.private and self.host == "*":
             raise ValueError("`private` needs a host name, because `*` would open the whole private network to clients")
         return self
+
+    def rule(self) -> AllowedHost:
+        return AllowedHost(self.host, frozenset(self.ports), self.plain_http, self.private)
 
 
 AllowedHostEntry: TypeAlias = Annotated[AllowedHostSettings, BeforeValidator(_to_host)]

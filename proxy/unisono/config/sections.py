@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr, model_validator
 
 from unisono.config.budget_settings import Duration, Money, ProviderBudget
+from unisono.config.file_settings import FileSettings
 from unisono.config.guardrail_settings import GuardrailSettings
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.config.model_settings import ModelEntry
@@ -260,6 +261,8 @@ class GatewaySettings(Section):
     """Longest wait for a slot, in seconds. The limit `timeout` includes this wait."""
     mcp_allowed_hosts: tuple[AllowedHostEntry, ...] = ()
     """Hosts of tool servers that requests may name by URL. By default none."""
+    files: FileSettings = Field(default_factory=FileSettings)
+    """Reading of the files in requests."""
     builtin_tools: dict[Literal["browser", "python", "container"], ServerLabel] = Field(default_factory=dict)
     """Servers in `mcp_servers` that implement the tools gpt-oss was trained on.
     In requests, `browser` is `web_search` and `python` is `code_interpreter`. By default none."""

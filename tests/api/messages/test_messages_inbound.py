@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from tests.api.messages.mounted import SEALER
 from unisono.api.error_responses import failure_of
 from unisono.api.gateway_tools import RunnableTools
+from unisono.api.input_files import quoted_file
 from unisono.api.media import LINE
 from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, Thinking, needs_seals, to_generation_request
 from unisono.api.messages.schema import MessagesRequest
@@ -241,7 +242,7 @@ CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
                 {"type": "search_result", "title": "S", "source": "https://s.example", "content": [text("found")]},
             )
         ],
-        [UserMessage("D\nIt\n\nthat\n\nS\nhttps://s.example\nfound")],
+        [UserMessage(f"{quoted_file('D', 'It')}\n\n{quoted_file('', 'that')}\n\nS\nhttps://s.example\nfound")],
     ),
     "a search by another server": (
         [QUESTION, assistant(text("I look."), *WEB, text("It is so.")), QUESTION],

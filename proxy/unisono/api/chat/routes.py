@@ -34,6 +34,7 @@ from unisono.api.sse import KEEP_ALIVE_S, ByteSource, EventStream, until_disconn
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
+from unisono.core.input_files import FileReader
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.engine.request import GenerationService, GenerationStream
 from unisono.errors import InvalidRequest
@@ -73,6 +74,7 @@ class ChatRoute:
     fingerprint: str | None = None
     find_way: FindWay | None = None
     describer: ImageDescriber | None = None
+    files: FileReader | None = None
     keep_alive_s: float = KEEP_ALIVE_S
 
     async def complete(self, request: Request) -> Response:
@@ -87,7 +89,7 @@ class ChatRoute:
             return await pass_through()
         size = len(await request.body())
         source = MediaSource(body, caller, ChatRequest, request.state.request_id, size)
-        context = await media_context(self.resolve, source, self.describer)
+        context = await media_context(self.resolve, source, self.describer, self.files)
         parse = partial(self._parse, body, caller, request.state.request_id, way, context)
         try:
             chat, model, generation = await off_loop(parse, size)

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
 from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, invalid_field, refused
 from unisono.api.history_builder import MEDIA_PARTS, join
+from unisono.api.input_files import quoted_file
 
 # Sources of documents that are not text.
 FILES: Final = frozenset({"base64", "url", "file"})
@@ -240,5 +241,5 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
 
 def _document(at: str, block: DocumentBlock, notes: list[str]) -> str:
     inner = [(f"{at}.source.content.{place}", part) for place, part in enumerate(block.source.content)]
-    text = block.source.data or text_of(inner, notes)
-    return join([block.title or "", block.context or "", text], "\n", param=at)
+    text = quoted_file(block.title or "", block.source.data or text_of(inner, notes))
+    return join([block.context or "", text], "\n", param=at)

@@ -34,6 +34,7 @@ from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
+from unisono.core.input_files import FileReader
 from unisono.core.quotas import QuotaStatus
 from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import GenerationReport, GenerationService, GenerationStream
@@ -75,6 +76,7 @@ class MessagesDeps:
     new_id: Callable[[], str]
     clock: Callable[[], float]
     describer: ImageDescriber | None = None
+    files: FileReader | None = None
     keep_alive_s: float = KEEP_ALIVE_S
 
 
@@ -156,7 +158,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     # A count must cost nothing.
     can_ask = kind is MessagesRequest
     source = MediaSource(body, caller, kind, request.state.request_id, size, can_ask, first_read_position)
-    context = await media_context(deps.resolve, source, deps.describer)
+    context = await media_context(deps.resolve, source, deps.describer, deps.files)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)
     # The secret may be in the store. A request without sealed data must not depend on it.

@@ -15,6 +15,7 @@ from unisono.api.server_rules import ServerRules
 from unisono.api.summary import ItemSealing
 from unisono.core.access import Caller
 from unisono.core.conversation import Tokens
+from unisono.core.input_files import FileReader
 from unisono.core.state_store import Retention, Store
 from unisono.engine.request import GenerationService
 
@@ -84,6 +85,7 @@ class ResponsesDeps:
     charge_journal: ChargeJournal = charge_nothing
     find_way: FindWay | None = None
     describer: ImageDescriber | None = None
+    files: FileReader | None = None
 
 
 class SealsSource(Protocol):

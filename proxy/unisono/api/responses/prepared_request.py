@@ -101,7 +101,7 @@ async def validate_body(
     """
     begin = partial(_first_read_position, deps, caller.tenant, size)
     source = MediaSource(body, caller, ResponsesRequest, request_id, size, not counted, begin)
-    context = await media_context(deps.resolve, source, deps.describer)
+    context = await media_context(deps.resolve, source, deps.describer, deps.files)
 
     def judge() -> ResponsesRequest:
         request = ResponsesRequest.model_validate(body, context=context)

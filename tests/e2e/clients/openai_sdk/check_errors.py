@@ -50,7 +50,7 @@ INVALID: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a file": (
         message_with_part(type="file", file={"file_id": "file-1"}),
-        "messages.0.content.1.type",
+        "messages.0.content.1.file.file_id",
         "unsupported_value",
     ),
     "audio output": (

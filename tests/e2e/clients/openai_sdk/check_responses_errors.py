@@ -41,7 +41,7 @@ INVALID: dict[str, tuple[dict[str, Any], str, str]] = {
         "input.0.content.1.type",
         "unsupported_value",
     ),
-    "a file": (input_with_part(type="input_file", file_id="file-1"), "input.0.content.1.type", "unsupported_value"),
+    "a file": (input_with_part(type="input_file", file_id="file-1"), "input.0.content.1.file_id", "unsupported_value"),
     "too many log probabilities": ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
     "a prompt template": ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_value"),
     "an unknown include": ({"include": ["everything"]}, "include", "invalid_value"),

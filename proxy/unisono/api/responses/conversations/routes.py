@@ -10,15 +10,17 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import Query
+from fastapi import Depends, Query
 from pydantic import BeforeValidator, Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Deleted, Moment, Object
+from unisono.api.body import off_loop, read_json
 from unisono.api.field_types import FieldInput, OpenModel, shortened
-from unisono.api.media import MediaHistory
+from unisono.api.media import MediaHistory, MediaSource, file_context
 from unisono.api.request_options import MAX_NOTES
 from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
 from unisono.api.responses.inbound import to_entries
@@ -50,6 +52,7 @@ from unisono.api.route_table import (
     provided,
 )
 from unisono.api.whole import to_whole
+from unisono.core.input_files import FileReader
 from unisono.core.state_store import Store, StoredConversation, StoredItem
 from unisono.errors import NotFound, StoreConflict
 
@@ -134,6 +137,8 @@ class ChangedConversation(OpenModel):
     metadata: Labels
 
 
+Added = TypeVar("Added", bound=AddedItems)
+
 # Maximum attempts to append items after concurrent appends.
 TRIES = 8
 _ONE = "/conversations/{conversation}"
@@ -154,9 +159,26 @@ class ConversationDeps:
     today: Callable[[], str]
     new_id: NewId
     clock: Callable[[], float]
+    files: FileReader | None = None
 
 
 Deps = Annotated[ConversationDeps, provided(ConversationDeps)]
+
+
+def _items_in(kind: type[Added]) -> Any:
+    """Return FastAPI's dependency on the body of a request with items, whose files are read.
+
+    Raises the errors of `read_json`, FilesBusy, and pydantic's ValidationError.
+    """
+
+    async def parsed(request: Request, deps: Deps) -> Added:
+        body = await read_json(request)
+        size = len(await request.body())
+        source = MediaSource(body, request.state.caller, kind, size=size)
+        context = await file_context(source, deps.files)
+        return await off_loop(lambda: kind.model_validate(body, context=context), size)
+
+    return Depends(parsed)
 
 
 class ConversationObject(AnswerModel):
@@ -197,7 +219,7 @@ def to_conversation(conversation: StoredConversation) -> ConversationObject:
     ],
 )
 async def create_conversation(
-    deps: Deps, caller: CurrentCaller, new: Annotated[NewConversation, parsed_body(NewConversation)]
+    deps: Deps, caller: CurrentCaller, new: Annotated[NewConversation, _items_in(NewConversation)]
 ) -> Response:
     """Create a conversation."""
     known = await load_known_state(deps.store, caller.tenant, new.items)
@@ -244,7 +266,7 @@ async def add_items(
     caller: CurrentCaller,
     conversation: PathId,
     query: Annotated[ItemQuery, Query()],
-    addition: Annotated[AddedItems, parsed_body(AddedItems)],
+    addition: Annotated[AddedItems, _items_in(AddedItems)],
 ) -> Response:
     """Append items to a conversation."""
     entries, notes = await added(deps, caller.tenant, conversation, addition.items)

@@ -1,0 +1,219 @@
+"""Files in requests: their content in each API's form, and the texts that replace them.
+
+A text is quoted with the name of its file, between marks that the file cannot contain. The same file becomes the same
+text in every request and every process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from base64 import b64decode
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote_to_bytes
+
+from unisono.api.body import MAX_RUN, has_piece_of_length, off_loop
+from unisono.core.input_files import FileField, FileReader, FileText, InputFile
+from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue, well_formed
+
+# Files of one request that are read; the newest ones have priority.
+MAX_FILES: Final = 64
+# Files of one request that are read at the same time, so that other requests find free processes.
+MAX_CONCURRENT: Final = 2
+MAX_NAME_LENGTH: Final = 200
+DEFAULT_NAME: Final = "file"
+# Length of a mark in hexadecimal digits.
+MARK_LENGTH: Final = 16
+
+# Characters that could end the name in its line, or hide a part of it.
+_NOT_IN_NAME: Final = re.compile('[\x00-\x1f\x7f-\x9f"<>\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]')
+_DATA_URL: Final = re.compile(r"data:([^,;]{0,128})((?:;[^,;]{0,128}){0,8}),", re.IGNORECASE)
+
+_FLAT: Final = {FileField.DATA: "file_data", FileField.TYPE: "filename", FileField.URL: "file_url"}
+# Names of the fields in each form of a part.
+FLAT_FIELDS: Final = {**_FLAT, FileField.ID: "file_id"}
+NESTED_FIELDS: Final = {one: f"file.{name}" for one, name in FLAT_FIELDS.items()}
+SOURCE_FIELDS: Final = {
+    FileField.DATA: "source.data",
+    FileField.TYPE: "source.media_type",
+    FileField.URL: "source.url",
+    FileField.ID: "source.file_id",
+}
+# Types of sources in Messages that are files, with the field of their content.
+SOURCES: Final = {"base64": "data", "url": "url", "file": "file_id"}
+
+NO_CONTENT: Final = FileText(problem="the file has no content; send it here")
+NOT_TEXT: Final = FileText(problem="must be a string")
+NOT_BASE64: Final = FileText(problem="is not valid base64")
+TOO_MANY: Final = FileText(problem=f"only the {MAX_FILES} newest files of a request are read")
+TOO_SLOW: Final = FileText(problem="the files of the request were not read in time; send fewer of them")
+NOT_STORED: Final = FileText(
+    problem="this gateway stores no files; send the content of the file instead of its id",
+    field=FileField.ID,
+    is_unsupported=True,
+)
+RUN_TOO_LONG: Final = (
+    f"the file contains a run of more than {MAX_RUN:,} letters, symbols or blanks, which cannot be tokenized"
+)
+
+# Data, URL and id of a file, each None if it is missing.
+Values: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """File part of a request.
+
+    `content` is its file or a problem; `fields` names its fields in the request.
+    """
+
+    content: InputFile | FileText
+    name: str = ""
+    # Text of the client about the file.
+    context: str = ""
+    fields: Mapping[FileField, str] = field(default_factory=lambda: FLAT_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedFile:
+    """Text in place of a file part, or the problem with the field `param`."""
+
+    text: str = ""
+    note: str = ""
+    problem: str = ""
+    param: str = ""
+    is_unsupported: bool = False
+
+    def error(self) -> InvalidRequest:
+        """Return the error that refuses the file."""
+        kind = UnsupportedValue if self.is_unsupported else InvalidRequest
+        return kind(f"Invalid value for '{self.param}': {self.problem}.", param=self.param)
+
+
+async def replaced_files(
+    parts: Mapping[str, Mapping[str, Any]], reader: FileReader, tenant: str, size: int
+) -> dict[str, ReplacedFile]:
+    """Return the replacement of each file part; `parts` are by position, oldest first.
+
+    `size` is that of the request in bytes. Raises FilesBusy if too many files are waiting.
+    """
+    files = await off_loop(lambda: {at: to_file(part, reader.max_bytes) for at, part in parts.items()}, size)
+    newest = list(files)[-MAX_FILES:]
+    texts = dict.fromkeys(files, TOO_MANY) | dict.fromkeys(newest, TOO_SLOW)
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
+    failures: list[UnisonoError] = []
+
+    async def read(at: str, content: InputFile | FileText) -> None:
+        async with slots:
+            try:
+                texts[at] = content if isinstance(content, FileText) else await reader.read(content, tenant)
+            except UnisonoError as failure:
+                failures.append(failure)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(reader.timeout_s), asyncio.TaskGroup() as reading:
+            # A request without its newest files is refused, so they come first.
+            for at in reversed(newest):
+                reading.create_task(read(at, files[at].content))
+    if failures:
+        raise failures[0]
+    return await off_loop(
+        lambda: {at: _replaced(at, files[at], text) for at, text in texts.items()},
+        sum(len(text.text) for text in texts.values()),
+    )
+
+
+def to_file(part: Mapping[str, Any], max_bytes: int) -> FilePart:
+    """Return the file of a part of any API."""
+    inner, source = part.get("file"), part.get("source")
+    if isinstance(source, dict):
+        name, context = _text(part.get("title")), _text(part.get("context"))
+        content = _content(_source_values(source), name, _text(source.get("media_type")), max_bytes)
+        return FilePart(content, name, context, SOURCE_FIELDS)
+    fields = NESTED_FIELDS if isinstance(inner, dict) else FLAT_FIELDS
+    given = inner if isinstance(inner, dict) else part
+    name = _text(given.get("filename"))
+    values = (given.get("file_data"), given.get("file_url"), given.get("file_id"))
+    content = _content(values, name, "", max_bytes)
+    if isinstance(content, InputFile) and content.media_type:
+        # The type stands in the `data:` URL.
+        fields = {**fields, FileField.TYPE: fields[FileField.DATA]}
+    return FilePart(content, name, "", fields)
+
+
+def _source_values(source: Mapping[str, Any]) -> Values:
+    """Return the values of a source of Messages; its type selects one of them."""
+    kind = source.get("type")
+    return tuple(source.get(name) if kind == at else None for at, name in SOURCES.items())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _content(values: Values, name: str, media_type: str, max_bytes: int) -> InputFile | FileText:
+    """Return the file of `values`: its data, its URL and its id."""
+    data, url, file_id = values
+    for value, one in zip(values, (FileField.DATA, FileField.URL, FileField.ID), strict=True):
+        if value is not None and not isinstance(value, str):
+            return FileText(problem=NOT_TEXT.problem, field=one)
+    if data:
+        return _data(data, name, media_type, max_bytes)
+    if url:
+        # Some clients send the content in the field of the URL.
+        is_data = url[:5].lower() == "data:"
+        return _data(url, name, media_type, max_bytes) if is_data else InputFile(name, url=well_formed(url))
+    return NOT_STORED if file_id else NO_CONTENT
+
+
+def _data(data: str, name: str, media_type: str, max_bytes: int) -> InputFile | FileText:
+    """Return the file of base64 or of a `data:` URL."""
+    found = _DATA_URL.match(data)
+    options = found[2].lower().split(";")[1:] if found else []
+    if found:
+        media_type = found[1]
+    elif data[:5].lower() == "data:":
+        return FileText(problem="is not a valid `data:` URL")
+    encoded = data[found.end() :] if found else data
+    declared, *more = media_type.lower().split(";")
+    charset = next((one.strip()[8:].strip("\"' ") for one in (*options, *more) if one.strip()[:8] == "charset="), "")
+    if len(encoded) * 3 // 4 > max_bytes + 3:
+        return FileText(problem=f"the file is larger than {max_bytes:,} bytes")
+    if found and "base64" not in (option.strip() for option in options):
+        content = unquote_to_bytes(well_formed(encoded))
+    else:
+        try:
+            content = b64decode("".join(encoded.split()), validate=True)
+        except ValueError:
+            return NOT_BASE64
+    return InputFile(name, declared.strip(), charset, content)
+
+
+def _replaced(at: str, part: FilePart, text: FileText) -> ReplacedFile:
+    problem = text.problem
+    if not problem and has_piece_of_length(text.text, MAX_RUN):
+        problem = RUN_TOO_LONG
+    if problem:
+        return ReplacedFile(
+            problem=problem, param=f"{at}.{part.fields[text.field]}", is_unsupported=text.is_unsupported
+        )
+    quoted = quoted_file(part.name, text.text)
+    return ReplacedFile(f"{part.context}\n{quoted}" if part.context else quoted, text.note)
+
+
+def quoted_file(name: str, text: str) -> str:
+    """Return a file as text for the model: its name and its text between two lines with a mark.
+
+    The mark is derived from the file and does not occur in it, so that no file can seem to end early.
+    """
+    shown = _NOT_IN_NAME.sub("_", well_formed(name)).strip() or DEFAULT_NAME
+    if len(shown) > MAX_NAME_LENGTH:
+        shown = f"{shown[: MAX_NAME_LENGTH - 1]}…"
+    digest = sha256(f"{shown}\0{text}".encode("utf-8", "replace"))
+    while (mark := digest.hexdigest()[:MARK_LENGTH]) in text or mark in shown:
+        digest = sha256(digest.digest())
+    return f'<file name="{shown}" mark="{mark}">\n{text}\n</file mark="{mark}">'

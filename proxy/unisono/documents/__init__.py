@@ -1,0 +1,1 @@
+"""Text of files in requests: formats, downloads, and extraction in a separate process."""

@@ -1,0 +1,134 @@
+"""Download of files from the hosts that the operator allows.
+
+The SSRF guard checks every URL, also those of redirects. Only the addresses that it returned are dialled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urljoin, urlsplit
+
+from unisono.core.input_files import InputFile
+from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
+
+if TYPE_CHECKING:
+    import aiohttp
+
+REDIRECTS: Final = 3
+REDIRECTING: Final = frozenset({301, 302, 303, 307, 308})
+CONNECT_S: Final = 8.0
+USER_AGENT: Final = "unisono"
+
+
+class DownloadFailed(Exception):
+    """Reason why a file was not downloaded, for the client; `is_forbidden` if it may never be."""
+
+    def __init__(self, reason: str, *, is_forbidden: bool = False) -> None:
+        super().__init__(reason)
+        self.is_forbidden = is_forbidden
+
+
+class Downloader:
+    """Reader of files at URLs, of at most `max_bytes` bytes and within `timeout_s` seconds."""
+
+    def __init__(self, guard: SsrfGuard, max_bytes: int, timeout_s: float) -> None:
+        self._guard = guard
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def download(self, url: str, name: str = "") -> InputFile:
+        """Return the file at a URL. Raises DownloadFailed."""
+        import aiohttp
+
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._follow(url, name)
+        except TimeoutError:
+            raise DownloadFailed(f"the file was not downloaded within {self._timeout_s:g} s") from None
+        except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError, ValueError):
+            # The client must not learn from the reason what the network contains.
+            raise DownloadFailed("the file cannot be downloaded") from None
+
+    async def _follow(self, url: str, name: str) -> InputFile:
+        for _ in range(REDIRECTS + 1):
+            try:
+                target = await self._guard.check(url)
+            except DestinationNotAllowed:
+                raise DownloadFailed(
+                    "this URL is not allowed; send the content of the file, or ask the operator", is_forbidden=True
+                ) from None
+            async with _opened(target) as answer:
+                location = answer.headers.get("location")
+                if answer.status not in REDIRECTING or not location:
+                    return await self._file(target, name, answer)
+            url = urljoin(target.url, location)
+        raise DownloadFailed(f"the URL redirects more than {REDIRECTS} times")
+
+    async def _file(self, target: DialTarget, name: str, answer: aiohttp.ClientResponse) -> InputFile:
+        if answer.status != 200:
+            raise DownloadFailed(f"the server of the file answered with HTTP status {answer.status}")
+        if answer.headers.get("content-encoding", "identity").lower() != "identity":
+            raise DownloadFailed("the server of the file compresses it without being asked to")
+        data = bytearray()
+        async for chunk in answer.content.iter_chunked(65_536):
+            data += chunk
+            if len(data) > self._max_bytes:
+                raise DownloadFailed(f"the file is larger than {self._max_bytes:,} bytes")
+        declared = answer.headers.get("content-type", "").split(";")[0].strip().lower()
+        last = unquote(urlsplit(target.url).path.rpartition("/")[2], errors="replace")
+        return InputFile(name or last, declared, answer.get_encoding() if answer.charset else "", bytes(data))
+
+
+@asynccontextmanager
+async def _opened(target: DialTarget) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Send a GET request to the addresses of a target.
+
+    It uses no proxy, no cookies and no decompression.
+    """
+    import aiohttp
+    from aiohttp.abc import AbstractResolver, ResolveResult
+
+    class CheckedAddresses(AbstractResolver):
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+        ) -> list[ResolveResult]:
+            return [
+                ResolveResult(
+                    hostname=host,
+                    host=address,
+                    port=port,
+                    family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                    proto=socket.IPPROTO_TCP,
+                    flags=socket.AI_NUMERICHOST,
+                )
+                for address in target.addresses
+            ]
+
+        async def close(self) -> None:
+            """Do nothing: no resources are open."""
+
+    def dialled(info: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
+        # The HTTP client does not resolve a host that is written as an address.
+        family, kind, protocol, _, where = info
+        if where[0] not in target.addresses:
+            raise OSError("the address was not checked")
+        return socket.socket(family, kind, protocol)
+
+    connector = aiohttp.TCPConnector(
+        resolver=CheckedAddresses(), use_dns_cache=False, force_close=True, socket_factory=dialled
+    )
+    async with (
+        aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
+            auto_decompress=False,
+        ) as session,
+        session.get(target.url, allow_redirects=False) as answer,
+    ):
+        yield answer

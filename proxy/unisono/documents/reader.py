@@ -1,0 +1,126 @@
+"""Reader of the files in requests: format, cache, download and extraction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from math import inf
+from typing import Final, TypeVar
+
+from unisono.core.input_files import FileField, FileText, InputFile
+from unisono.documents.download import Downloader, DownloadFailed
+from unisono.documents.extract_problem import ExtractProblem
+from unisono.documents.extractor import ExtractedText, FileLimits, TextExtractor
+from unisono.documents.formats import SUPPORTED, FileFormat, decoded, format_of
+from unisono.documents.text_cache import TextCache
+from unisono.net.ssrf_guard import SsrfGuard
+
+# A file at a URL is downloaded again after this time. Until then, a history that is sent again renders alike.
+URL_LIFETIME_S: Final = 600.0
+# Time until a file is tried again whose problem may be temporary.
+RETRY_AFTER_S: Final = 60.0
+# Time for the files of a request to wait for processes.
+WAITING_S: Final = 10.0
+# Size in bytes from which data is hashed and decoded in a thread.
+OFF_LOOP_BYTES: Final = 256 * 1024
+
+_PROBLEMS: Final = {
+    ExtractProblem.BROKEN: "the {format} file is broken",
+    ExtractProblem.ENCRYPTED: "the PDF is encrypted; remove its password",
+    ExtractProblem.NO_TEXT: "the {format} file contains no text; images in it cannot be read",
+    ExtractProblem.TOO_MANY_PAGES: "the PDF has more than {limits.max_pages:,} pages",
+    ExtractProblem.TOO_LONG: "the text of the file is longer than {limits.max_characters:,} characters",
+    ExtractProblem.TOO_LARGE: "the {format} file needs too much memory to be read",
+    ExtractProblem.TOO_SLOW: "the {format} file was not read within {limits.timeout_s:g} s",
+}
+_TEMPORARY: Final = frozenset({ExtractProblem.TOO_LARGE, ExtractProblem.TOO_SLOW})
+
+Result = TypeVar("Result")
+
+
+class DocumentReader:
+    """Reader with a cache of its own or of a predecessor with other limits."""
+
+    def __init__(self, limits: FileLimits, guard: SsrfGuard, cache: TextCache | None = None) -> None:
+        self._limits = limits
+        self._cache = cache or TextCache()
+        self._extractor = TextExtractor(limits)
+        self._downloader = Downloader(guard, limits.max_bytes, limits.timeout_s)
+
+    @property
+    def timeout_s(self) -> float:
+        return 2 * self._limits.timeout_s + WAITING_S
+
+    @property
+    def max_bytes(self) -> int:
+        return self._limits.max_bytes
+
+    async def read(self, file: InputFile, tenant: str) -> FileText:
+        """Return the text of a file. Raises FilesBusy if too many files are waiting."""
+        key = await _off_loop(lambda: self._key(file, tenant), file.data)
+        if (known := self._cache.get(key)) is not None:
+            return known
+        text, lifetime_s = await (self._at_url(file) if file.url else self._text(file))
+        self._cache.put(key, text, lifetime_s)
+        return text
+
+    def _key(self, file: InputFile, tenant: str) -> bytes:
+        # Tenants share no texts: the time of an answer would reveal that another tenant has the same file.
+        facts = (tenant, repr(self._limits), file.url, file.name, file.media_type, file.charset)
+        head = "\0".join(facts).encode("utf-8", "replace")
+        return sha256(b"%d\0%b%b" % (len(head), head, file.data)).digest()
+
+    async def _at_url(self, file: InputFile) -> tuple[FileText, float]:
+        try:
+            found = await self._downloader.download(file.url, file.name)
+        except DownloadFailed as failure:
+            problem = FileText(problem=str(failure), field=FileField.URL, is_unsupported=failure.is_forbidden)
+            return problem, RETRY_AFTER_S
+        text, lifetime_s = await self._text(found)
+        if text.problem:
+            text = replace(text, field=FileField.URL)
+        return text, min(lifetime_s, URL_LIFETIME_S)
+
+    async def _text(self, file: InputFile) -> tuple[FileText, float]:
+        """Return the text of a file with data, and its lifetime in the cache."""
+        format, limits = format_of(file), self._limits
+        if len(file.data) > limits.max_bytes:
+            return FileText(problem=f"the file is larger than {limits.max_bytes:,} bytes"), inf
+        if not file.data.strip():
+            return FileText(problem="the file is empty"), inf
+        match format:
+            case None:
+                return _unsupported(file), inf
+            case FileFormat.TEXT:
+                text = await _off_loop(lambda: decoded(file.data, file.charset), file.data)
+                if text is None:
+                    return FileText(problem=f"the file is not {_charset(file)} text"), inf
+                if len(text) > limits.max_characters:
+                    return self._outcome(ExtractedText(problem=ExtractProblem.TOO_LONG), format), inf
+                return FileText(text), inf
+            case _:
+                extracted = await self._extractor.extract(format, file.data, file.charset)
+                return self._outcome(extracted, format), RETRY_AFTER_S if extracted.problem in _TEMPORARY else inf
+
+    def _outcome(self, extracted: ExtractedText, format: FileFormat) -> FileText:
+        if extracted.problem is not None:
+            return FileText(problem=_PROBLEMS[extracted.problem].format(format=format.upper(), limits=self._limits))
+        unread = extracted.unread_pages
+        return FileText(extracted.text, f"{unread} of its pages have no text that can be read" if unread else "")
+
+
+def _charset(file: InputFile) -> str:
+    return f"`{file.charset[:40]}`" if file.charset else "UTF-8"
+
+
+def _unsupported(file: InputFile) -> FileText:
+    kind = f"the type `{file.media_type[:80]}`" if file.media_type else "the type of the file"
+    problem = f"{kind} is not supported or not known; send {SUPPORTED}, with its media type or a file name"
+    return FileText(problem=problem, field=FileField.TYPE, is_unsupported=True)
+
+
+async def _off_loop(work: Callable[[], Result], data: bytes) -> Result:
+    """Return the result of `work`, which takes time for much data."""
+    return await asyncio.to_thread(work) if len(data) >= OFF_LOOP_BYTES else work()
