@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from unisono.api.body import MAX_RUN, has_piece_of_length, off_loop
 from unisono.core.input_files import FileField, FileReader, FileText, InputFile
@@ -133,7 +133,7 @@ def to_file(part: Mapping[str, Any], max_bytes: int) -> FilePart:
     if isinstance(source, dict):
         name, context = _text(part.get("title")), _text(part.get("context"))
         content = _content(_source_values(source), name, _text(source.get("media_type")), max_bytes)
-        return FilePart(content, name, context, SOURCE_FIELDS)
+        return FilePart(content, _name_of(content), context, SOURCE_FIELDS)
     fields = NESTED_FIELDS if isinstance(inner, dict) else FLAT_FIELDS
     given = inner if isinstance(inner, dict) else part
     name = _text(given.get("filename"))
@@ -142,7 +142,11 @@ def to_file(part: Mapping[str, Any], max_bytes: int) -> FilePart:
     if isinstance(content, InputFile) and content.media_type:
         # The type stands in the `data:` URL.
         fields = {**fields, FileField.TYPE: fields[FileField.DATA]}
-    return FilePart(content, name, "", fields)
+    return FilePart(content, _name_of(content), "", fields)
+
+
+def _name_of(content: InputFile | FileText) -> str:
+    return content.name if isinstance(content, InputFile) else ""
 
 
 def _source_values(source: Mapping[str, Any]) -> Values:
@@ -166,8 +170,16 @@ def _content(values: Values, name: str, media_type: str, max_bytes: int) -> Inpu
     if url:
         # Some clients send the content in the field of the URL.
         is_data = url[:5].lower() == "data:"
-        return _data(url, name, media_type, max_bytes) if is_data else InputFile(name, url=well_formed(url))
+        return (
+            _data(url, name, media_type, max_bytes) if is_data else InputFile(name or _last(url), url=well_formed(url))
+        )
     return NOT_STORED if file_id else NO_CONTENT
+
+
+def _last(url: str) -> str:
+    """Return the last part of the path of a URL."""
+    path = url.partition("?")[0].partition("#")[0].partition("://")[2]
+    return unquote(path.partition("/")[2].rpartition("/")[2], errors="replace")
 
 
 def _data(data: str, name: str, media_type: str, max_bytes: int) -> InputFile | FileText:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin
 
 from unisono.core.input_files import InputFile
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
@@ -40,8 +40,8 @@ class Downloader:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
-    async def download(self, url: str, name: str = "") -> InputFile:
-        """Return the file at a URL. Raises DownloadFailed."""
+    async def download(self, url: str, name: str) -> InputFile:
+        """Return the file at a URL with a name. Raises DownloadFailed."""
         import aiohttp
 
         try:
@@ -64,11 +64,11 @@ class Downloader:
             async with _opened(target) as answer:
                 location = answer.headers.get("location")
                 if answer.status not in REDIRECTING or not location:
-                    return await self._file(target, name, answer)
+                    return await self._file(name, answer)
             url = urljoin(target.url, location)
         raise DownloadFailed(f"the URL redirects more than {REDIRECTS} times")
 
-    async def _file(self, target: DialTarget, name: str, answer: aiohttp.ClientResponse) -> InputFile:
+    async def _file(self, name: str, answer: aiohttp.ClientResponse) -> InputFile:
         if answer.status != 200:
             raise DownloadFailed(f"the server of the file answered with HTTP status {answer.status}")
         if answer.headers.get("content-encoding", "identity").lower() != "identity":
@@ -79,8 +79,14 @@ class Downloader:
             if len(data) > self._max_bytes:
                 raise DownloadFailed(f"the file is larger than {self._max_bytes:,} bytes")
         declared = answer.headers.get("content-type", "").split(";")[0].strip().lower()
-        last = unquote(urlsplit(target.url).path.rpartition("/")[2], errors="replace")
-        return InputFile(name or last, declared, answer.get_encoding() if answer.charset else "", bytes(data))
+        return InputFile(name, declared, _charset(answer), bytes(data))
+
+
+def _charset(answer: aiohttp.ClientResponse) -> str:
+    try:
+        return answer.charset or ""
+    except (ValueError, RuntimeError):
+        return ""
 
 
 @asynccontextmanager

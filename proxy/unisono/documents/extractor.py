@@ -118,13 +118,16 @@ class TextExtractor:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = await asyncio.shield(process.wait())
-        if code == -signal.SIGXCPU:
+        if output is None:
+            return ExtractedText(problem=ExtractProblem.TOO_LONG)
+        # Either signal ends a process at its limit of CPU time. Without memory, it ends with a code.
+        if code in (-signal.SIGXCPU, -signal.SIGKILL):
             return ExtractedText(problem=ExtractProblem.TOO_SLOW)
         return await asyncio.to_thread(_result, output)
 
 
-async def _exchange(process: asyncio.subprocess.Process, data: bytes, most: int) -> bytes:
-    """Send the file and return the output; empty if it is longer than `most` bytes."""
+async def _exchange(process: asyncio.subprocess.Process, data: bytes, most: int) -> bytes | None:
+    """Send the file and return the output; None if it is longer than `most` bytes."""
     assert process.stdin is not None
     assert process.stdout is not None
     sending = asyncio.create_task(_send(process.stdin, data))
@@ -133,7 +136,7 @@ async def _exchange(process: asyncio.subprocess.Process, data: bytes, most: int)
         while chunk := await process.stdout.read(READ_BYTES):
             output += chunk
             if len(output) > most:
-                return b""
+                return None
         await process.wait()
         return bytes(output)
     finally:

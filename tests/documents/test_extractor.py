@@ -1,0 +1,97 @@
+"""Extraction in a separate process: its limits, its end, and the number of processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from tests.documents.pdfs import bomb, encrypted, pdf
+from unisono.documents.extract_problem import ExtractProblem
+from unisono.documents.extractor import ExtractedText, FileLimits, TextExtractor
+from unisono.documents.formats import FileFormat
+from unisono.errors import FilesBusy
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, or needs limits that macOS does not enforce")
+MIB = 1024 * 1024
+# A page that takes the parser many seconds.
+SLOW = pdf(zlib.compress(b"BT /F1 12 Tf 72 700 Td " + b"(tea) Tj " * 190_000 + b"ET"), "Tea", "Tea")
+SLOW_HTML = b"<div>" * 1_500_000
+
+
+def extractor(**limits: float) -> TextExtractor:
+    return TextExtractor(FileLimits(**limits))  # type: ignore[arg-type]
+
+
+def workers() -> list[str]:
+    """Return the ids of all extracting processes that this process started."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            line = Path(f"/proc/{child}/cmdline")
+            found += [child] if line.exists() and b"documents/worker.py" in line.read_bytes() else []
+    return found
+
+
+async def test_pages_are_joined_and_those_without_text_counted() -> None:
+    read = await extractor().extract(FileFormat.PDF, pdf("Green tea", "", "Black tea"), "")
+    assert read == ExtractedText("Green tea\n\nBlack tea", 1)
+
+
+async def test_html_is_read_with_its_title_and_charset() -> None:
+    page = "<meta charset=iso-8859-1><title>Grün</title><p>Tee".encode("latin-1")
+    assert await extractor().extract(FileFormat.HTML, page, "") == ExtractedText("Grün\n\nTee")
+
+
+PROBLEMS = {
+    "encrypted": (encrypted(pdf("Tea"), "secret"), {}, ExtractProblem.ENCRYPTED),
+    "garbage": (b"%PDF-1.7\n" + bytes(range(256)) * 20, {}, ExtractProblem.BROKEN),
+    "cut off": (pdf("Tea")[:300], {}, ExtractProblem.BROKEN),
+    "no pages": (pdf(), {}, ExtractProblem.NO_TEXT),
+    "pages": (pdf("Tea", "Tea"), {"max_pages": 1}, ExtractProblem.TOO_MANY_PAGES),
+    "characters": (pdf("Green tea", "Black tea"), {"max_characters": 15}, ExtractProblem.TOO_LONG),
+    "bomb": (bomb(), {}, ExtractProblem.TOO_LARGE),
+}
+
+
+@pytest.mark.parametrize(("file", "limits", "problem"), PROBLEMS.values(), ids=PROBLEMS)
+async def test_a_pdf_that_cannot_be_read_has_a_problem(
+    file: bytes, limits: dict[str, float], problem: ExtractProblem
+) -> None:
+    assert await extractor(**limits).extract(FileFormat.PDF, file, "") == ExtractedText(problem=problem)
+
+
+@pytest.mark.parametrize(("format", "file"), [(FileFormat.PDF, SLOW), (FileFormat.HTML, SLOW_HTML)])
+async def test_a_process_ends_at_its_time_limit(format: FileFormat, file: bytes) -> None:
+    read = await extractor(timeout_s=0.5).extract(format, file, "")
+    assert read == ExtractedText(problem=ExtractProblem.TOO_SLOW)
+
+
+@linux
+async def test_a_process_ends_at_its_memory_limit() -> None:
+    read = await extractor(memory=100 * MIB).extract(FileFormat.HTML, b"Green tea. " * 5_000_000, "")
+    assert read == ExtractedText(problem=ExtractProblem.TOO_LARGE)
+
+
+@linux
+async def test_a_cancelled_extraction_leaves_no_process() -> None:
+    reading = asyncio.create_task(extractor().extract(FileFormat.PDF, SLOW, ""))
+    while not workers():
+        await asyncio.sleep(0.01)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert workers() == []
+
+
+async def test_files_beyond_the_queue_are_refused_and_the_others_are_read() -> None:
+    narrow = TextExtractor(FileLimits(), at_once=1, max_waiting=1)
+    found = await asyncio.gather(
+        *(narrow.extract(FileFormat.PDF, pdf(f"Tea {number}"), "") for number in range(3)), return_exceptions=True
+    )
+    assert found[:2] == [ExtractedText("Tea 0"), ExtractedText("Tea 1")]
+    assert isinstance(found[2], FilesBusy)
+    assert await narrow.extract(FileFormat.PDF, pdf("Tea 3"), "") == ExtractedText("Tea 3")
