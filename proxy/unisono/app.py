@@ -272,7 +272,9 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
     config, catalogue, hosting = gateway.config, gateway.catalogue, gateway.parts.server_tools.value
     describer = image_describer(catalogue, service, gateway.parts.descriptions)
     files = build_file_reader(config.unisono.files, gateway.parts.file_texts)
-    deps = replace(responses_deps(gateway, service, hosting.rules), describer=describer, files=files)
+    passing_files = files if config.unisono.hooks or config.guardrails else None
+    deps = responses_deps(gateway, service, hosting.rules)
+    deps = replace(deps, describer=describer, files=files, passing_files=passing_files)
     return (
         ChatRoute(
             service=service,
@@ -284,6 +286,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             find_way=answer_modes(catalogue),
             describer=describer,
             files=files,
+            passing_files=passing_files,
         ),
         CompletionRoute(
             service=service,

@@ -18,6 +18,7 @@ from tests.e2e.responses import ANSWER, Line, line
 from tests.e2e.surfaces import unisono_object
 from tests.e2e.test_media import ANSWERED, CALL, CHAT_CALL, TEXT, USE, result, send, user
 from tests.e2e.wires import WIRES
+from tests.passthrough.test_passing_chat import passed
 from unisono.api.input_files import quoted_file
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -388,6 +389,27 @@ async def test_a_guardrail_sees_the_text_of_a_file(surface: str, part: Part) -> 
         assert "blocklist" in answer.raw.decode() or "tea" in answer.raw.decode()
         assert guarded.prompts == []
         assert (await send(guarded, surface, [user(part("a.pdf", "application/pdf", pdf("Black tea")))])).status == 200
+
+
+@pytest.mark.parametrize("surface", ["chat", "responses"])
+async def test_a_guardrail_sees_the_text_of_a_file_that_passes_through(surface: str) -> None:
+    part = SURFACES[surface][1]
+    hook = {"blocklist": {"patterns": {"tea": "Green tea"}, "action": "refuse", "where": ["input"]}}
+    async with passed(unisono={"hooks": [hook]}) as (running, fake):
+
+        async def sent(text: str) -> int:
+            history = [user(part("a.pdf", "application/pdf", pdf(text)))]
+            if surface == "chat":
+                return (await running.chat(model="other", messages=history)).status
+            body = json.dumps({"model": "other", "input": history}).encode()
+            return (await running.post("/v1/responses", body)).status
+
+        assert await sent("Green tea") == 400
+        assert [seen for seen in fake.requests if seen.method == "POST"] == []
+        assert await sent("Black tea") == 200
+        [request] = [seen for seen in fake.requests if seen.method == "POST"]
+        [message] = request.json["messages" if surface == "chat" else "input"]
+        assert message["content"] == [part("a.pdf", "application/pdf", pdf("Black tea"))]
 
 
 @pytest.mark.parametrize(

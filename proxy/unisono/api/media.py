@@ -178,6 +178,19 @@ async def file_context(source: MediaSource, reader: FileReader | None) -> dict[s
     return {"media": replace(ALL_REPLACED, files=files)}
 
 
+async def with_file_texts(source: MediaSource, reader: FileReader | None) -> Mapping[str, Any]:
+    """Return the body with the texts of its files, for hooks before a pass-through model.
+
+    Without files or a reader, it is the body itself. Raises FilesBusy.
+    """
+    media = None if reader is None else await _media_in(source)
+    if reader is None or media is None or not media.files:
+        return source.body
+    files = await replaced_files(media.files, reader, source.caller.tenant, source.size)
+    removal = MediaRemoval(source.kind.HISTORY, replace(ALL_REPLACED, files=files), source.kind.INSTRUCTIONS)
+    return await off_loop(lambda: removal.body_without_media(source.body), source.size)
+
+
 async def _media_in(source: MediaSource, begin: int = 0) -> MediaRemoval:
     """Return the media parts of a body by position, oldest first."""
     removal = MediaRemoval(source.kind.HISTORY, replace(ALL_REPLACED, begin=begin), source.kind.INSTRUCTIONS)

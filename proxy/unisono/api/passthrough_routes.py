@@ -131,16 +131,20 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
 
 
 def to_generation_request(
-    passthrough: PassthroughRequest, model: str, caller: Caller, request_id: str
+    passthrough: PassthroughRequest,
+    model: str,
+    caller: Caller,
+    request_id: str,
+    readable: Mapping[str, Json] | None = None,
 ) -> GenerationRequest:
     """Return the generation request of a pass-through request.
 
-    Its conversation is the readable part of the body, for hooks.
+    Its conversation is the readable part of the body, for hooks. `readable` is the body with the texts of its files.
     """
     field, surface, _ = IN_BODY[passthrough.api]
     return GenerationRequest(
         model=model,
-        conversation=Conversation(Preamble(), tuple(_items(passthrough.body, field))),
+        conversation=Conversation(Preamble(), tuple(_items(readable or passthrough.body, field))),
         passthrough=passthrough,
         answer=AnswerOptions(
             # Every choice may use the whole limit.
@@ -153,16 +157,25 @@ def to_generation_request(
 
 
 async def passed_through(
-    request: Request, service: GenerationService, api: Api, body: Mapping[str, Json], group: str, *, keep_alive_s: float
+    request: Request,
+    service: GenerationService,
+    api: Api,
+    body: Mapping[str, Json],
+    group: str,
+    *,
+    keep_alive_s: float,
+    readable: Mapping[str, Json] | None = None,
 ) -> Response:
     """Forward a body and return the answer.
 
-    Raises InvalidRequest for a body that cannot be forwarded, and the error with which the service refuses a request.
+    Hooks see `readable`, the body with the texts of its files. Raises InvalidRequest for a body that cannot be
+    forwarded, and the error with which the service refuses a request.
     """
 
     def understood() -> tuple[PassthroughRequest, GenerationRequest]:
         passthrough = to_passthrough(api, body, AnswerMode.PASSING)
-        return passthrough, to_generation_request(passthrough, group, request.state.caller, request.state.request_id)
+        caller, request_id = request.state.caller, request.state.request_id
+        return passthrough, to_generation_request(passthrough, group, caller, request_id, readable)
 
     passthrough, generation_request = await off_loop(understood, len(await request.body()))
     return await _answer(request, service, generation_request, passthrough, keep_alive_s)

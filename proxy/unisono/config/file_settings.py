@@ -23,4 +23,4 @@ class FileSettings(Section):
     """Limit for the download of a file and for the extraction of its text, in seconds each."""
     memory_bytes: Count = 512 * 1024 * 1024
     """Memory of the process that reads an HTML or PDF file, in bytes.
-    macOS does not enforce it."""
+    Each worker runs up to four of them. macOS does not enforce the limit."""

@@ -18,7 +18,7 @@ from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
 from unisono.api.image_descriptions import ImageDescriber
-from unisono.api.media import MediaRules, MediaSource, media_context
+from unisono.api.media import MediaRules, MediaSource, media_context, with_file_texts
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
 from unisono.api.passthrough_routes import (
     EitherSource,
@@ -62,7 +62,8 @@ Resolve = Callable[[str, Caller], ChatModel]
 class ChatRoute:
     """Handler of the Chat Completions API.
 
-    `find_way` selects the answer mode of a model; without it the engine answers every request. `today` returns
+    `find_way` selects the answer mode of a model; without it the engine answers every request. `passing_files` reads
+    the files in pass-through requests, for hooks. `today` returns
     YYYY-MM-DD, `new_id` an unguessable string, and `clock` seconds since the epoch.
     """
 
@@ -75,6 +76,7 @@ class ChatRoute:
     find_way: FindWay | None = None
     describer: ImageDescriber | None = None
     files: FileReader | None = None
+    passing_files: FileReader | None = None
     keep_alive_s: float = KEEP_ALIVE_S
 
     async def complete(self, request: Request) -> Response:
@@ -82,13 +84,18 @@ class ChatRoute:
         caller: Caller = request.state.caller
         served = way_for(self.find_way, body, caller)
         way = served.way
-        pass_through = partial(
-            passed_through, request, self.service, Api.CHAT, body, served.group, keep_alive_s=self.keep_alive_s
-        )
-        if way is AnswerMode.PASSING:
-            return await pass_through()
         size = len(await request.body())
         source = MediaSource(body, caller, ChatRequest, request.state.request_id, size)
+
+        async def pass_through() -> Response:
+            readable = await with_file_texts(source, self.passing_files)
+            group, keep_alive_s = served.group, self.keep_alive_s
+            return await passed_through(
+                request, self.service, Api.CHAT, body, group, keep_alive_s=keep_alive_s, readable=readable
+            )
+
+        if way is AnswerMode.PASSING:
+            return await pass_through()
         context = await media_context(self.resolve, source, self.describer, self.files)
         parse = partial(self._parse, body, caller, request.state.request_id, way, context)
         try:

@@ -65,7 +65,8 @@ class ResponsesDeps:
     """Dependencies of the Responses API.
 
     `resolve` finds a model by name. It raises UnknownModel, or ModelNotAllowed if the caller may not use the model.
-    `find_way` selects the answer mode; without it the engine answers every request. `today` returns YYYY-MM-DD,
+    `find_way` selects the answer mode; without it the engine answers every request. `passing_files` reads the files
+    in pass-through requests, for hooks. `today` returns YYYY-MM-DD,
     `clock` seconds since the epoch, `new_id` an unguessable id with a prefix. `seals` waits for the key, which may
     be in the store, and raises StoreUnavailable. `lease_s` is the lease duration without renewal, and
     `retention_s` the storage time of a response, both in seconds.
@@ -86,6 +87,7 @@ class ResponsesDeps:
     find_way: FindWay | None = None
     describer: ImageDescriber | None = None
     files: FileReader | None = None
+    passing_files: FileReader | None = None
 
 
 class SealsSource(Protocol):

@@ -13,6 +13,7 @@ from starlette.types import Receive
 
 from unisono.api.body import GUARDRAILS, read_model_request
 from unisono.api.error_responses import failure_of
+from unisono.api.media import MediaSource, with_file_texts
 from unisono.api.passthrough_routes import check_stateless, passed_through, way_for
 from unisono.api.request_options import to_sampling
 from unisono.api.responses import answers
@@ -84,12 +85,17 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
 async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Response:
     deps, runner, keep_alive_s = api.deps, api.runner, api.keep_alive_s
     body = await read_model_request(request, "user", "safety_identifier")
+    size = len(await request.body())
     served = way_for(deps.find_way, body, request.state.caller)
     if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         if not served.stores_responses:
             check_stateless(body)
-        return await passed_through(request, deps.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s)
-    size = len(await request.body())
+        source = MediaSource(body, request.state.caller, ResponsesRequest, request.state.request_id, size)
+        readable = await with_file_texts(source, deps.passing_files)
+        group = served.group
+        return await passed_through(
+            request, deps.service, Api.RESPONSES, body, group, keep_alive_s=keep_alive_s, readable=readable
+        )
     parsed = await validate_body(deps, request.state.caller, body, size, request.state.request_id)
     notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
