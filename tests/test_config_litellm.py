@@ -22,7 +22,7 @@ from unisono.config.litellm_keys import PROTECTIVE_IF_FALSE, KeyClass, keys_of
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, ModelInfo
 from unisono.config.sections import GeneralSettings, LitellmSettings, RouterSettings
-from unisono.core.passthrough_request import AnswerMode
+from unisono.core.passthrough_request import AnswerMode, ModelMode
 from unisono.errors import ConfigError
 from unisono.observe.redaction import secrets_of
 
@@ -83,10 +83,16 @@ def test_a_fallback_must_be_a_model_of_the_list() -> None:
         ModelRegistry(parse(raw, environ).config)
 
 
-def test_an_embedding_entry_is_skipped_with_a_warning() -> None:
+def test_an_embedding_entry_is_served_and_one_of_an_unsupported_mode_is_skipped() -> None:
     result = loaded(FILES["embeddings"])
-    assert [entry.model_name for entry in result.config.model_list] == ["gpt-4o"]
-    assert "model_list[0].model_info.mode: `embedding` is not supported; the entry is skipped" in result.warnings
+    assert [(entry.model_name, entry.mode) for entry in result.config.model_list] == [
+        ("string", ModelMode.EMBEDDING),
+        ("gpt-4o", ModelMode.CHAT),
+    ]
+    ocr = {"model_name": "reader", "litellm_params": {"model": "mistral/ocr"}, "model_info": {"mode": "ocr"}}
+    result = parse({"model_list": [ocr]}, {})
+    assert result.config.model_list == ()
+    assert "model_list[0].model_info.mode: `ocr` is not supported; the entry is skipped" in result.warnings
 
 
 def test_provider_parameters_are_passed_to_litellm() -> None:

@@ -15,7 +15,7 @@ import orjson
 
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
-from unisono.core.passthrough_request import Api, PassthroughJob, has_output, named
+from unisono.core.passthrough_request import TEXT_APIS, Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions, PassthroughFactory
 from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendProtocolError, UnsupportedValue
@@ -34,12 +34,12 @@ LAST = frozenset({"response.completed", "response.failed", "response.incomplete"
 class ServerTraits:
     """Traits of a kind of server.
 
-    `model` is the name to request if it is always the same; `responses` is True for servers with a Responses
-    API; `polite` is passed to `BackendHttp`.
+    `model` is the name to request if it is always the same; `apis` are those that the server has; `polite` is passed to
+    `BackendHttp`.
     """
 
     model: str = ""
-    responses: bool = True
+    apis: frozenset[Api] = frozenset(Api)
     polite: bool = False
 
 
@@ -63,12 +63,14 @@ class OpenAiApi:
         return Probe(can, (Finding(Check.MODEL, ok=bool(listed), severity=Severity.WARNING),))
 
     def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
-        if job.api is Api.RESPONSES and not self._server.responses:
+        if job.api not in self._server.apis:
             raise UnsupportedValue(
-                f"'model': the {self._kind} server of this model has no Responses API; ask for a chat completion.",
+                f"'model': the {self._kind} server of this model has no `/v1/{job.api}`; ask for a chat "
+                "completion, or use a model of another server.",
                 param="model",
             )
-        fields = with_defaults(job.body, self._defaults, job.api) if self._defaults else job.body
+        has_defaults = self._defaults and job.api in TEXT_APIS
+        fields = with_defaults(job.body, self._defaults, job.api) if has_defaults else job.body
         body = orjson.dumps({**fields, "model": named(self._model, job.requested_model)})
         return self._answer_stream(job, body) if job.stream else self._answer_whole(job, body)
 
@@ -159,4 +161,4 @@ vllm = _factory(ServerTraits())
 sglang = _factory(ServerTraits())
 llamacpp = _factory(ServerTraits())
 ollama = _factory(ServerTraits())
-mlx_server = _factory(ServerTraits(model="default_model", responses=False, polite=True))
+mlx_server = _factory(ServerTraits(model="default_model", apis=frozenset({Api.CHAT}), polite=True))

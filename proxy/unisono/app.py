@@ -33,6 +33,7 @@ from unisono.api.health import HEALTH, ReadinessCheck
 from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
 from unisono.api.metrics import METRICS, MetricsSource
 from unisono.api.models import MODELS, ModelCards
+from unisono.api.modes.routes import OTHER_MODES, ModeRoute
 from unisono.api.openapi import DOCUMENT
 from unisono.api.request_records import REQUESTS, RequestSource
 from unisono.api.responses.background.runner import BackgroundRunner
@@ -57,6 +58,7 @@ from unisono.bootstrap.models import (
     fallback_model,
     image_describer,
     messages_model,
+    mode_model,
     raw_model,
     readiness,
     responses_model,
@@ -90,7 +92,7 @@ if TYPE_CHECKING:
     from unisono.api.sealing import Sealer
 
 # Routes of every gateway. The router tries them in order, so those that generate are first.
-_GENERATING = (CHAT, RESPONSES, MESSAGES, COMPLETIONS, OPEN_RESPONSES_ROUTES)
+_GENERATING = (CHAT, RESPONSES, MESSAGES, COMPLETIONS, OTHER_MODES, OPEN_RESPONSES_ROUTES)
 _OTHERS = (CONVERSATIONS, MODELS, USAGE, REQUESTS, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
 ROUTES: tuple[BaseRoute, ...] = tuple(route for table in (*_GENERATING, *_OTHERS) for route in table.routes)
 
@@ -298,6 +300,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
         ),
+        ModeRoute(service, partial(mode_model, catalogue)),
         ConversationDeps(gateway.store, deps.today, deps.new_id, time.time, files),
         ResponsesApi(deps, runner),
         replace(messages_deps(gateway, service, hosting), describer=describer, files=files),

@@ -23,6 +23,7 @@ class Card:
     context: int | None
     owned_by: str = "unisono"
     passes: bool = False
+    mode: str = "chat"
 
 
 CARDS = (Card("gpt-oss-120b", 131072), Card("openai/gpt-oss-20b", None))
@@ -49,10 +50,11 @@ async def test_the_list_has_openais_format(prefix: str) -> None:
             "object": "model",
             "created": 1700000000,
             "owned_by": "unisono",
+            "mode": "chat",
             "context_length": 131072,
             "max_model_len": 131072,
         },
-        {"id": "openai/gpt-oss-20b", "object": "model", "created": 1700000000, "owned_by": "unisono"},
+        {"id": "openai/gpt-oss-20b", "object": "model", "created": 1700000000, "owned_by": "unisono", "mode": "chat"},
     ]
 
 

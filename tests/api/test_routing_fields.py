@@ -15,7 +15,7 @@ CALLER = Caller("t")
 GROUPS = {"a": "a", "b": "b", "alias of a": "a"}
 
 
-def find(name: str, caller: Caller) -> str:
+def find(name: str, _: str, caller: Caller) -> str:
     if name == "forbidden":
         raise ModelNotAllowed("This key may not use the model.", param="model")
     if name not in GROUPS:

@@ -40,6 +40,9 @@ class ModelCard(Protocol):
     def owned_by(self) -> str: ...
 
     @property
+    def mode(self) -> str: ...
+
+    @property
     def passes(self) -> bool:
         """True if the model is not gpt-oss, so that its abilities are unknown."""
         ...
@@ -61,12 +64,13 @@ AnthropicVersion = Annotated[str | None, Header(description="Version of Anthropi
 
 
 class Model(AnswerModel):
-    """OpenAI's model object, with the context length under its two usual names."""
+    """OpenAI's model object, with its mode, and the context length under its two usual names."""
 
     id: str
     object: Literal["model"]
     created: Moment
     owned_by: str
+    mode: Annotated[str, Field(description="LiteLLM's type of the model; `chat` if it generates text.")]
     context_length: Count = ABSENT
     max_model_len: Count = ABSENT
 
@@ -125,7 +129,7 @@ class ModelInfoList(AnswerModel):
 
 
 def to_model(card: ModelCard, created: int) -> Model:
-    model = Model(id=card.id, object="model", created=created, owned_by=card.owned_by)
+    model = Model(id=card.id, object="model", created=created, owned_by=card.owned_by, mode=card.mode)
     return (
         model
         if card.context is None
@@ -151,7 +155,7 @@ def to_litellm_model(card: ModelCard) -> LiteLlmModel:
         litellm_params=ModelParams(model=card.id),
         model_info=ModelFacts(
             id=card.id,
-            mode="chat",
+            mode=card.mode,
             max_input_tokens=card.context,
             max_tokens=card.context,
             supports_function_calling=None if card.passes else True,

@@ -116,6 +116,7 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
     wants_usage = api is not Api.CHAT or (isinstance(options, dict) and options.get("include_usage") is True)
     choices = body.get("n")
     # A backend may apply any of several limits.
+    tokens = text_bytes(body) // BYTES_PER_TOKEN
     bounds = [most for name in IN_BODY[api][2] if type(most := body.get(name)) is int and most > 0]
     return PassthroughRequest(
         api=api,
@@ -123,7 +124,9 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
         body=body,
         model=str(body.get("model") or ""),
         stream=bool(stream),
-        tokens=_text_bytes(body) // BYTES_PER_TOKEN,
+        tokens=tokens,
+        # The estimate is rather high. A quarter is subtracted, so that no deployment is excluded because of it.
+        window_tokens=tokens * 3 // 4,
         choices=choices if type(choices) is int and choices > 1 else 1,
         max_tokens=max(bounds, default=None),
         is_usage_requested=wants_usage,
@@ -144,7 +147,7 @@ def to_generation_request(
     field, surface, _ = IN_BODY[passthrough.api]
     return GenerationRequest(
         model=model,
-        conversation=Conversation(Preamble(), tuple(_items(readable or passthrough.body, field))),
+        conversation=Conversation(Preamble(), tuple(readable_items(readable or passthrough.body, field))),
         passthrough=passthrough,
         answer=AnswerOptions(
             # Every choice may use the whole limit.
@@ -317,7 +320,7 @@ class EitherSource(ByteSource):
 # -- readable content of a body
 
 
-def _items(body: Mapping[str, Json], field: str) -> list[Item]:
+def readable_items(body: Mapping[str, Json], field: str) -> list[Item]:
     """Return the conversation: the texts of each element, also those of calls and reasoning."""
     items: list[Item] = [DeveloperMessage(text) for name in AROUND if (text := _text(body.get(name)))]
     value = body.get(field)
@@ -357,7 +360,7 @@ def _text(value: Json) -> str:
     return "\n".join(found)
 
 
-def _text_bytes(body: Mapping[str, Json]) -> int:
+def text_bytes(body: Mapping[str, Json]) -> int:
     """Return the number of bytes of all text in the body."""
     letters = 0
     stack: list[Json] = list(body.values())

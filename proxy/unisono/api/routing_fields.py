@@ -28,12 +28,12 @@ FIELDS: Final = frozenset({"fallbacks", "disable_fallbacks", *RETRY_FIELDS})
 TAG_OBJECTS: Final = ("metadata", "litellm_metadata")
 TAG_HEADER: Final = "x-litellm-tags"
 
-# Return the group of a fallback model that the caller may use. Raises the errors of an unknown, a forbidden or an
-# unsuitable model.
-FindFallback: TypeAlias = Callable[[str, Caller], str]
+# Return the group of a fallback that the caller may use for a model. The arguments are the names of the fallback and of
+# the model, and the caller. Raises the errors of an unknown, a forbidden or an unsuitable model.
+FindFallback: TypeAlias = Callable[[str, str, Caller], str]
 
 
-def _no_fallback(name: str, _: Caller) -> str:
+def _no_fallback(name: str, _model: str, _caller: Caller) -> str:
     raise UnknownModel(f"The model `{name}` does not exist.")
 
 
@@ -55,7 +55,7 @@ class RoutingFields:
                 f"Invalid value for 'mock_response': {REFUSALS['mock_response']}", param="mock_response"
             )
         has_none = _flag(body, "disable_fallbacks")
-        fallbacks = self._fallbacks(body.get("fallbacks"), caller)
+        fallbacks = self._fallbacks(body, caller)
         retries = [_retries(body[field], field) for field in RETRY_FIELDS if body.get(field) is not None]
         return RequestedRouting(
             fallbacks=fallbacks,
@@ -74,19 +74,23 @@ class RoutingFields:
                     body = {**body, name: rest or None}
         return body if removed.isdisjoint(body) else {key: value for key, value in body.items() if key not in removed}
 
-    def _fallbacks(self, value: Any, caller: Caller) -> tuple[str, ...] | None:
+    def _fallbacks(self, body: Mapping[str, Any], caller: Caller) -> tuple[str, ...] | None:
+        value, model = body.get("fallbacks"), body.get("model")
         if value is None:
             return None
+        replaced = model if isinstance(model, str) else ""
         if not isinstance(value, list):
             raise _invalid("fallbacks", "must be a list of model names")
         if len(value) > MAX_FALLBACKS:
             raise _invalid("fallbacks", f"must have at most {MAX_FALLBACKS} models")
         return tuple(
-            dict.fromkeys(self._fallback(each, f"fallbacks.{index}", caller) for index, each in enumerate(value))
+            dict.fromkeys(
+                self._fallback(each, f"fallbacks.{index}", replaced, caller) for index, each in enumerate(value)
+            )
         )
 
-    def _fallback(self, value: Any, path: str, caller: Caller) -> str:
-        """Return the group of one entry: a model name, or an object with nothing else."""
+    def _fallback(self, value: Any, path: str, model: str, caller: Caller) -> str:
+        """Return the group of one entry for a model: a model name, or an object with nothing else."""
         if isinstance(value, dict):
             for name in value:
                 if name != "model":
@@ -98,7 +102,7 @@ class RoutingFields:
         if not isinstance(value, str) or not 0 < len(value) <= MAX_MODEL_LENGTH:
             raise _invalid(path, "must be the name of a model")
         try:
-            return self.find_fallback(value, caller)
+            return self.find_fallback(value, model, caller)
         except UnisonoError as error:
             error.param = path
             raise

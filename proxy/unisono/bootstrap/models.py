@@ -6,6 +6,7 @@ A lookup gives the group that serves a name, checks the caller's permission, and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -18,13 +19,14 @@ from unisono.api.gateway_tools import BROWSER, RunnableTools, allowed
 from unisono.api.health import Readiness
 from unisono.api.image_descriptions import DescriptionCache, ImageDescriber
 from unisono.api.messages.inbound import MessagesModel
+from unisono.api.modes.routes import ModeModel
 from unisono.api.passthrough_routes import FindWay
 from unisono.api.request_options import NO_DEFAULTS, AnswerDefaults, ModelRules, ReasoningField
 from unisono.api.responses.deps import ResponsesModel
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
-from unisono.core.passthrough_request import AnswerMode, ServedName
+from unisono.core.passthrough_request import MODES, AnswerMode, Api, ModelMode, ServedName
 from unisono.engine.request import ForbiddenTools, GenerationService
 from unisono.errors import ConfigError, InvalidRequest, ModelNotAllowed, UnknownModel, UnsupportedValue
 from unisono.routing.pool import RoutingPool
@@ -54,12 +56,50 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     return model
 
 
-def fallback_model(catalogue: ModelRegistry, name: str, caller: Caller) -> str:
-    """Return the group of a fallback that a client chose.
+def text_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
+    """Return the group for the name of a model that generates text.
 
-    Raises as `allowed_model`, and UnsupportedValue for a wildcard, whose backend needs the client's model name.
+    Raises as `allowed_model`, and UnsupportedValue for a model of another mode.
     """
     model = allowed_model(catalogue, name, caller)
+    if model.mode is not ModelMode.CHAT:
+        raise _unsuitable(name, model.mode)
+    return model
+
+
+def mode_model(catalogue: ModelRegistry, api: Api, name: str, caller: Caller) -> ModeModel:
+    """Return the model for a request that generates no text.
+
+    Raises as `allowed_model`, and UnsupportedValue for a model whose mode does not fit the API.
+    """
+    model = allowed_model(catalogue, name, caller)
+    if model.mode not in MODES[api]:
+        raise _unsuitable(name, model.mode)
+    return ModeModel(model.name)
+
+
+def _unsuitable(name: str, mode: ModelMode) -> UnsupportedValue:
+    paths = " or ".join(f"`/v1/{api}`" for api, modes in MODES.items() if mode in modes)
+    return UnsupportedValue(
+        f"The model `{name[:256]}` has the mode `{mode}`; send its requests to {paths}.", param="model"
+    )
+
+
+def fallback_model(catalogue: ModelRegistry, name: str, requested: str, caller: Caller) -> str:
+    """Return the group of a fallback that a client chose for a model.
+
+    Raises as `allowed_model`, and UnsupportedValue for a model of another mode, and for a wildcard, whose backend needs
+    the client's model name.
+    """
+    model = allowed_model(catalogue, name, caller)
+    # The request itself fails if its model is unknown.
+    with suppress(UnknownModel):
+        mode = catalogue.resolve(requested).mode
+        if mode is not model.mode:
+            raise UnsupportedValue(
+                f"The model `{name}` has the mode `{model.mode}`, so it cannot stand in for a model of the mode "
+                f"`{mode}`; remove it."
+            )
     if "*" in model.name:
         raise UnsupportedValue(f"The model `{name}` has no entry of its own, so it cannot be a fallback; remove it.")
     return model.name
@@ -68,11 +108,11 @@ def fallback_model(catalogue: ModelRegistry, name: str, caller: Caller) -> str:
 def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
     """Return a function that finds the answer mode of a name; None if the engine serves all.
 
-    It raises as `allowed_model`.
+    It raises as `text_model`.
     """
 
     def way_of(name: str, caller: Caller) -> ServedName:
-        model = allowed_model(catalogue, name, caller)
+        model = text_model(catalogue, name, caller)
         routing = caller.routing
         return ServedName(model.name, catalogue.answer_mode(model, routing), catalogue.stores_responses(model, routing))
 
@@ -122,8 +162,8 @@ def image_describer(
 
 
 def chat_model(catalogue: ModelRegistry, rules: Rules, name: str, setup: ServerToolSetup, caller: Caller) -> ChatModel:
-    """Return the settings of a model for Chat Completions. Raises as `allowed_model`."""
-    model = allowed_model(catalogue, name, caller)
+    """Return the settings of a model for Chat Completions. Raises as `text_model`."""
+    model = text_model(catalogue, name, caller)
     labels = model.settings.mcp_servers
     browser = setup.rules.for_model(labels).for_caller(caller).trained.get(BROWSER) if setup.rules.builtins else None
     return ChatModel(
@@ -140,8 +180,8 @@ def chat_model(catalogue: ModelRegistry, rules: Rules, name: str, setup: ServerT
 
 
 def raw_model(catalogue: ModelRegistry, rules: Rules, name: str, caller: Caller) -> RawModel:
-    """Return the settings of a model for raw prompts. Raises as `allowed_model`."""
-    model = allowed_model(catalogue, name, caller)
+    """Return the settings of a model for raw prompts. Raises as `text_model`."""
+    model = text_model(catalogue, name, caller)
     return RawModel(model.name, rules[model.name])
 
 
@@ -150,9 +190,9 @@ def responses_model(
 ) -> ResponsesModel:
     """Return the settings of a model for the Responses API.
 
-    Raises as `allowed_model`, and UnsupportedValue for a pass-through model, whose answers are not stored.
+    Raises as `text_model`, and UnsupportedValue for a pass-through model, whose answers are not stored.
     """
-    model = allowed_model(catalogue, name, caller)
+    model = text_model(catalogue, name, caller)
     if catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         raise UnsupportedValue(
             f"The pass-through model `{name[:256]}` supports only plain `POST /v1/responses` requests.",
@@ -177,11 +217,11 @@ def messages_model(
     caller: Caller,
     pause_after: int,
 ) -> MessagesModel:
-    """Return the settings of a model for Messages. Raises as `allowed_model`.
+    """Return the settings of a model for Messages. Raises as `text_model`.
 
     Its answers pause after `pause_after` rounds of server tools.
     """
-    model = allowed_model(catalogue, name, caller)
+    model = text_model(catalogue, name, caller)
     labels = model.settings.mcp_servers
     return MessagesModel(
         group=model.name,
@@ -203,6 +243,7 @@ class Card:
     id: str
     context: int | None
     passes: bool = False
+    mode: ModelMode = ModelMode.CHAT
     owned_by: str = "unisono"
 
 
@@ -213,6 +254,7 @@ def cards(catalogue: ModelRegistry, pool: RoutingPool, caller: Caller) -> list[C
             name,
             pool.context(model.name),
             catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE),
+            model.mode,
         )
         for name, model in catalogue.listed()
         if caller.may_use_model(name, model.name, *model.access_groups)

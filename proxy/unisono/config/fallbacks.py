@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from unisono.config.sections import Config, FallbackList, Fallbacks
+from unisono.core.passthrough_request import ModelMode
 from unisono.core.requested_routing import RequestedRouting
 from unisono.errors import ConfigError
 
@@ -41,14 +42,14 @@ def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str])
 
     Raises ConfigError for an unknown name or a second list.
     """
-    known = _Names(groups, aliases)
+    known = _Names(groups, aliases, {entry.model_name: entry.mode for entry in config.model_list})
     fallbacks, larger, default = _fallbacks(config, known), _larger(config, known), _default(config, known)
     found = {
-        # The most specific list applies: the model's own, then `*`, then `default_fallbacks`. A model never falls back
-        # to itself, although a list for `*` may name it.
+        # The most specific list applies: the model's own, then `*`, then `default_fallbacks`. The lists for all models
+        # may name the model itself, and models of other modes.
         model: StandIns(
-            tuple(name for name in fallbacks.get(model, fallbacks.get(ANY, default)) if name != model),
-            tuple(name for name in larger.get(model, larger.get(ANY, ())) if name != model),
+            tuple(known.suitable(model, fallbacks.get(model, fallbacks.get(ANY, default)))),
+            tuple(known.suitable(model, larger.get(model, larger.get(ANY, ())))),
         )
         for model in groups
     }
@@ -59,6 +60,11 @@ def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str])
 class _Names:
     groups: Sequence[str]
     aliases: Mapping[str, str]
+    modes: Mapping[str, ModelMode]
+
+    def suitable(self, model: str, names: Iterable[str]) -> Iterator[str]:
+        """Yield the names that can stand in for a model."""
+        return (name for name in names if name != model and self.modes[name] is self.modes[model])
 
     def resolve(self, name: str, path: str) -> str:
         model = self.aliases.get(name, name)
@@ -74,6 +80,12 @@ class _Names:
                 targets = [self.resolve(name, f"{entry_path}[{at}]") for at, name in enumerate(names)]
                 # An alias and its model have one list, so a list under each of the two names is a contradiction.
                 origin = model if model == ANY else self.resolve(model, entry_path)
+                for at, target in enumerate(targets):
+                    if origin != ANY and self.modes[target] is not self.modes[origin]:
+                        raise ConfigError(
+                            f"{entry_path}[{at}]: `{target}` has the mode `{self.modes[target]}` and cannot stand in "
+                            f"for a model of the mode `{self.modes[origin]}`; remove it"
+                        )
                 if origin in found:
                     raise ConfigError(
                         f"{entry_path}: a second list for the model `{origin}`; merge it into the first one"

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from unisono.config.fallbacks import NO_STAND_INS, StandIns, stand_ins
 from unisono.config.model_settings import ModelEntry, ModelSettings
 from unisono.config.sections import AliasTarget, Config
-from unisono.core.passthrough_request import AnswerMode
+from unisono.core.passthrough_request import AnswerMode, ModelMode
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 from unisono.errors import ConfigError, UnknownModel
 
@@ -34,6 +34,7 @@ class ServedModel:
     name: str
     entries: tuple[ModelEntry, ...]
     settings: ModelSettings
+    mode: ModelMode = ModelMode.CHAT
 
     @property
     def access_groups(self) -> frozenset[str]:
@@ -95,7 +96,7 @@ class ModelRegistry:
         if not describes:
             raise ConfigError(f"{path}.media_model: has no effect; set `media: describe` or remove it")
         model = self._groups[self.resolve_alias(name, f"{path}.media_model")]
-        if _kinds(model) != {False} or "*" in model.name:
+        if _kinds(model) != {False} or "*" in model.name or model.mode is not ModelMode.CHAT:
             raise ConfigError(
                 f"{path}.media_model: `{name}` cannot describe images; use a pass-through model (no `*` in its name)"
             )
@@ -188,8 +189,13 @@ def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
                         f"model_list[{index}].unisono.{field}: differs from model_list[{indexed[0][0]}], which has the "
                         f"same model_name `{name}`; set the same value in both"
                     )
+            if entry.mode is not indexed[0][1].mode:
+                raise ConfigError(
+                    f"model_list[{index}].model_info.mode: differs from model_list[{indexed[0][0]}], which has the "
+                    f"same model_name `{name}`; use different names"
+                )
         _check_defaults(name, indexed)
-        yield ServedModel(name, tuple(entry for _, entry in indexed), settings)
+        yield ServedModel(name, tuple(entry for _, entry in indexed), settings, indexed[0][1].mode)
 
 
 def _check_defaults(name: str, indexed: list[tuple[int, ModelEntry]]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, SecretStr
+from pydantic import Field, JsonValue, SecretStr, model_validator
 
 from unisono.config.mcp_settings import ServerLabel
 from unisono.config.prices import Costs, PriceSettings
 from unisono.config.section import Count, Name, Seconds, Section
+from unisono.core.passthrough_request import ModelMode
 
 KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
 """Backend kinds of Unisono. Each one needs an installed adapter."""
@@ -115,9 +116,10 @@ class ModelInfo(Costs):
     id: Name | None = None
     """Public name of this deployment, in answers, logs and metrics.
     By default the backend kind and a number, such as `vllm-1`."""
-    mode: Literal["chat", "responses", "completion"] = "chat"
-    """LiteLLM's type of the model. The three values have the same effect.
-    Entries of another type, such as `embedding`, are skipped with a warning."""
+    mode: Literal["chat", "responses", "completion", "embedding"] = "chat"
+    """LiteLLM's type of the model. The first three values have the same effect.
+    Models of the others [pass through](passthrough.md#serve-models-that-generate-no-text). Entries of any other type,
+    such as `ocr`, are skipped with a warning."""
     harmony: bool | None = None
     """Whether the model speaks Harmony.
     By default true for the backend kinds above if `model_name` or `model` contains `gpt-oss`. Requests for other
@@ -206,6 +208,10 @@ def is_of_litellm(model: object) -> bool:
     return bool(kind and name) and KIND_ALIASES.get(kind, kind) not in KINDS
 
 
+TEXT_MODES = frozenset({"chat", "responses", "completion"})
+"""Modes of models that generate text."""
+
+
 class ModelEntry(Section):
     """One deployment of a model. Entries with the same `model_name` share the load."""
 
@@ -218,6 +224,12 @@ class ModelEntry(Section):
     """Properties of the model."""
     unisono: ModelSettings = Field(default_factory=ModelSettings)
     """Settings that LiteLLM does not have."""
+
+    @model_validator(mode="after")
+    def _mode_is_consistent(self) -> ModelEntry:
+        if self.model_info.harmony and self.mode is not ModelMode.CHAT:
+            raise ValueError(f"`model_info.harmony` is true, but the mode `{self.mode}` is not Harmony; remove one")
+        return self
 
     @property
     def by_litellm(self) -> bool:
@@ -247,7 +259,14 @@ class ModelEntry(Section):
         return f"{self.kind} (pass-through)"
 
     @property
+    def mode(self) -> ModelMode:
+        """Kind of output; all modes that generate text are equal."""
+        return ModelMode.CHAT if self.model_info.mode in TEXT_MODES else ModelMode(self.model_info.mode)
+
+    @property
     def harmony(self) -> bool:
+        if self.mode is not ModelMode.CHAT:
+            return False
         if self.model_info.harmony is not None:
             return self.model_info.harmony
         # Other providers render Harmony themselves. Their gpt-oss models are reached through their own APIs.

@@ -21,6 +21,24 @@ class Api(StrEnum):
 
     CHAT = "chat/completions"
     RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+
+
+class ModelMode(StrEnum):
+    """Kind of output of a model, under LiteLLM's name. All modes that generate text are `CHAT`."""
+
+    CHAT = "chat"
+    EMBEDDING = "embedding"
+
+
+# Modes of the models that can answer a request of an API.
+MODES: Final[Mapping[Api, frozenset[ModelMode]]] = {
+    Api.CHAT: frozenset({ModelMode.CHAT}),
+    Api.RESPONSES: frozenset({ModelMode.CHAT}),
+    Api.EMBEDDINGS: frozenset({ModelMode.EMBEDDING}),
+}
+# APIs whose answers are generated token by token.
+TEXT_APIS: Final = frozenset({Api.CHAT, Api.RESPONSES})
 
 
 # Responses API events that only report that an answer was accepted or is in progress.
@@ -32,6 +50,8 @@ def has_output(api: Api, event: Mapping[str, Json]) -> bool:
 
     Servers may send a role, empty text or the usage long before the first token.
     """
+    if api not in TEXT_APIS:
+        return True
     if api is Api.RESPONSES:
         return event.get("type") not in WITHOUT_OUTPUT
     choices = event.get("choices")
@@ -63,8 +83,8 @@ def passed_texts(bodies: Sequence[Mapping[str, Json]]) -> list[str]:
     return ["".join(pieces) for pieces in texts.values()]
 
 
-# Fields whose values the model does not generate.
-_NO_CONTENT: Final = frozenset(("id", "object", "model", "type", "role", "status", "finish_reason"))
+# Fields whose values the model does not generate, or that are no text.
+_NO_CONTENT: Final = frozenset(("id", "object", "model", "type", "role", "status", "finish_reason", "embedding"))
 # Fields of a delta that identify the part of the answer to which it belongs.
 _NUMBERS: Final = ("index", "output_index", "content_index", "summary_index", "item_id")
 
@@ -147,6 +167,8 @@ class PassthroughRequest:
     tokens: int = 0
     choices: int = 1
     max_tokens: int | None = None
+    # Estimated tokens that a deployment needs for the request at once. Its context window must hold them.
+    window_tokens: int = 0
     # True if the client gets the usage; a Chat Completions stream reports it only on request.
     is_usage_requested: bool = True
 

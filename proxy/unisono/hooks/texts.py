@@ -19,7 +19,13 @@ DIRECTIONS = (INPUT, OUTPUT)
 # Actions of LiteLLM's guardrails.
 BLOCK, MASK = "BLOCK", "MASK"
 # Field of each surface's request that contains the conversation.
-FIELD: Final = {"chat": "messages", "responses": "input", "messages": "messages", "completions": "prompt"}
+FIELD: Final = {
+    "chat": "messages",
+    "responses": "input",
+    "messages": "messages",
+    "completions": "prompt",
+    "embeddings": "input",
+}
 
 # Returns the text that replaces a text, possibly the same. Raises `Refused` for a text that must not be used.
 Check = Callable[[str], Awaitable[str]]

@@ -21,6 +21,8 @@ PROVIDER: Final = "unisono"
 # Values of `error.type`. A call whose outcome is unknown may have been carried out.
 TOOL_ERRORS: Final = {ToolEnd.ERROR: "tool_error", ToolEnd.UNKNOWN: "outcome_unknown", ToolEnd.LEFT: "cancelled"}
 LEFT: Final = "cancelled"
+# Names of operations by API surface; all others are chats.
+OPERATIONS: Final = {"completions": "text_completion", "embeddings": "embeddings"}
 
 
 class SpanType(Enum):
@@ -75,7 +77,7 @@ def _ns(started_at: float, after_s: float) -> int:
 
 
 def _operation(began: GenerationStarted) -> str:
-    return "text_completion" if began.surface == "completions" else "chat"
+    return OPERATIONS.get(began.surface, "chat")
 
 
 def _generation_span(done: GenerationDone, at: TraceContext) -> Span:

@@ -26,7 +26,7 @@ from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
 from unisono.core.json_syntax import all_well_formed
 from unisono.core.matched_texts import read_counts
-from unisono.core.passthrough_request import Api, PassthroughJob, has_output, named
+from unisono.core.passthrough_request import TEXT_APIS, Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe, is_permanent
 from unisono.core.secrecy import secret_spellings
@@ -63,6 +63,13 @@ FIELDS: Final[Mapping[Api, frozenset[str]]] = {
             f"previous_response_id conversation background prompt {_COMMON}"
         ).split()
     ),
+    Api.EMBEDDINGS: frozenset({"input", "dimensions", "encoding_format", "user"}),
+}
+# Functions of litellm.
+FUNCTIONS: Final[Mapping[Api, str]] = {
+    Api.CHAT: "acompletion",
+    Api.RESPONSES: "aresponses",
+    Api.EMBEDDINGS: "aembedding",
 }
 
 # Characters of a provider's error message that a client gets.
@@ -132,7 +139,7 @@ class LitellmProvider:
 
     async def answer(self, job: PassthroughJob) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
         litellm = await _LOADED.get(self._environment)
-        call = litellm.acompletion if job.api is Api.CHAT else litellm.aresponses
+        call = getattr(litellm, FUNCTIONS[job.api])
         times = job.timeouts
         first_s = min(times.first_token_s, times.total_s) if job.stream else times.total_s
         arguments = self._call_arguments(job, litellm)
@@ -178,7 +185,7 @@ class LitellmProvider:
         """
         fields = FIELDS[job.api]
         model = named(self._model, job.requested_model)
-        if job.api is Api.RESPONSES and job.body.get("input") is None:
+        if job.api is not Api.CHAT and job.body.get("input") is None:
             raise InvalidRequest("'input' is required.", param="input")
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}
         rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}
@@ -198,7 +205,7 @@ class LitellmProvider:
             **({"extra_body": more} if more else {}),
             # These come last, so that neither settings nor the client can replace them.
             "model": model,
-            "stream": job.stream,
+            **({"stream": job.stream} if job.api in TEXT_APIS else {}),
             "timeout": job.timeouts.total_s,
             # The failover policy decides on retries.
             "num_retries": 0,

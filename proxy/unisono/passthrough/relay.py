@@ -154,11 +154,26 @@ class ResponsesRelay(Relay):
         return {**response, "model": self._passthrough.model}
 
 
+class ObjectRelay(Relay):
+    """Relay of one JSON object that is not generated text, such as embeddings."""
+
+    def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
+        self.finish = "stop"
+        usage = body.get("usage")
+        if isinstance(usage, Mapping):
+            sent = next((name for name in PROMPT_COUNTS if name in usage), PROMPT_COUNTS[0])
+            self._reported_usage = usage, sent, "output_tokens" if "output_tokens" in usage else "completion_tokens"
+        # The body may have no model; a field is never added.
+        return {**body, "model": self._passthrough.model} if "model" in body else body
+
+
+# Fields with the tokens of the input, by APIs of OpenAI and of servers; the first one present applies.
+PROMPT_COUNTS: Final = ("prompt_tokens", "input_tokens", "total_tokens")
 KINDS: Final[Mapping[Api, type[Relay]]] = {Api.CHAT: ChatRelay, Api.RESPONSES: ResponsesRelay}
 
 
 def relay_for(passthrough: PassthroughRequest) -> Relay:
-    return KINDS[passthrough.api](passthrough)
+    return KINDS.get(passthrough.api, ObjectRelay)(passthrough)
 
 
 def usage_of(usage: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> Usage:

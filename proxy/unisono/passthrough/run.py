@@ -23,7 +23,7 @@ from unisono.engine.request import BatchStream, GenerationReport, GenerationRequ
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, ContextTooLong, UnisonoError
 from unisono.passthrough.relay import Relay, relay_for
 
-# body fields that limit the answer's tokens; the first one present applies
+# Body fields that limit the answer's tokens; the first one present applies. Other APIs have no such field.
 MAX_TOKENS_FIELDS: Mapping[Api, tuple[str, ...]] = {
     Api.CHAT: ("max_completion_tokens", "max_tokens"),
     Api.RESPONSES: ("max_output_tokens",),
@@ -41,8 +41,7 @@ class PassthroughGeneration(BatchStream):
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         places = SlotSession(self._pool, self._request, self.report, passing=True)
-        # The token estimate is rather high. A quarter is subtracted, so that no deployment is excluded because of it.
-        demand = RouteRequirements(self._passthrough.tokens * 3 // 4, max_tokens=self._request.answer.max_tokens)
+        demand = RouteRequirements(self._passthrough.window_tokens, max_tokens=self._request.answer.max_tokens)
         try:
             while True:
                 has_started = False
@@ -194,9 +193,11 @@ def sent_body(passthrough: PassthroughRequest, max_tokens: int | None) -> Mappin
     if passthrough.stream and passthrough.api is Api.CHAT and not passthrough.is_usage_requested:
         options = body.get("stream_options")
         body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+    names = MAX_TOKENS_FIELDS.get(passthrough.api)
+    if names is None:
+        return body
     most = None if max_tokens is None else max(max_tokens // passthrough.choices, 1)
     if most is not None and (passthrough.max_tokens is None or most < passthrough.max_tokens):
-        names = MAX_TOKENS_FIELDS[passthrough.api]
         present = [name for name in names if body.get(name) is not None] or [names[-1]]
         body |= dict.fromkeys(present, most)
     return body

@@ -22,6 +22,7 @@ from typing import Any
 
 from tests.e2e.clients.scripts import script_of
 from tests.fakes import FakeVllm
+from tests.fakes.openai_modes import FakeModes
 from tests.mcp.conftest import start_upstream
 
 UNISONO = Path(sys.executable).with_name("unisono")
@@ -48,11 +49,12 @@ def demo_config() -> dict[str, Any]:
     }
 
 
-def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> dict[str, Any]:
+def scripted_config(url: str, free: str, others: str, closed: str, tools: dict[str, str]) -> dict[str, Any]:
     """Return a configuration with one scripted backend under several names and settings.
 
-    `free` is a backend without constrained decoding, `closed` an address that refuses connections. `tools` maps labels
-    to addresses of tool servers. `guarded` requires approval of every call.
+    `free` is a backend without constrained decoding, `others` a server of models that generate no text, `closed` an
+    address that refuses connections. `tools` maps labels to addresses of tool servers. `guarded` requires approval of
+    every call.
     """
 
     def model(name: str, base: str = url, *, info: Any = None, ours: Any = None, **params: Any) -> dict[str, Any]:
@@ -71,6 +73,7 @@ def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> 
             model("plain-reasoning", ours={"reasoning_field": "reasoning"}),
             model("free", free),
             model("down", closed),
+            model("embedder", others, info={"mode": "embedding", "harmony": False}),
         ],
         "mcp_servers": {
             label: {"url": address, "require_approval": "always" if label == "guarded" else "never"}
@@ -205,13 +208,14 @@ async def perform() -> None:
         fake = await stack.enter_async_context(FakeVllm(script=script_of()))
         free = await stack.enter_async_context(FakeVllm(script=script_of()))
         free.patient.constrains = False
+        others = await stack.enter_async_context(FakeModes())
         closed = stack.enter_context(nobody_at())
         async with asyncio.TaskGroup() as starting:
             demo = starting.create_task(stack.enter_async_context(served(folder, "demo", demo_config())))
             tools = await tool_servers(stack, folder)
             scripted = starting.create_task(
                 stack.enter_async_context(
-                    served(folder, "scripted", scripted_config(fake.url, free.url, closed, tools))
+                    served(folder, "scripted", scripted_config(fake.url, free.url, others.url, closed, tools))
                 )
             )
         addresses = {"demo": demo.result(), "scripted": scripted.result(), "key": MASTER_KEY, "tools": tools}

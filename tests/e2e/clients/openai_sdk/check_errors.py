@@ -114,8 +114,14 @@ def test_a_model_name_may_contain_a_slash(scripted: OpenAI) -> None:
 
 def test_an_unsupported_endpoint_is_not_found(demo: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as raised:
-        demo.embeddings.create(model="gpt-oss-demo", input="Hello!")
+        demo.files.list()
     assert raised.value.code == "not_found"
+
+
+def test_a_model_of_another_mode_is_a_bad_request(demo: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        demo.embeddings.create(model="gpt-oss-demo", input="Hello!")
+    assert raised.value.param == "model"
 
 
 @pytest.mark.parametrize("key", ["sk-wrong", "sk-the-only-key-and-more", "-"])

@@ -1,0 +1,81 @@
+"""Server of models that generate no text, with the routes of vLLM and OpenAI."""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .dialects import Refusal
+from .wire import Seen, Sleep, Step, WireServer
+
+REPORTED: Mapping[str, Any] = {"reported": True}
+
+
+def vector_of(value: Any, *, base64: bool = False) -> Any:
+    """Return the embedding of an input, which differs from those of other inputs."""
+    text = json.dumps(value)
+    vector = [float(len(text)), float(sum(text.encode())), 0.5]
+    return b64encode(struct.pack("<3f", *vector)).decode() if base64 else vector
+
+
+class FakeModes(WireServer):
+    """Server that answers by path. `script` replaces answers: a refusal, or a function that may return one.
+
+    `usage` is that of every answer; by default one token for each input, None for none.
+    """
+
+    def __init__(
+        self,
+        script: Refusal | Callable[[Any], Refusal | None] | None = None,
+        *,
+        vector: Callable[[Any], Any] | None = None,
+        usage: Mapping[str, Any] | None = REPORTED,
+        extra: Mapping[str, Any] | None = None,
+        context: int | None = None,
+        delay_s: float = 0.0,
+    ) -> None:
+        super().__init__(self._respond)
+        self.script = script
+        self.vector = vector
+        self.usage = usage
+        self.extra = dict(extra or {})
+        self.context = context
+        self.delay_s = delay_s
+
+    def _respond(self, seen: Seen) -> list[Step]:
+        if seen.method == "GET":
+            window = {} if self.context is None else {"max_model_len": self.context}
+            listed = [{"id": name, "object": "model", **window} for name in ("bge", "bge:large", "qwen")]
+            return _json({"object": "list", "data": listed}).steps()
+        asked = seen.json
+        refusal = self.script(asked) if callable(self.script) else self.script
+        waits: list[Step] = [Sleep(self.delay_s)] if self.delay_s else []
+        return [*waits, *(refusal or _json({**self._answer(seen.path, asked), **self.extra})).steps()]
+
+    def _answer(self, path: str, asked: Any) -> dict[str, Any]:
+        assert path == "/v1/embeddings", path
+        return self._embeddings(asked)
+
+    def _embeddings(self, asked: Any) -> dict[str, Any]:
+        inputs = inputs_of(asked["input"])
+        is_base64 = asked.get("encoding_format") == "base64"
+        vectors = [self.vector(one) if self.vector else vector_of(one, base64=is_base64) for one in inputs]
+        data = [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)]
+        return {"object": "list", "data": data, "model": asked["model"], **self._usage(len(inputs))}
+
+    def _usage(self, tokens: int) -> dict[str, Any]:
+        if self.usage is REPORTED:
+            return {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+        return {} if self.usage is None else {"usage": dict(self.usage)}
+
+
+def inputs_of(value: Any) -> Sequence[Any]:
+    """Return the inputs of a request; a list of token ids is one input."""
+    return [value] if isinstance(value, str) or isinstance(value[0], int) else value
+
+
+def _json(body: Any) -> Refusal:
+    return Refusal(200, json.dumps(body).encode())
