@@ -155,7 +155,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "unsupported mode": (
         {"model_list": [entry(model_info={"mode": "telepathy"})]},
-        "model_list[0].model_info.mode: input should be 'chat', 'responses', 'completion' or 'embedding'",
+        "model_list[0].model_info.mode: input should be 'chat', 'responses', 'completion', 'embedding', 'rerank', "
+        "'score', 'moderation' or 'image_generation'",
     ),
     "empty master key": (
         {"general_settings": {"master_key": "  "}},

@@ -82,6 +82,8 @@ class OpenAiApi:
 
     async def _answer_whole(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post_whole(f"v1/{job.api}", body, job)
+        if job.api is Api.RERANK and isinstance(answer, list):
+            answer = {"results": [_to_result(one) for one in answer]}
         if not isinstance(answer, dict):
             raise BackendProtocolError("the backend's answer is not a JSON object")
         if is_error(answer) and not answer.get("output") and "status" not in answer:
@@ -146,6 +148,11 @@ def with_defaults(body: Mapping[str, Json], defaults: Mapping[str, Json], api: A
         if isinstance(default := fields.get(name), Mapping) and isinstance(own := given.get(name), Mapping):
             given[name] = {**default, **own}
     return {**body, **fields, **given}
+
+
+def _to_result(one: Any) -> Any:
+    """Return a document with Cohere's field for its score, which SGLang names `score`."""
+    return {**one, "relevance_score": one["score"]} if isinstance(one, dict) and "score" in one else one
 
 
 def _is_same_model(listed: str, model: str) -> bool:

@@ -33,7 +33,7 @@ from unisono.api.health import HEALTH, ReadinessCheck
 from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
 from unisono.api.metrics import METRICS, MetricsSource
 from unisono.api.models import MODELS, ModelCards
-from unisono.api.modes.routes import OTHER_MODES, ModeRoute
+from unisono.api.modes.routes import OTHER_MODES, RERANK_V2, ModeRoute
 from unisono.api.openapi import DOCUMENT
 from unisono.api.request_records import REQUESTS, RequestSource
 from unisono.api.responses.background.runner import BackgroundRunner
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from unisono.api.sealing import Sealer
 
 # Routes of every gateway. The router tries them in order, so those that generate are first.
-_GENERATING = (CHAT, RESPONSES, MESSAGES, COMPLETIONS, OTHER_MODES, OPEN_RESPONSES_ROUTES)
+_GENERATING = (CHAT, RESPONSES, MESSAGES, COMPLETIONS, OTHER_MODES, RERANK_V2, OPEN_RESPONSES_ROUTES)
 _OTHERS = (CONVERSATIONS, MODELS, USAGE, REQUESTS, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
 ROUTES: tuple[BaseRoute, ...] = tuple(route for table in (*_GENERATING, *_OTHERS) for route in table.routes)
 

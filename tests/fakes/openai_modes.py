@@ -56,8 +56,37 @@ class FakeModes(WireServer):
         return [*waits, *(refusal or _json({**self._answer(seen.path, asked), **self.extra})).steps()]
 
     def _answer(self, path: str, asked: Any) -> dict[str, Any]:
-        assert path == "/v1/embeddings", path
-        return self._embeddings(asked)
+        """Return the answer of a path. A path without an answer is a failure of the test."""
+        return {
+            "/v1/embeddings": self._embeddings,
+            "/v1/rerank": self._rerank,
+            "/v1/score": self._score,
+            "/v1/moderations": self._moderations,
+            "/v1/images/generations": self._images,
+        }[path](asked)
+
+    def _rerank(self, asked: Any) -> dict[str, Any]:
+        texts = [one if isinstance(one, str) else one["text"] for one in asked["documents"]]
+        scores = sorted(((len(text), at) for at, text in enumerate(texts)), reverse=True)
+        results = [
+            {"index": at, "relevance_score": size / 100, "document": {"text": texts[at]}}
+            for size, at in scores[: asked.get("top_n")]
+        ]
+        return {"id": "rerank-1", "model": asked["model"], "results": results, **self._usage(len(texts))}
+
+    def _score(self, asked: Any) -> dict[str, Any]:
+        data = [{"index": 0, "object": "score", "score": 0.25}]
+        return {"id": "score-1", "object": "list", "model": asked["model"], "data": data, **self._usage(2)}
+
+    def _moderations(self, asked: Any) -> dict[str, Any]:
+        scores = {"violence": 0.9}
+        result = {"flagged": True, "categories": {"violence": True}, "category_scores": scores}
+        return {"id": "modr-1", "model": asked["model"], "results": [result] * len(inputs_of(asked["input"]))}
+
+    def _images(self, asked: Any) -> dict[str, Any]:
+        details = {"image_tokens": 0, "text_tokens": 3}
+        usage = {"input_tokens": 3, "output_tokens": 40, "total_tokens": 43, "input_tokens_details": details}
+        return {"created": 1, "data": [{"b64_json": "QUJD"}] * asked.get("n", 1), "usage": usage}
 
     def _embeddings(self, asked: Any) -> dict[str, Any]:
         inputs = inputs_of(asked["input"])

@@ -91,7 +91,9 @@ async def test_a_key_sees_only_its_own_models_and_recordings(tmp_path: Path) -> 
             assert (await running.get(f"/v1/traces/{id}", **bearing(other))).status == 404
             assert (await post(running, "/v1/inspect", {"id": id}, **bearing(other))).status == 404
         status = (await running.get("/v1/status", **bearing(ann))).body
-        assert status["models"] == [{"id": "gpt-oss", "model": "gpt-oss", "context": 131072, "ready": True}]
+        assert status["models"] == [
+            {"id": "gpt-oss", "model": "gpt-oss", "mode": "chat", "context": 131072, "ready": True}
+        ]
         assert not {"minutes", "workers"} & set(status)
         assert (await running.get("/v1/status", **bearing(bob))).body["models"] == []
         assert "deployments" in (await running.get("/v1/status", **bearing(MASTER))).body["models"][0]

@@ -147,7 +147,7 @@ def to_generation_request(
     field, surface, _ = IN_BODY[passthrough.api]
     return GenerationRequest(
         model=model,
-        conversation=Conversation(Preamble(), tuple(readable_items(readable or passthrough.body, field))),
+        conversation=Conversation(Preamble(), tuple(_items(readable or passthrough.body, field))),
         passthrough=passthrough,
         answer=AnswerOptions(
             # Every choice may use the whole limit.
@@ -320,15 +320,15 @@ class EitherSource(ByteSource):
 # -- readable content of a body
 
 
-def readable_items(body: Mapping[str, Json], field: str) -> list[Item]:
+def _items(body: Mapping[str, Json], field: str) -> list[Item]:
     """Return the conversation: the texts of each element, also those of calls and reasoning."""
-    items: list[Item] = [DeveloperMessage(text) for name in AROUND if (text := _text(body.get(name)))]
+    items: list[Item] = [DeveloperMessage(text) for name in AROUND if (text := readable_text(body.get(name)))]
     value = body.get(field)
     if isinstance(value, str):
         return [*items, UserMessage(value)]
     for element in value if isinstance(value, list) else ():
         if isinstance(element, dict):
-            text = _text(element)
+            text = readable_text(element)
             match element.get("role") or element.get("type"):
                 case "system" | "developer":
                     items.append(DeveloperMessage(text))
@@ -344,7 +344,7 @@ def readable_items(body: Mapping[str, Json], field: str) -> list[Item]:
     return items
 
 
-def _text(value: Json) -> str:
+def readable_text(value: Json) -> str:
     """Return the texts in a part of the body, in order, one per line."""
     found: list[str] = []
     # A stack, because a body may be nested more deeply than Python recurses.

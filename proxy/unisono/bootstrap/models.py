@@ -70,8 +70,12 @@ def text_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedMod
 def mode_model(catalogue: ModelRegistry, api: Api, name: str, caller: Caller) -> ModeModel:
     """Return the model for a request that generates no text.
 
-    Raises as `allowed_model`, and UnsupportedValue for a model whose mode does not fit the API.
+    Without a name, it is the only model whose mode fits the API. Raises as `allowed_model`, and UnsupportedValue for a
+    model whose mode does not fit.
     """
+    if not name:
+        fitting = [model.name for model in catalogue.groups() if model.mode in MODES[api]]
+        name = fitting[0] if len(fitting) == 1 else ""
     model = allowed_model(catalogue, name, caller)
     if model.mode not in MODES[api]:
         raise _unsuitable(name, model.mode)

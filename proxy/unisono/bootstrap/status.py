@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono import __version__
-from unisono.config import Config, ModelRegistry
+from unisono.config import Config, ModelRegistry, ServedModel
 from unisono.core.access import Caller
 from unisono.core.recovery_rules import RULES
 from unisono.observe.recent_stats import RecentStats
@@ -52,24 +52,25 @@ class Overview:
             "traces": self.config.unisono.traces.mode,
             "rules": dict(RULES),
             "models": [
-                self._model(name, group.name, of_model[group.name], whole=whole)
+                self._model(name, group, of_model[group.name], whole=whole)
                 for name, group in self.catalogue.listed()
                 if caller.may_use_model(name, group.name, *group.access_groups)
             ],
         }
         return overview | self._operators() if whole else overview
 
-    def _model(self, name: str, group: str, members: list[DeploymentStatus], *, whole: bool) -> dict[str, Any]:
+    def _model(self, name: str, group: ServedModel, members: list[DeploymentStatus], *, whole: bool) -> dict[str, Any]:
         model = {
             "id": name,
-            "model": group,
-            "context": self.pool.context(group),
+            "model": group.name,
+            "mode": group.mode,
+            "context": self.pool.context(group.name),
             "ready": any(member.state == READY for member in members),
         }
         if not whole:
             return model
         # An alias has no deployments of its own.
-        deployments = [self._deployment(member) for member in members] if name == group else []
+        deployments = [self._deployment(member) for member in members] if name == group.name else []
         return model | {"waiting": max((member.waiting for member in members), default=0), "deployments": deployments}
 
     def _deployment(self, status: DeploymentStatus) -> dict[str, Any]:

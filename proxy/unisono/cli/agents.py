@@ -68,7 +68,8 @@ def find_target(url: str, model: str | None, key_env: str) -> tuple[GatewayTarge
     contexts = {
         entry["id"]: entry.get("context_length")
         for entry in _list_models(_origin(url), key_env)
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        # Models of other modes generate no text.
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str) and entry.get("mode", "chat") == "chat"
     }
     if not contexts:
         raise click.ClickException(f"the gateway at {_shown(url)} has no model for this key; use another key")

@@ -116,8 +116,10 @@ class ModelInfo(Costs):
     id: Name | None = None
     """Public name of this deployment, in answers, logs and metrics.
     By default the backend kind and a number, such as `vllm-1`."""
-    mode: Literal["chat", "responses", "completion", "embedding"] = "chat"
-    """LiteLLM's type of the model. The first three values have the same effect.
+    mode: Literal[
+        "chat", "responses", "completion", "embedding", "rerank", "score", "moderation", "image_generation"
+    ] = "chat"
+    """LiteLLM's type of the model, or `score`. The first three values have the same effect.
     Models of the others [pass through](passthrough.md#serve-models-that-generate-no-text). Entries of any other type,
     such as `ocr`, are skipped with a warning."""
     harmony: bool | None = None

@@ -22,6 +22,10 @@ class Api(StrEnum):
     CHAT = "chat/completions"
     RESPONSES = "responses"
     EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    SCORE = "score"
+    MODERATIONS = "moderations"
+    IMAGES = "images/generations"
 
 
 class ModelMode(StrEnum):
@@ -29,6 +33,10 @@ class ModelMode(StrEnum):
 
     CHAT = "chat"
     EMBEDDING = "embedding"
+    RERANK = "rerank"
+    SCORE = "score"
+    MODERATION = "moderation"
+    IMAGE_GENERATION = "image_generation"
 
 
 # Modes of the models that can answer a request of an API.
@@ -36,6 +44,11 @@ MODES: Final[Mapping[Api, frozenset[ModelMode]]] = {
     Api.CHAT: frozenset({ModelMode.CHAT}),
     Api.RESPONSES: frozenset({ModelMode.CHAT}),
     Api.EMBEDDINGS: frozenset({ModelMode.EMBEDDING}),
+    # Cross-encoders do both.
+    Api.RERANK: frozenset({ModelMode.RERANK, ModelMode.SCORE}),
+    Api.SCORE: frozenset({ModelMode.SCORE, ModelMode.RERANK}),
+    Api.MODERATIONS: frozenset({ModelMode.MODERATION}),
+    Api.IMAGES: frozenset({ModelMode.IMAGE_GENERATION}),
 }
 # APIs whose answers are generated token by token.
 TEXT_APIS: Final = frozenset({Api.CHAT, Api.RESPONSES})
@@ -84,7 +97,9 @@ def passed_texts(bodies: Sequence[Mapping[str, Json]]) -> list[str]:
 
 
 # Fields whose values the model does not generate, or that are no text.
-_NO_CONTENT: Final = frozenset(("id", "object", "model", "type", "role", "status", "finish_reason", "embedding"))
+_NO_CONTENT: Final = frozenset(
+    ("id", "object", "model", "type", "role", "status", "finish_reason", "embedding", "b64_json")
+)
 # Fields of a delta that identify the part of the answer to which it belongs.
 _NUMBERS: Final = ("index", "output_index", "content_index", "summary_index", "item_id")
 

@@ -25,6 +25,10 @@ FIELD: Final = {
     "messages": "messages",
     "completions": "prompt",
     "embeddings": "input",
+    "rerank": "query",
+    "score": "text_1",
+    "moderations": "input",
+    "images": "prompt",
 }
 
 # Returns the text that replaces a text, possibly the same. Raises `Refused` for a text that must not be used.

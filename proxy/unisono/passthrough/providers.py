@@ -41,36 +41,9 @@ from unisono.errors import (
     InvalidRequest,
     UnsupportedValue,
 )
+from unisono.passthrough.provider_calls import FIELDS, FUNCTIONS
 
 log = logging.getLogger("unisono.passthrough")
-
-_COMMON: Final = (
-    "temperature top_p tools tool_choice parallel_tool_calls metadata user service_tier store stream_options "
-    "safety_identifier prompt_cache_key top_logprobs"
-)
-# Body fields of a client that become arguments of litellm. All other fields go into the body that it sends.
-FIELDS: Final[Mapping[Api, frozenset[str]]] = {
-    Api.CHAT: frozenset(
-        (
-            "messages n max_tokens max_completion_tokens stop presence_penalty frequency_penalty logit_bias logprobs "
-            "response_format seed functions function_call modalities prediction audio reasoning_effort verbosity "
-            f"web_search_options thinking top_k {_COMMON}"
-        ).split()
-    ),
-    Api.RESPONSES: frozenset(
-        (
-            "input instructions max_output_tokens max_tool_calls text reasoning truncation include "
-            f"previous_response_id conversation background prompt {_COMMON}"
-        ).split()
-    ),
-    Api.EMBEDDINGS: frozenset({"input", "dimensions", "encoding_format", "user"}),
-}
-# Functions of litellm.
-FUNCTIONS: Final[Mapping[Api, str]] = {
-    Api.CHAT: "acompletion",
-    Api.RESPONSES: "aresponses",
-    Api.EMBEDDINGS: "aembedding",
-}
 
 # Characters of a provider's error message that a client gets.
 MAX_DETAIL_LENGTH: Final = 300
@@ -138,6 +111,10 @@ class LitellmProvider:
         return Probe(Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False))
 
     async def answer(self, job: PassthroughJob) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
+        if job.api not in FUNCTIONS:
+            raise UnsupportedValue(
+                f"'model': the provider of this model has no `/v1/{job.api}`; use another model.", param="model"
+            )
         litellm = await _LOADED.get(self._environment)
         call = getattr(litellm, FUNCTIONS[job.api])
         times = job.timeouts
@@ -185,7 +162,7 @@ class LitellmProvider:
         """
         fields = FIELDS[job.api]
         model = named(self._model, job.requested_model)
-        if job.api is not Api.CHAT and job.body.get("input") is None:
+        if job.api is Api.RESPONSES and job.body.get("input") is None:
             raise InvalidRequest("'input' is required.", param="input")
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}
         rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}

@@ -159,7 +159,9 @@ class ObjectRelay(Relay):
 
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
         self.finish = "stop"
-        usage = body.get("usage")
+        usage, about = body.get("usage"), body.get("meta")
+        if usage is None and isinstance(about, Mapping):
+            usage = about.get("tokens")  # Cohere's form
         if isinstance(usage, Mapping):
             sent = next((name for name in PROMPT_COUNTS if name in usage), PROMPT_COUNTS[0])
             self._reported_usage = usage, sent, "output_tokens" if "output_tokens" in usage else "completion_tokens"

@@ -92,6 +92,7 @@ class Deployment(AnswerModel):
 class ModelStatus(AnswerModel):
     id: str
     model: str
+    mode: str
     context: int | None
     ready: bool
     waiting: Count = ABSENT

@@ -29,6 +29,8 @@ UNISONO = Path(sys.executable).with_name("unisono")
 MASTER_KEY = "sk-the-only-key"
 START_S = 60.0
 END_S = 15.0
+# Models that generate no text, with their modes.
+OTHER_MODES = {"embedder": "embedding", "moderator": "moderation", "painter": "image_generation"}
 ADDRESS = re.compile(rb"listens on (http://\S+)/v1")
 TOOL_ADDRESS = re.compile(rb" at (http://\S+)")
 # The only page that the browser tool can open, `capital.md`.
@@ -73,7 +75,7 @@ def scripted_config(url: str, free: str, others: str, closed: str, tools: dict[s
             model("plain-reasoning", ours={"reasoning_field": "reasoning"}),
             model("free", free),
             model("down", closed),
-            model("embedder", others, info={"mode": "embedding", "harmony": False}),
+            *(model(name, others, info={"mode": mode, "harmony": False}) for name, mode in OTHER_MODES.items()),
         ],
         "mcp_servers": {
             label: {"url": address, "require_approval": "always" if label == "guarded" else "never"}

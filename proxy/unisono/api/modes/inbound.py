@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from unisono.api.passthrough_routes import BYTES_PER_TOKEN, readable_items, text_bytes
+from unisono.api.passthrough_routes import BYTES_PER_TOKEN, readable_text, text_bytes
 from unisono.api.request_options import request_fields
 from unisono.core.access import Caller
-from unisono.core.conversation import Conversation, Json, Preamble
+from unisono.core.conversation import Conversation, Json, Preamble, UserMessage
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest
 from unisono.engine.request import AnswerOptions, GenerationRequest, PromptOptions, RequestOrigin
-from unisono.errors import InvalidRequest
+from unisono.errors import InvalidRequest, UnsupportedValue
 
 
 @dataclass(frozen=True, slots=True)
 class ModeTraits:
-    """Traits of an API: its name in metrics, and the field that holds the content.
+    """Traits of an API.
 
-    A body must have one of the fields `needs`. `generates` is False if the answer has no generated tokens.
+    `surface` is its name in metrics. `texts` are the fields with text; a body has one of `needs`. `generates` is False
+    if the answer has no generated tokens.
     """
 
     surface: str
-    field: str
+    texts: tuple[str, ...]
     needs: tuple[str, ...]
     generates: bool = False
 
 
+# vLLM also makes embeddings of chat messages, and it has several names for the two sides of a score.
 TRAITS: Final[Mapping[Api, ModeTraits]] = {
-    # vLLM also makes embeddings of chat messages.
-    Api.EMBEDDINGS: ModeTraits("embeddings", "input", ("input", "messages")),
+    Api.EMBEDDINGS: ModeTraits("embeddings", ("input", "messages"), ("input", "messages")),
+    Api.RERANK: ModeTraits("rerank", ("query", "documents"), ("query",)),
+    Api.SCORE: ModeTraits(
+        "score",
+        ("text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"),
+        ("text_1", "queries", "data_1"),
+    ),
+    Api.MODERATIONS: ModeTraits("moderations", ("input",), ("input",)),
+    Api.IMAGES: ModeTraits("images", ("prompt",), ("prompt",), generates=True),
 }
 
 
@@ -47,20 +56,38 @@ def to_generation_request(
 ) -> GenerationRequest:
     """Convert a body. Raises InvalidRequest, naming the field."""
     traits = TRAITS[api]
-    if all(body.get(name) is None for name in traits.needs):
-        raise InvalidRequest(f"'{traits.needs[0]}' is required.", param=traits.needs[0])
-    if api is Api.EMBEDDINGS:
-        check_input(body.get("input"))
+    _check(api, body)
     tokens = text_bytes(body) // BYTES_PER_TOKEN + _token_ids(body.get("input"))
     return GenerationRequest(
         model=group,
         # The conversation is the readable part of the body, for hooks.
-        conversation=Conversation(Preamble(), tuple(readable_items(body, traits.field))),
-        passthrough=PassthroughRequest(api, AnswerMode.PASSING, body, requested_model(body), tokens=tokens),
+        conversation=Conversation(Preamble(), tuple(_items(body, traits.texts))),
+        passthrough=PassthroughRequest(api, AnswerMode.PASSING, body, requested_model(body) or group, tokens=tokens),
         answer=AnswerOptions(max_tokens=None if traits.generates else 0, whole=True),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface=traits.surface),
-        prompt=PromptOptions(fields=request_fields(traits.field)),
+        prompt=PromptOptions(fields=request_fields(traits.needs[0])),
     )
+
+
+def _check(api: Api, body: Mapping[str, Json]) -> None:
+    needs = TRAITS[api].needs
+    if all(body.get(name) is None for name in needs):
+        raise InvalidRequest(f"'{needs[0]}' is required.", param=needs[0])
+    if api is Api.EMBEDDINGS:
+        check_input(body.get("input"))
+    if api is Api.RERANK and not isinstance(body.get("documents"), list):
+        raise InvalidRequest("'documents' is required: it must be a list.", param="documents")
+    if body.get("stream"):
+        raise UnsupportedValue("'stream' is not supported by this API; remove it.", param="stream")
+
+
+def _items(body: Mapping[str, Json], fields: tuple[str, ...]) -> Iterator[UserMessage]:
+    """Yield the readable content of a body, one item for each element of a list."""
+    for name in fields:
+        value = body.get(name)
+        for each in value if isinstance(value, list) else (value,):
+            if text := readable_text(each):
+                yield UserMessage(text)
 
 
 def check_input(value: Json) -> None:

@@ -1,4 +1,4 @@
-"""Routes of models that generate no text: embeddings."""
+"""Routes of models that generate no text, such as embeddings and images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_model_request
 from unisono.api.modes.inbound import requested_model, to_generation_request
-from unisono.api.modes.schema import EmbeddingList, EmbeddingsRequest
+from unisono.api.modes.schema import (
+    EmbeddingList,
+    EmbeddingsRequest,
+    Images,
+    ImagesRequest,
+    Moderations,
+    ModerationsRequest,
+    RerankRequest,
+    RerankResults,
+    ScoreList,
+    ScoreRequest,
+)
 from unisono.api.passthrough_routes import whole
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import until_disconnect
@@ -21,6 +32,8 @@ from unisono.core.passthrough_request import Api
 from unisono.engine.request import GenerationService
 
 OTHER_MODES = RouteTable("other modes")
+# Path of version 2 of Cohere's API.
+RERANK_V2 = RouteTable("other modes", prefixes=("/v2",), suffix="V2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +80,62 @@ class ModeRoute:
 async def create_embeddings(request: Request) -> Response:
     """Create embeddings, with a model of the mode `embedding`."""
     return await dependency(request, ModeRoute).answer(request, Api.EMBEDDINGS)
+
+
+@RERANK_V2.add(
+    "POST", "/rerank", MODEL_CALL_ERRORS, answer=RerankResults, headers=ANSWER_HEADERS, body=RerankRequest, direct=True
+)
+@OTHER_MODES.add(
+    "POST",
+    "/rerank",
+    MODEL_CALL_ERRORS,
+    answer=RerankResults,
+    headers=ANSWER_HEADERS,
+    body=RerankRequest,
+    direct=True,
+)
+async def rerank_documents(request: Request) -> Response:
+    """Order documents by their relevance to a query; the mode is `rerank` or `score`."""
+    return await dependency(request, ModeRoute).answer(request, Api.RERANK)
+
+
+@OTHER_MODES.add(
+    "POST",
+    "/score",
+    MODEL_CALL_ERRORS,
+    answer=ScoreList,
+    headers=ANSWER_HEADERS,
+    body=ScoreRequest,
+    direct=True,
+)
+async def score_texts(request: Request) -> Response:
+    """Compare pairs of texts, with a model of the mode `score` or `rerank`."""
+    return await dependency(request, ModeRoute).answer(request, Api.SCORE)
+
+
+@OTHER_MODES.add(
+    "POST",
+    "/moderations",
+    MODEL_CALL_ERRORS,
+    answer=Moderations,
+    headers=ANSWER_HEADERS,
+    body=ModerationsRequest,
+    direct=True,
+)
+async def create_moderation(request: Request) -> Response:
+    """Classify texts, with a model of the mode `moderation`."""
+    return await dependency(request, ModeRoute).answer(request, Api.MODERATIONS)
+
+
+@OTHER_MODES.add(
+    "POST",
+    "/images/generations",
+    MODEL_CALL_ERRORS,
+    answer=Images,
+    headers=ANSWER_HEADERS,
+    body=ImagesRequest,
+    direct=True,
+)
+async def generate_images(request: Request) -> Response:
+    """Generate images, with a model of the mode `image_generation`."""
+    return await dependency(request, ModeRoute).answer(request, Api.IMAGES)

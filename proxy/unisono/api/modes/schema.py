@@ -32,3 +32,59 @@ class EmbeddingList(AnswerModel):
     data: list[Object]
     model: str
     usage: Object
+
+
+class RerankRequest(OpenModel):
+    """Request for an order of documents. Further fields are those of the server."""
+
+    model: str
+    query: str
+    documents: Annotated[list[Any], Field(description="Texts, or objects with a field `text`.")]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class RerankResults(AnswerModel):
+    """Documents by relevance; `index` is the position in the request."""
+
+    results: list[Object]
+
+
+class ScoreRequest(OpenModel):
+    """Request for scores of pairs of texts, as of vLLM. Further fields are those of the server."""
+
+    model: str
+    text_1: Annotated[Any, Field(description="A text, or a list of texts.")] = None
+    text_2: Annotated[Any, Field(description="A text, or a list of texts.")] = None
+
+
+class ScoreList(AnswerModel):
+    """Scores in the order of the pairs."""
+
+    data: list[Object]
+
+
+class ModerationsRequest(OpenModel):
+    """Request for a classification of texts. Further fields are those of the server."""
+
+    input: Annotated[Any, Field(description="A text, or a list of texts or parts.")]
+    model: Annotated[str | None, Field(description="By default the only model of the mode `moderation`.")] = None
+
+
+class Moderations(AnswerModel):
+    results: list[Object]
+
+
+class ImagesRequest(OpenModel):
+    """Request for images. Further fields are those of the server."""
+
+    prompt: str
+    model: Annotated[str | None, Field(description="By default the only model of the mode `image_generation`.")] = None
+    n: int | None = None
+    size: str | None = None
+    response_format: str | None = None
+    user: str | None = None
+
+
+class Images(AnswerModel):
+    data: list[Object]

@@ -160,9 +160,10 @@ class Playground {
       this.traces = status.traces;
       this.keyless = status.keyless;
       const chosen = this.fields.model.value;
-      this.fields.model.replaceChildren(...status.models.map(({ id }) => el("option", { value: id, selected: id === chosen }, id)));
+      const models = status.models.filter(({ mode }) => mode === "chat");
+      this.fields.model.replaceChildren(...models.map(({ id }) => el("option", { value: id, selected: id === chosen }, id)));
       this.changed();
-      tell(this.absent, status.models.length ? "" : "This key has no access to any model.");
+      tell(this.absent, models.length ? "" : "This key has no access to a model that generates text.");
     } catch (error) {
       tell(this.absent, reason(error));
     }
