@@ -16,7 +16,8 @@ def to_recoveries(reports: Sequence[GenerationReport]) -> list[str]:
 
 
 def to_backend(reports: Sequence[GenerationReport]) -> str:
-    return ", ".join(dict.fromkeys(report.backend for report in reports if report.backend))
+    names = [name for report in reports for name in report.facts.part_backends or (report.backend,) if name]
+    return ", ".join(dict.fromkeys(names))
 
 
 def _models(reports: Sequence[GenerationReport]) -> tuple[str, str]:

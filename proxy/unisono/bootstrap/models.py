@@ -19,7 +19,7 @@ from unisono.api.gateway_tools import BROWSER, RunnableTools, allowed
 from unisono.api.health import Readiness
 from unisono.api.image_descriptions import DescriptionCache, ImageDescriber
 from unisono.api.messages.inbound import MessagesModel
-from unisono.api.modes.routes import ModeModel
+from unisono.api.modes.inbound import ModeModel
 from unisono.api.passthrough_routes import FindWay
 from unisono.api.request_options import NO_DEFAULTS, AnswerDefaults, ModelRules, ReasoningField
 from unisono.api.responses.deps import ResponsesModel
@@ -79,7 +79,9 @@ def mode_model(catalogue: ModelRegistry, api: Api, name: str, caller: Caller) ->
     model = allowed_model(catalogue, name, caller)
     if model.mode not in MODES[api]:
         raise _unsuitable(name, model.mode)
-    return ModeModel(model.name)
+    sizes = (entry.unisono.max_embedding_batch_size for entry in model.entries)
+    # Any entry may answer a part.
+    return ModeModel(model.name, min((size for size in sizes if size is not None), default=None))
 
 
 def _unsuitable(name: str, mode: ModelMode) -> UnsupportedValue:

@@ -182,6 +182,10 @@ class ModelSettings(Section):
     failover: bool = True
     """True lets another backend continue an answer whose backend failed.
     With false, an answer that the client has partly received ends with an error."""
+    max_embedding_batch_size: Count | None = None
+    """Maximum inputs of one request for embeddings to this backend.
+    Longer lists are split over the backends of the model, which has the smallest limit of its entries, and the
+    answers are joined in order. By default lists are not split."""
     price: PriceSettings = Field(default_factory=PriceSettings)
     """Prices of tokens, for budgets and usage records."""
     max_tokens_in_flight: Count | None = None

@@ -184,6 +184,9 @@ class PassthroughRequest:
     max_tokens: int | None = None
     # Estimated tokens that a deployment needs for the request at once. Its context window must hold them.
     window_tokens: int = 0
+    # Number of inputs to embed, None if unknown, and the maximum for one request to a deployment, None for any number.
+    inputs: int | None = None
+    batch_size: int | None = None
     # True if the client gets the usage; a Chat Completions stream reports it only on request.
     is_usage_requested: bool = True
 

@@ -148,10 +148,12 @@ class BudgetGate(Gate):
     def _part_of(self, record: UsageRecord, budget: SharedBudget, claim: QuotaReservation) -> UsageRecord | None:
         """Return the part of an answer's usage that a budget pays for; None if it pays for nothing.
 
-        After a failover, each provider that generated tokens has its own part: these tokens, and its prompts.
+        After a failover, each provider that generated tokens has its own part: these tokens, and its prompts. If no
+        tokens were generated, as for embeddings, this applies to each provider that answered.
         """
         entry = replace(record.entry, account=budget.account)
-        steps = [step for step in self.report.facts.steps if step.generated]
+        every = self.report.facts.steps
+        steps = [step for step in every if step.generated] or [step for step in every if not step.failure]
         own = [step for step in steps if step.deployment in budget.deployments]
         # The last deployment may have failed before its first token, so it counts only if none has generated any.
         if not own and (steps or self.report.backend not in budget.deployments):

@@ -20,6 +20,7 @@ from unisono.core.route_protocol import DeploymentPool
 from unisono.engine.failover import Action, Options, Progress, decide, failure_kind
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendError, ContextTooLong
+from unisono.passthrough.batching import BatchedEmbeddings, is_batched
 from unisono.passthrough.run import PassthroughGeneration
 
 # The other kind of deployment can answer, but only from the beginning.
@@ -40,7 +41,8 @@ class PassthroughService(GenerationService):
         if passthrough is None:
             return self._service.start(request)
         if passthrough.way is AnswerMode.PASSING:
-            return PassthroughGeneration(self._pool, request, passthrough)
+            kind = BatchedEmbeddings if is_batched(passthrough) else PassthroughGeneration
+            return kind(self._pool, request, passthrough)
         return EitherGeneration(self._service, self._pool, request, passthrough)
 
     async def count(self, request: GenerationRequest) -> int:

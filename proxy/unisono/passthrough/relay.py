@@ -13,6 +13,7 @@ from unisono.core.conversation import Json
 from unisono.core.events import Passed
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.passthrough_request import Api, PassthroughRequest
+from unisono.errors import BackendProtocolError
 
 CHARACTERS_PER_TOKEN: Final = 4
 # Maximum tokens accepted for one answer; sums of it stay within the number range of the stores.
@@ -36,7 +37,10 @@ class Relay(ABC):
         self._reported_usage: tuple[Mapping[str, Json], str, str] | None = None
 
     def feed(self, bodies: Sequence[Mapping[str, Json]]) -> list[Passed]:
-        """Return the events to emit for bodies that arrived together."""
+        """Return the events to emit for bodies that arrived together.
+
+        Raises BackendProtocolError for an answer that cannot be complete.
+        """
         return [Passed(passed) for body in bodies if (passed := self._read(body)) is not None]
 
     @property
@@ -169,9 +173,23 @@ class ObjectRelay(Relay):
         return {**body, "model": self._passthrough.model} if "model" in body else body
 
 
+class EmbeddingsRelay(ObjectRelay):
+    """Relay of embeddings, which must be as many as the inputs."""
+
+    def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
+        data, inputs = body.get("data"), self._passthrough.inputs
+        if not isinstance(data, list) or (inputs is not None and len(data) != inputs):
+            raise BackendProtocolError("the backend did not return one embedding for each input")
+        return super()._read(body)
+
+
 # Fields with the tokens of the input, by APIs of OpenAI and of servers; the first one present applies.
 PROMPT_COUNTS: Final = ("prompt_tokens", "input_tokens", "total_tokens")
-KINDS: Final[Mapping[Api, type[Relay]]] = {Api.CHAT: ChatRelay, Api.RESPONSES: ResponsesRelay}
+KINDS: Final[Mapping[Api, type[Relay]]] = {
+    Api.CHAT: ChatRelay,
+    Api.RESPONSES: ResponsesRelay,
+    Api.EMBEDDINGS: EmbeddingsRelay,
+}
 
 
 def relay_for(passthrough: PassthroughRequest) -> Relay:

@@ -29,6 +29,14 @@ class ModeTraits:
     generates: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ModeModel:
+    """Model of these APIs: its group, and the maximum inputs of one request for embeddings."""
+
+    group: str
+    max_embedding_batch_size: int | None = None
+
+
 # vLLM also makes embeddings of chat messages, and it has several names for the two sides of a score.
 TRAITS: Final[Mapping[Api, ModeTraits]] = {
     Api.EMBEDDINGS: ModeTraits("embeddings", ("input", "messages"), ("input", "messages")),
@@ -52,17 +60,25 @@ def requested_model(body: Mapping[str, Json]) -> str:
 
 
 def to_generation_request(
-    api: Api, body: Mapping[str, Json], group: str, caller: Caller, request_id: str
+    api: Api, body: Mapping[str, Json], model: ModeModel, caller: Caller, request_id: str
 ) -> GenerationRequest:
     """Convert a body. Raises InvalidRequest, naming the field."""
     traits = TRAITS[api]
     _check(api, body)
     tokens = text_bytes(body) // BYTES_PER_TOKEN + _token_ids(body.get("input"))
     return GenerationRequest(
-        model=group,
+        model=model.group,
         # The conversation is the readable part of the body, for hooks.
         conversation=Conversation(Preamble(), tuple(_items(body, traits.texts))),
-        passthrough=PassthroughRequest(api, AnswerMode.PASSING, body, requested_model(body) or group, tokens=tokens),
+        passthrough=PassthroughRequest(
+            api,
+            AnswerMode.PASSING,
+            body,
+            requested_model(body) or model.group,
+            tokens=tokens,
+            inputs=_inputs(body),
+            batch_size=model.max_embedding_batch_size,
+        ),
         answer=AnswerOptions(max_tokens=None if traits.generates else 0, whole=True),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface=traits.surface),
         prompt=PromptOptions(fields=request_fields(traits.needs[0])),
@@ -98,6 +114,18 @@ def check_input(value: Json) -> None:
         raise InvalidRequest("Invalid value for 'input': must be a text or a list.", param="input")
     if not value:
         raise InvalidRequest("Invalid value for 'input': the list is empty.", param="input")
+
+
+def _inputs(body: Mapping[str, Json]) -> int | None:
+    """Return the number of inputs to embed, None if unknown. A list of token ids is one input."""
+    value = body.get("input")
+    if isinstance(value, str):
+        return 1
+    if not isinstance(value, list) or not value:
+        return None
+    if all(isinstance(each, int) for each in value):
+        return 1
+    return len(value) if all(isinstance(each, (str, list)) for each in value) else None
 
 
 def _token_ids(value: Json) -> int:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_model_request
-from unisono.api.modes.inbound import requested_model, to_generation_request
+from unisono.api.modes.inbound import ModeModel, requested_model, to_generation_request
 from unisono.api.modes.schema import (
     EmbeddingList,
     EmbeddingsRequest,
@@ -36,13 +36,6 @@ OTHER_MODES = RouteTable("other modes")
 RERANK_V2 = RouteTable("other modes", prefixes=("/v2",), suffix="V2")
 
 
-@dataclass(frozen=True, slots=True)
-class ModeModel:
-    """Model data for these APIs: the group of the model."""
-
-    group: str
-
-
 # Find a model by its name, with aliases and defaults applied. Raises UnknownModel, ModelNotAllowed, and
 # UnsupportedValue if its mode does not fit the API.
 FindModel = Callable[[Api, str, Caller], ModeModel]
@@ -60,7 +53,7 @@ class ModeRoute:
         caller: Caller = request.state.caller
         model = self.find(api, requested_model(body), caller)
         generation_request = await off_loop(
-            lambda: to_generation_request(api, body, model.group, caller, request.state.request_id),
+            lambda: to_generation_request(api, body, model, caller, request.state.request_id),
             len(await request.body()),
         )
         stream = self.service.start(generation_request)

@@ -1,0 +1,148 @@
+"""Embeddings of large input lists: parts on all deployments of a model, joined in order.
+
+Each part is a pass-through generation of its own, with its own attempts. A part that fails is therefore retried alone.
+If all attempts of a part have failed, its error ends the whole request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final
+
+from unisono.core.conversation import Json, Phase
+from unisono.core.events import Closed, Event, Finished, Passed, Text
+from unisono.core.generation import FinishReason, Usage
+from unisono.core.passthrough_request import Api, PassthroughRequest
+from unisono.core.route_protocol import DeploymentPool
+from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
+from unisono.passthrough.run import PassthroughGeneration
+
+# Parts of one request that run at the same time, so that it leaves slots for others.
+MAX_CONCURRENT_PARTS: Final = 8
+
+
+def is_batched(passthrough: PassthroughRequest) -> bool:
+    """Return whether a request has more inputs than its model accepts at once."""
+    size = passthrough.batch_size
+    return passthrough.api is Api.EMBEDDINGS and size is not None and (passthrough.inputs or 0) > size
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsPart:
+    """Answer for the inputs from `first` on."""
+
+    first: int
+    body: Mapping[str, Json]
+    usage: Usage
+
+
+class BatchedEmbeddings(BatchStream):
+    """Embeddings of a request that is answered in parts."""
+
+    def __init__(self, pool: DeploymentPool, request: GenerationRequest, passthrough: PassthroughRequest) -> None:
+        self.report = GenerationReport()
+        self._pool = pool
+        self._request = request
+        self._passthrough = passthrough
+        self._reports: list[GenerationReport] = []
+
+    async def _each(self) -> AsyncGenerator[list[Event]]:
+        parts: list[EmbeddingsPart] = []
+        waiting = self._split()
+        workers = [asyncio.create_task(self._work(waiting, parts)) for _ in range(MAX_CONCURRENT_PARTS)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            self._merge_reports(parts)
+        usage = Usage(sum(part.usage.prompt_tokens for part in parts), 0)
+        body = joined(sorted(parts, key=lambda part: part.first))
+        yield [Passed(body), Closed(Text(0, Phase.FINAL), ""), Finished(FinishReason.STOP, usage)]
+
+    def _split(self) -> Iterator[tuple[int, PassthroughRequest]]:
+        """Yield the parts, each with the position of its first input."""
+        passthrough = self._passthrough
+        inputs, size = passthrough.body["input"], passthrough.batch_size
+        assert isinstance(inputs, list)
+        assert size is not None
+        for first in range(0, len(inputs), size):
+            part = inputs[first : first + size]
+            share = -(-passthrough.tokens * len(part) // len(inputs))
+            yield (
+                first,
+                replace(passthrough, body={**passthrough.body, "input": part}, inputs=len(part), tokens=share),
+            )
+
+    async def _work(self, waiting: Iterator[tuple[int, PassthroughRequest]], parts: list[EmbeddingsPart]) -> None:
+        """Answer waiting parts, one after the other."""
+        for first, passthrough in waiting:
+            stream = PassthroughGeneration(self._pool, replace(self._request, passthrough=passthrough), passthrough)
+            stream.report.began = self.report.began
+            self._reports.append(stream.report)
+            body: Mapping[str, Json] = {}
+            async with aclosing(stream):
+                async for batch in stream:
+                    for event in batch:
+                        if isinstance(event, Passed):
+                            body = event.body
+                        elif isinstance(event, Finished):
+                            parts.append(EmbeddingsPart(first, body, event.usage))
+
+    def _merge_reports(self, parts: Sequence[EmbeddingsPart]) -> None:
+        """Add the facts of all parts to the report. Its backend is the one with the most parts."""
+        report, each = self.report, self._reports
+        for number, part in enumerate(each):
+            report.facts.waits += part.facts.waits
+            report.facts.steps += (replace(step, step=number) for step in part.facts.steps)
+        report.facts.prompt_tokens = sum(part.usage.prompt_tokens for part in parts)
+        report.failovers = sum(part.failovers for part in each)
+        # The attempts of the part that another model answered are last, if there is one.
+        report.tries = [one for part in sorted(each, key=_has_moved) for one in part.tries]
+        report.model = self._request.model
+        answered = Counter(part.backend for part in each if part.backend)
+        report.facts.part_backends = sorted(answered)
+        report.backend = max(sorted(answered), key=lambda name: answered[name], default="")
+
+
+def _has_moved(report: GenerationReport) -> bool:
+    return report.served_model not in ("", report.model)
+
+
+def joined(parts: Sequence[EmbeddingsPart]) -> dict[str, Json]:
+    """Return the answer of all parts: the first one, with the embeddings and the usage of all."""
+    data: list[Json] = []
+    for part in parts:
+        embeddings = part.body.get("data")
+        for index, one in enumerate(_in_order(embeddings if isinstance(embeddings, list) else [])):
+            data.append({**one, "index": part.first + index} if isinstance(one, Mapping) else one)
+    body = {**parts[0].body, "data": data}
+    usages = [part.body.get("usage") for part in parts]
+    counts = [usage for usage in usages if isinstance(usage, Mapping)]
+    if len(counts) == len(parts):
+        body["usage"] = _sum(counts)
+    else:
+        body.pop("usage", None)
+    return body
+
+
+def _in_order(data: list[Json]) -> list[Json]:
+    """Return embeddings in the order of their inputs. Servers may send them in another order."""
+    places = {one["index"]: one for one in data if isinstance(one, Mapping) and type(one.get("index")) is int}
+    order = range(len(data))
+    return [places[index] for index in order] if places.keys() == {*order} else data
+
+
+def _sum(counts: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
+    """Return the sums of whole numbers; other values are those of the first part."""
+    sums: dict[str, Json] = dict(counts[0])
+    for name in counts[0]:
+        values = [count.get(name) for count in counts]
+        if all(type(value) is int for value in values):
+            sums[name] = sum(value for value in values if isinstance(value, int))
+    return sums
