@@ -109,6 +109,7 @@ def test_only_health_needs_no_key() -> None:
         "/health/liveliness",
         "/health/liveness",
         "/health/readiness",
+        "/ping",
     }
 
 

@@ -330,7 +330,9 @@ class MasterKey:
 
     async def identify(self, presented: str | None) -> Caller:
         if presented is None:
-            raise NotAuthenticated("Send exactly one API key, as `Authorization: Bearer <key>` or `x-api-key: <key>`.")
+            raise NotAuthenticated(
+                "Send exactly one API key, as `Authorization: Bearer <key>`, `x-api-key: <key>` or `api-key: <key>`."
+            )
         if hmac.compare_digest(self._digest_of(presented), self._digest):
             return Caller(MASTER_TENANT, raw=True)
         caller = None if self._other_keys is None else await self._other_keys.find(presented)

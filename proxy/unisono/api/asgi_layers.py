@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from unisono.api.body import END_USER, NO_RULES, REQUESTED_MODEL, RULES, RequestRules
 from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
+from unisono.api.path_aliases import PathAliases
 from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
 from unisono.core.access import Caller
 from unisono.core.observer import GenerationDone
@@ -29,7 +30,9 @@ from unisono.core.request_record import GENERATIONS, MAX_ENTRIES, MAX_VALUE_LENG
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.errors import NotAllowed
 
-HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness"})
+HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/ping"})
+# Headers that contain nothing but a key: of Anthropic's clients and of Azure's.
+KEY_HEADERS = (b"x-api-key", b"api-key")
 # Headers that a web page may read.
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries, "
 EXPOSED += "x-unisono-notes"
@@ -189,7 +192,7 @@ class Cors:
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
             (
                 b"access-control-allow-headers",
-                (requested_headers or "authorization, content-type, x-api-key").encode("latin-1"),
+                (requested_headers or "authorization, content-type, x-api-key, api-key").encode("latin-1"),
             ),
             (b"access-control-max-age", b"600"),
             (b"vary", b"Origin, Access-Control-Request-Headers"),
@@ -298,13 +301,14 @@ class Authentication:
 
 
 def presented_key(scope: Scope) -> str | None:
-    """Return the key of `Authorization: Bearer` or `x-api-key`; None if missing or ambiguous."""
+    """Return the key of the request; None if it is missing or ambiguous."""
     # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
-    authorization, named = header_values(scope, b"authorization"), header_values(scope, b"x-api-key")
-    if len(authorization) > 1 or len(named) > 1:
+    authorization, *named = (header_values(scope, name) for name in (b"authorization", *KEY_HEADERS))
+    if any(len(values) > 1 for values in (authorization, *named)):
         return None
     scheme, _, bearer = authorization[0].strip().partition(" ") if authorization else ("", "", "")
-    keys = {bearer.strip() if scheme.lower() == "bearer" else "", named[0].strip() if named else ""} - {""}
+    keys = {bearer.strip() if scheme.lower() == "bearer" else "", *(values[0].strip() for values in named if values)}
+    keys.discard("")
     return keys.pop() if len(keys) == 1 else None
 
 
@@ -336,6 +340,7 @@ def asgi_layers(
     # CORS is outside of the error responses, so that a page can read errors. It precedes the key, because a preflight
     # carries none. No byte of a body is read without a valid key.
     return [
+        Middleware(PathAliases),
         Middleware(RequestIds, new_id=new_id, sinks=sinks, formats=formats),
         Middleware(Cors, origins=listed),
         Middleware(ErrorResponses),

@@ -18,6 +18,7 @@ import orjson
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from unisono.api.request_options import HEADER_NOTES
+from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.routing_fields import TAG_HEADER, RoutingFields
 from unisono.core.access import Caller
 from unisono.errors import InvalidRequest
@@ -79,12 +80,14 @@ END_USER: Final = "end_user"
 
 
 async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
-    """Return the body of a request to a model.
+    """Return the body of a request to a model, with the model that its path names.
 
     Its guardrails and its routing are moved to the caller in the request's state. Raises the errors of `read_json` and
     `with_options`, and InvalidRequest if the operator requires an end user and none of `user_fields` names one.
     """
     body = await read_json(request)
+    if model := getattr(request.state, PATH_MODEL, ""):
+        body = {**body, "model": model}
     check_end_user(request, body, *user_fields)
     return with_options(request, body)
 

@@ -1,7 +1,8 @@
-"""Liveness and readiness of the gateway, at LiteLLM's paths, open without a key.
+"""Liveness and readiness of the gateway, open without a key, and its version.
 
-The responses name no model, no backend and no address, because the paths are open. They contain counts, error codes,
-and generic descriptions of a backend's fault and its remedy.
+The paths are LiteLLM's, and `/ping` and `/version` those of vLLM.
+Open responses name no model, no backend and no address. They contain counts, error codes, and generic descriptions of
+a backend's fault and its remedy.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from starlette.responses import Response
 
+from unisono import __version__
 from unisono.api.answer_types import AnswerModel, Count
 from unisono.api.route_table import RouteTable, header_refs, provided
 
@@ -47,6 +49,10 @@ class ReadinessCheck:
 
 class Alive(AnswerModel):
     status: Literal["alive"]
+
+
+class GatewayVersion(AnswerModel):
+    version: str
 
 
 class ModelCounts(AnswerModel):
@@ -89,3 +95,15 @@ async def get_readiness(
         models=ModelCounts(ready=sum(now.models.values()), total=len(now.models)),
         reasons=sorted(set(now.reasons)),
     )
+
+
+@HEALTH.add("GET", "/ping", (400,), needs_key=False)
+async def ping() -> Alive:
+    """Check that the gateway is running."""
+    return Alive(status="alive")
+
+
+@HEALTH.add("GET", "/version")
+async def get_version() -> GatewayVersion:
+    """Return the version of the gateway."""
+    return GatewayVersion(version=__version__)

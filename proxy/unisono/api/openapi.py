@@ -26,7 +26,8 @@ from unisono.errors import UnisonoError
 
 DOCUMENT = RouteTable("gateway", prefixes=("",))
 ABOUT = (
-    "Paths with `/v1` also work without it. Objects may have more fields than listed here. "
+    "Paths with `/v1` also work without it. Operations with a model also have the paths of Azure, "
+    "`/openai/deployments/{model}/...`, and `/engines/{model}/...`. Objects may have more fields than listed here. "
     "In a request, such fields have no effect, and the answer contains a note on each."
 )
 Schema = dict[str, Any]
@@ -49,6 +50,7 @@ HEADERS: dict[str, Schema] = {
 KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "azure": {"type": "apiKey", "in": "header", "name": "api-key"},
 }
 # Headers of errors, by status. After tools have run, `retry-after` is absent.
 WITH_FAILURE = {

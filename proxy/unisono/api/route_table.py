@@ -46,7 +46,7 @@ ANSWER_HEADERS = (
     "x-unisono-notes",
 )
 # The layer `Authentication` checks the key before any route. FastAPI's security dependencies would take another 50 us.
-KEYS: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
+KEYS: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}, {"azure": []}]
 
 NO_MATCH: tuple[Match, Scope] = (Match.NONE, {})
 

@@ -1,0 +1,61 @@
+"""Layer that maps paths of Azure and of older OpenAI clients to the paths of the gateway.
+
+Some of them name the model. It replaces the one of the body, as at Azure. The query, with its `api-version`, has no
+effect.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+# Beginnings of paths that continue with a model and an operation.
+WITH_MODEL: Final = ("/openai/deployments/", "/v1/engines/", "/engines/")
+# Operations after the model, longest first: the name of a model may contain slashes.
+OPERATIONS: Final = tuple(
+    sorted(
+        (
+            *("chat/completions", "completions", "embeddings", "rerank", "score", "moderations"),
+            "images/generations",
+        ),
+        key=len,
+        reverse=True,
+    )
+)
+# Beginnings that stand for `/v1/`, longest first.
+WITHOUT_MODEL: Final = ("/openai/v1/", "/openai/")
+# Key of the model in the state of a request.
+PATH_MODEL: Final = "path_model"
+
+
+class PathAliases:
+    """Layer that replaces the path of a request, in front of all layers that read it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            path, model = resolved(scope["path"])
+            if path != scope["path"]:
+                state = scope.get("state", {})
+                scope = {**scope, "path": path, "raw_path": path.encode(), "state": {**state, PATH_MODEL: model}}
+        await self._app(scope, receive, send)
+
+
+def resolved(path: str) -> tuple[str, str]:
+    """Return the gateway's path, and the model that the path names, or an empty string."""
+    # Nearly all paths are the gateway's own.
+    if not path.startswith(("/openai/", "/v1/engines/", "/engines/")):
+        return path, ""
+    for beginning in WITH_MODEL:
+        if path.startswith(beginning):
+            rest = path.removeprefix(beginning)
+            for operation in OPERATIONS:
+                model = rest.removesuffix(f"/{operation}")
+                if model and model != rest:
+                    return f"/v1/{operation}", model
+            return path, ""
+    beginning = next(each for each in WITHOUT_MODEL if path.startswith(each))
+    return f"/v1/{path.removeprefix(beginning)}", ""
