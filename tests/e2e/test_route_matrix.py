@@ -39,7 +39,7 @@ def config() -> dict[str, Any]:
 
 ROUTES = tuple(places_of(build(parse(with_keys(config(), "memory://"), {}).config).routes))
 # `/` is the page, which contains no data; its files are open as well.
-OPEN_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/ping", "/"})
+OPEN_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/ping", "/", "/docs"})
 CLOSED_ROUTES = [place for place in ROUTES if place.path not in OPEN_PATHS]
 ROUTES_WITH_IDS = [place for place in CLOSED_ROUTES if place.parameters and place.parameters != ("model",)]
 

@@ -122,4 +122,4 @@ async def test_without_keys_foreign_hosts_and_origins_are_refused() -> None:
 
 def test_public_paths_are_only_files_of_the_page() -> None:
     assert not PATHS & HEALTH_PATHS
-    assert all(path == "/" or re.fullmatch(r"/page/[a-z]+\.(?:js|css)", path) for path in PATHS)
+    assert all(path in ("/", "/docs") or re.fullmatch(r"/page/[a-z]+\.(?:js|css)", path) for path in PATHS)

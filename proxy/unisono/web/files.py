@@ -31,7 +31,7 @@ FILES: Final = frozenset(path.name for path in FOLDER.iterdir() if path.suffix i
 # Routes of the page. The layers of `api.asgi_layers` must run first, with PATHS open.
 PAGE: Final = RouteTable("page", prefixes=("",))
 # Paths that need no key.
-PATHS: Final = frozenset({"/", *(f"{PREFIX}{name}" for name in FILES if name != "index.html")})
+PATHS: Final = frozenset({"/", "/docs", *(f"{PREFIX}{name}" for name in FILES if name != "index.html")})
 
 # The page executes and loads only its own files, and cannot be embedded. Recorded text can therefore run no script and
 # send no data away.
@@ -65,6 +65,12 @@ def file_of(name: str) -> File:
 @PAGE.add("GET", "/", needs_key=False, direct=True, include_in_schema=False)
 async def get_page(request: Request) -> Response:
     """Return the page."""
+    return _answer(request, "index.html")
+
+
+@PAGE.add("GET", "/docs", needs_key=False, direct=True, include_in_schema=False)
+async def get_reference(request: Request) -> Response:
+    """Return the page, which opens with the API reference."""
     return _answer(request, "index.html")
 
 

@@ -6,13 +6,17 @@ import { overview } from "/page/overview.js";
 import { playground } from "/page/playground.js";
 import { inspector } from "/page/inspector.js";
 import { usage } from "/page/usage.js";
+import { reference } from "/page/reference.js";
 
 const VIEWS = {
   overview: { title: "Overview", show: overview },
   playground: { title: "Playground", show: playground },
   inspector: { title: "Inspector", show: inspector },
   usage: { title: "Usage", show: usage },
+  reference: { title: "API reference", show: reference },
 };
+// `/docs` is the same page, which opens with the reference.
+const FIRST = location.pathname === "/docs" ? "reference" : "overview";
 const byId = (id) => document.getElementById(id);
 const main = byId("main");
 let leave = () => {};
@@ -20,7 +24,7 @@ let shown = null;
 
 function go() {
   const [, name = "", rest = ""] = /^#\/([a-z]*)\/?(.*)$/.exec(location.hash) ?? [];
-  const view = Object.hasOwn(VIEWS, name) ? name : "overview";
+  const view = Object.hasOwn(VIEWS, name) ? name : FIRST;
   leave();
   const first = shown === null;
   shown = view;
