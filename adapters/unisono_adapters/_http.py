@@ -12,7 +12,7 @@ import re
 from asyncio import Future
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Protocol
 
 import orjson
@@ -120,6 +120,24 @@ class BackendAnswer:
         self.response.close()
 
 
+class BackendBytes:
+    """Answer of any media type, which is read as it arrives."""
+
+    def __init__(self, response: HttpResponse, timeouts: Timeouts, ends_at: float) -> None:
+        self.media_type = response.headers.get("content-type", "application/octet-stream")
+        self.close = response.close
+        self._response = response
+        self._silence_s = timeouts.silence_s
+        self._ends_at = ends_at
+
+    async def read(self) -> bytes:
+        """Return the next bytes; empty at the end. Raises the `BackendError` family."""
+        due_at = asyncio.get_running_loop().time() + self._silence_s
+        with _mapped_failures(NOT_COMPLETE):
+            async with asyncio.timeout_at(min(due_at, self._ends_at)):
+                return await self._response.read(MAX_BATCH_BYTES)
+
+
 class BackendHttp:
     """HTTP client of one backend. Construction does no I/O; connections open on first use."""
 
@@ -176,6 +194,19 @@ class BackendHttp:
                     return await self._json_of(response, MAX_PASSTHROUGH_BYTES, "the backend's answer is not JSON")
                 finally:
                     response.close()
+
+    async def post_bytes(self, path: str, body: bytes, job: Job) -> BackendBytes:
+        """Send a JSON body and return the answer after its head. Raises the `BackendError` family."""
+        ends_at = asyncio.get_running_loop().time() + job.timeouts.total_s
+        with _mapped_failures(NOT_COMPLETE):
+            async with asyncio.timeout_at(ends_at):
+                headers = self._headers_for(job, "*/*")
+                response = await self._send("POST", path, headers, body, job.timeouts.connect_s)
+                if response.status != 200:
+                    with closing(response):
+                        body_read = await _read_body(response)
+                    raise self.failures.refusal(response.status, body_read, response.headers)
+        return BackendBytes(response, job.timeouts, ends_at)
 
     def _headers_for(self, job: Job, accept: str) -> dict[str, str]:
         headers = {"Accept": accept}

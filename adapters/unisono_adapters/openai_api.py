@@ -15,7 +15,16 @@ import orjson
 
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
-from unisono.core.passthrough_request import TEXT_APIS, Api, PassthroughJob, has_output, named
+from unisono.core.passthrough_request import (
+    BYTE_APIS,
+    TEXT_APIS,
+    AnswerBytes,
+    AnswerPart,
+    Api,
+    PassthroughJob,
+    has_output,
+    named,
+)
 from unisono.core.ports import BackendOptions, PassthroughFactory
 from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendProtocolError, UnsupportedValue
@@ -62,7 +71,7 @@ class OpenAiApi:
         # Some servers accept any name.
         return Probe(can, (Finding(Check.MODEL, ok=bool(listed), severity=Severity.WARNING),))
 
-    def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
+    def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[AnswerPart]]:
         if job.api not in self._server.apis:
             raise UnsupportedValue(
                 f"'model': the {self._kind} server of this model has no `/v1/{job.api}`; ask for a chat "
@@ -72,6 +81,8 @@ class OpenAiApi:
         has_defaults = self._defaults and job.api in TEXT_APIS
         fields = with_defaults(job.body, self._defaults, job.api) if has_defaults else job.body
         body = orjson.dumps({**fields, "model": named(self._model, job.requested_model)})
+        if job.api in BYTE_APIS:
+            return self._answer_bytes(job, body)
         return self._answer_stream(job, body) if job.stream else self._answer_whole(job, body)
 
     async def load(self) -> Load | None:
@@ -89,6 +100,15 @@ class OpenAiApi:
         if is_error(answer) and not answer.get("output") and "status" not in answer:
             raise self._wire.failures.error_object(answer)
         yield [answer]
+
+    async def _answer_bytes(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[AnswerBytes]]:
+        answer = await self._wire.post_bytes(f"v1/{job.api}", body, job)
+        try:
+            while data := await answer.read():
+                yield [AnswerBytes(data, answer.media_type)]
+            yield [AnswerBytes(b"", answer.media_type, is_last=True)]
+        finally:
+            answer.close()
 
     async def _answer_stream(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post(f"v1/{job.api}", body, job)

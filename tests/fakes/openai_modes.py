@@ -8,8 +8,9 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .dialects import Refusal
-from .wire import Seen, Sleep, Step, WireServer
+from .dialects import Refusal, chunked
+from .faults import Fault
+from .wire import Seen, Sleep, Step, WireServer, Write
 
 REPORTED: Mapping[str, Any] = {"reported": True}
 
@@ -36,6 +37,9 @@ class FakeModes(WireServer):
         extra: Mapping[str, Any] | None = None,
         context: int | None = None,
         delay_s: float = 0.0,
+        audio: Sequence[bytes] = (b"RIFF", b"\x00\xff" * 20_000, b"end"),
+        media_type: str = "audio/mpeg",
+        faults: Sequence[Fault] = (),
     ) -> None:
         super().__init__(self._respond)
         self.script = script
@@ -44,6 +48,7 @@ class FakeModes(WireServer):
         self.extra = dict(extra or {})
         self.context = context
         self.delay_s = delay_s
+        self.audio, self.media_type, self.faults = audio, media_type, faults
 
     def _respond(self, seen: Seen) -> list[Step]:
         if seen.method == "GET":
@@ -53,7 +58,15 @@ class FakeModes(WireServer):
         asked = seen.json
         refusal = self.script(asked) if callable(self.script) else self.script
         waits: list[Step] = [Sleep(self.delay_s)] if self.delay_s else []
+        if refusal is None and seen.path == "/v1/audio/speech":
+            return [*waits, *self._speech()]
         return [*waits, *(refusal or _json({**self._answer(seen.path, asked), **self.extra})).steps()]
+
+    def _speech(self) -> list[Step]:
+        pieces: list[Step] = [Write(piece, framed=True) for piece in self.audio]
+        for fault in self.faults:
+            pieces = fault(pieces)
+        return chunked(self.media_type.encode(), pieces)
 
     def _answer(self, path: str, asked: Any) -> dict[str, Any]:
         """Return the answer of a path. A path without an answer is a failure of the test."""

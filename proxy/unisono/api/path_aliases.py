@@ -17,7 +17,7 @@ OPERATIONS: Final = tuple(
     sorted(
         (
             *("chat/completions", "completions", "embeddings", "rerank", "score", "moderations"),
-            "images/generations",
+            *("images/generations", "audio/speech"),
         ),
         key=len,
         reverse=True,

@@ -117,7 +117,15 @@ class ModelInfo(Costs):
     """Public name of this deployment, in answers, logs and metrics.
     By default the backend kind and a number, such as `vllm-1`."""
     mode: Literal[
-        "chat", "responses", "completion", "embedding", "rerank", "score", "moderation", "image_generation"
+        "chat",
+        "responses",
+        "completion",
+        "embedding",
+        "rerank",
+        "score",
+        "moderation",
+        "image_generation",
+        "audio_speech",
     ] = "chat"
     """LiteLLM's type of the model, or `score`. The first three values have the same effect.
     Models of the others [pass through](passthrough.md#serve-models-that-generate-no-text). Entries of any other type,

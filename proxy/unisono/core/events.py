@@ -201,7 +201,17 @@ class Passed:
     body: Mapping[str, Json]
 
 
-Event: TypeAlias = Opened | Delta | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed
+@dataclass(frozen=True, slots=True)
+class PassedBytes:
+    """Part of a pass-through answer that is not JSON; `media_type` is the server's."""
+
+    data: bytes
+    media_type: str
+
+
+# Events other than a part of an item's text.
+WholeEvent: TypeAlias = Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed | PassedBytes
+Event: TypeAlias = WholeEvent | Delta
 
 
 def join_deltas(batch: Sequence[Event]) -> Sequence[Event]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from unisono.core.conversation import Json
 from unisono.core.generation import Timeouts
@@ -26,6 +26,7 @@ class Api(StrEnum):
     SCORE = "score"
     MODERATIONS = "moderations"
     IMAGES = "images/generations"
+    SPEECH = "audio/speech"
 
 
 class ModelMode(StrEnum):
@@ -37,6 +38,7 @@ class ModelMode(StrEnum):
     SCORE = "score"
     MODERATION = "moderation"
     IMAGE_GENERATION = "image_generation"
+    AUDIO_SPEECH = "audio_speech"
 
 
 # Modes of the models that can answer a request of an API.
@@ -49,20 +51,41 @@ MODES: Final[Mapping[Api, frozenset[ModelMode]]] = {
     Api.SCORE: frozenset({ModelMode.SCORE, ModelMode.RERANK}),
     Api.MODERATIONS: frozenset({ModelMode.MODERATION}),
     Api.IMAGES: frozenset({ModelMode.IMAGE_GENERATION}),
+    Api.SPEECH: frozenset({ModelMode.AUDIO_SPEECH}),
 }
 # APIs whose answers are generated token by token.
 TEXT_APIS: Final = frozenset({Api.CHAT, Api.RESPONSES})
+# APIs whose answers are bytes of a media type.
+BYTE_APIS: Final = frozenset({Api.SPEECH})
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBytes:
+    """Part of an answer that is not JSON objects.
+
+    `media_type` is the server's, with its parameters. The last part, which may be empty, marks a complete answer.
+    """
+
+    data: bytes
+    media_type: str
+    is_last: bool = False
+
+
+# Part of an answer of a pass-through backend.
+AnswerPart: TypeAlias = Mapping[str, Json] | AnswerBytes
 
 
 # Responses API events that only report that an answer was accepted or is in progress.
 WITHOUT_OUTPUT: Final = frozenset({"response.created", "response.queued", "response.in_progress", "keepalive"})
 
 
-def has_output(api: Api, event: Mapping[str, Json]) -> bool:
-    """Return True if a stream event holds generated content or an end.
+def has_output(api: Api, event: AnswerPart) -> bool:
+    """Return True if a part of an answer holds generated content or an end.
 
     Servers may send a role, empty text or the usage long before the first token.
     """
+    if isinstance(event, AnswerBytes):
+        return bool(event.data)
     if api not in TEXT_APIS:
         return True
     if api is Api.RESPONSES:

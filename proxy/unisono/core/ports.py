@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from unisono.core.conversation import Json, TextGrammar
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, Load, Timeouts
-from unisono.core.passthrough_request import PassthroughJob
+from unisono.core.passthrough_request import AnswerPart, PassthroughJob
 from unisono.core.probe import Probe
 from unisono.core.renamed import renamed
 
@@ -66,8 +66,8 @@ class PassthroughBackend(Endpoint, Protocol):
     Its models need not be gpt-oss.
     """
 
-    def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
-        """Yield the JSON objects of the answer.
+    def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[AnswerPart]]:
+        """Yield the JSON objects of the answer, or its bytes for an API of `BYTE_APIS`.
 
         A streamed answer yields its events in order, in batches that arrived together. Any other answer yields its one
         body. Closing the iterator (or cancelling the task) at any moment ends the request at the backend. A stream

@@ -9,7 +9,19 @@ from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
-from unisono.core.events import Closed, Compacted, Delta, Event, Finished, Listed, Opened, Passed, Ran, Repaired
+from unisono.core.events import (
+    Closed,
+    Compacted,
+    Delta,
+    Event,
+    Finished,
+    Listed,
+    Opened,
+    Passed,
+    PassedBytes,
+    Ran,
+    Repaired,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,7 @@ def collect(events: Iterable[Event]) -> CollectedAnswer:
                 compacted = event
             case Opened() | Delta() | Listed():
                 pass  # a Closed contains the text of its deltas
-            case Passed():
+            case Passed() | PassedBytes():
                 raise ValueError("a pass-through answer has no events to collect")
             case _:
                 assert_never(event)

@@ -29,6 +29,7 @@ FIELD: Final = {
     "score": "text_1",
     "moderations": "input",
     "images": "prompt",
+    "speech": "input",
 }
 
 # Returns the text that replaces a text, possibly the same. Raises `Refused` for a text that must not be used.

@@ -17,7 +17,19 @@ from typing import Final, TypeAlias, TypeVar
 import orjson
 
 from unisono.core.conversation import Json, Phase
-from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Listing, Opened, Passed, Ran, Text
+from unisono.core.events import (
+    Closed,
+    Delta,
+    Event,
+    Finished,
+    HostedCall,
+    Listing,
+    Opened,
+    Passed,
+    PassedBytes,
+    Ran,
+    Text,
+)
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.core.passthrough_request import AnswerMode, PassthroughRequest, passed_texts
 from unisono.core.tool_arguments import read_arguments
@@ -247,7 +259,7 @@ class BufferingHookGate(AnswerHookGate):
             if isinstance(event, Opened) and isinstance(event.item, Listing):
                 emitted.append(event)
             # A pass-through answer is buffered as a whole, because its events contain no complete items.
-            elif isinstance(event, Passed) or (isinstance(event, Closed) and self._is_passed_through):
+            elif isinstance(event, Passed | PassedBytes) or (isinstance(event, Closed) and self._is_passed_through):
                 self._buffered.append(event)
             elif isinstance(event, Finished):
                 emitted += await self._checked_passthrough()
@@ -264,7 +276,7 @@ class BufferingHookGate(AnswerHookGate):
 
     @property
     def _is_passed_through(self) -> bool:
-        return bool(self._buffered) and isinstance(self._buffered[0], Passed)
+        return bool(self._buffered) and isinstance(self._buffered[0], Passed | PassedBytes)
 
     async def _checked(self, closed: Closed) -> list[Event]:
         """Return the events of an item, with its text as the hooks changed it."""

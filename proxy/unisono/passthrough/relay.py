@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from unisono.core.conversation import Json
-from unisono.core.events import Passed
+from unisono.core.events import Event, Passed, PassedBytes
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.passthrough_request import Api, PassthroughRequest
+from unisono.core.passthrough_request import AnswerBytes, AnswerPart, Api, PassthroughRequest
 from unisono.errors import BackendProtocolError
 
 CHARACTERS_PER_TOKEN: Final = 4
@@ -36,12 +36,13 @@ class Relay(ABC):
         # usage reported by the backend, and its field names of prompt and completion tokens
         self._reported_usage: tuple[Mapping[str, Json], str, str] | None = None
 
-    def feed(self, bodies: Sequence[Mapping[str, Json]]) -> list[Passed]:
+    def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
         """Return the events to emit for bodies that arrived together.
 
         Raises BackendProtocolError for an answer that cannot be complete.
         """
-        return [Passed(passed) for body in bodies if (passed := self._read(body)) is not None]
+        objects = (body for body in bodies if not isinstance(body, AnswerBytes))
+        return [Passed(passed) for body in objects if (passed := self._read(body)) is not None]
 
     @property
     def is_complete(self) -> bool:
@@ -183,12 +184,34 @@ class EmbeddingsRelay(ObjectRelay):
         return super()._read(body)
 
 
+class BytesRelay(Relay):
+    """Relay of bytes such as audio, whose tokens are estimated from their number."""
+
+    def __init__(self, passthrough: PassthroughRequest) -> None:
+        super().__init__(passthrough)
+        self._bytes = 0
+
+    def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
+        parts = [body for body in bodies if isinstance(body, AnswerBytes)]
+        self._bytes += sum(len(part.data) for part in parts)
+        self.pieces = self._bytes // AUDIO_BYTES_PER_TOKEN
+        if any(part.is_last for part in parts):
+            self.finish = "stop"
+        return [PassedBytes(part.data, part.media_type) for part in parts if part.data]
+
+    def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
+        return None
+
+
+# MP3 of 128 kbit/s has 16,000 bytes a second, and OpenAI's models count about 10 tokens a second.
+AUDIO_BYTES_PER_TOKEN: Final = 1_600
 # Fields with the tokens of the input, by APIs of OpenAI and of servers; the first one present applies.
 PROMPT_COUNTS: Final = ("prompt_tokens", "input_tokens", "total_tokens")
 KINDS: Final[Mapping[Api, type[Relay]]] = {
     Api.CHAT: ChatRelay,
     Api.RESPONSES: ResponsesRelay,
     Api.EMBEDDINGS: EmbeddingsRelay,
+    Api.SPEECH: BytesRelay,
 }
 
 

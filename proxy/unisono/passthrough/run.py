@@ -15,7 +15,7 @@ from time import monotonic
 from unisono.core.conversation import Json, Phase
 from unisono.core.events import Closed, Event, Finished, Text
 from unisono.core.observer import Pace, StepDone
-from unisono.core.passthrough_request import Api, PassthroughJob, PassthroughRequest, has_output, starred
+from unisono.core.passthrough_request import AnswerPart, Api, PassthroughJob, PassthroughRequest, has_output, starred
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
 from unisono.engine.attempt import SlotSession
 from unisono.engine.failover import Progress
@@ -116,8 +116,8 @@ class PassthroughGeneration(BatchStream):
 
 
 async def _read_unless_probe_fails(
-    coming: AsyncIterator[Sequence[Mapping[str, Json]]], place: Slot
-) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
+    coming: AsyncIterator[Sequence[AnswerPart]], place: Slot
+) -> AsyncGenerator[Sequence[AnswerPart]]:
     """Yield the bodies of an answer that is not streamed.
 
     The answer may take the whole total time. Raises BackendTimeout earlier if the deployment fails a probe and another

@@ -38,6 +38,7 @@ from unisono.core.events import (
     Listing,
     Opened,
     Passed,
+    PassedBytes,
     Ran,
     Reasoning,
     Repaired,
@@ -240,7 +241,9 @@ class ChoiceChunks:
         usage = {"usage": None} if self._frame.include_usage else {}
         return event(orjson.dumps(self._frame.head("chat.completion.chunk") | {"choices": [choice]} | usage))
 
-    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed) -> bytes:
+    def _entry(
+        self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed | PassedBytes
+    ) -> bytes:
         match entry:
             case Opened():
                 return self._opened(entry.item)
@@ -249,7 +252,7 @@ class ChoiceChunks:
             case Finished():
                 self.finished = entry
                 return b""
-            case Repaired() | Ran() | Listed() | Compacted() | Passed():
+            case Repaired() | Ran() | Listed() | Compacted() | Passed() | PassedBytes():
                 return b""
             case _:
                 assert_never(entry)

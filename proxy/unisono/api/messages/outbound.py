@@ -40,6 +40,7 @@ from unisono.core.events import (
     Listing,
     Opened,
     Passed,
+    PassedBytes,
     Ran,
     Reasoning,
     Repaired,
@@ -278,7 +279,9 @@ class MessageEvents:
         self._index += 1
         return stop
 
-    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed) -> bytes:
+    def _entry(
+        self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed | PassedBytes
+    ) -> bytes:
         match entry:
             case Opened():
                 if self._frame.hold_calls or not isinstance(entry.item, ToolCall):
@@ -294,7 +297,7 @@ class MessageEvents:
                 return self._compacted(entry)
             case Finished():
                 return self._finish(entry)
-            case Repaired() | Listed() | Passed():
+            case Repaired() | Listed() | Passed() | PassedBytes():
                 return b""
             case _:
                 assert_never(entry)

@@ -48,6 +48,7 @@ TRAITS: Final[Mapping[Api, ModeTraits]] = {
     ),
     Api.MODERATIONS: ModeTraits("moderations", ("input",), ("input",)),
     Api.IMAGES: ModeTraits("images", ("prompt",), ("prompt",), generates=True),
+    Api.SPEECH: ModeTraits("speech", ("input", "instructions"), ("input",), generates=True),
 }
 
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_model_request
+from unisono.api.modes.byte_stream import started_bytes
 from unisono.api.modes.inbound import ModeModel, requested_model, to_generation_request
 from unisono.api.modes.schema import (
     EmbeddingList,
@@ -21,6 +22,7 @@ from unisono.api.modes.schema import (
     RerankResults,
     ScoreList,
     ScoreRequest,
+    SpeechRequest,
 )
 from unisono.api.passthrough_routes import whole
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
@@ -29,7 +31,7 @@ from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import Api
-from unisono.engine.request import GenerationService
+from unisono.engine.request import GenerationService, GenerationStream
 
 OTHER_MODES = RouteTable("other modes")
 # Path of version 2 of Cohere's API.
@@ -49,6 +51,14 @@ class ModeRoute:
     find: FindModel
 
     async def answer(self, request: Request, api: Api) -> Response:
+        stream = await self._start(request, api)
+        answer = await until_disconnect(request.receive, whole(stream))
+        return to_whole(answer, backend_header([stream.report]))
+
+    async def answer_bytes(self, request: Request, api: Api) -> Response:
+        return await started_bytes(request, await self._start(request, api))
+
+    async def _start(self, request: Request, api: Api) -> GenerationStream:
         body = await read_model_request(request, "user")
         caller: Caller = request.state.caller
         model = self.find(api, requested_model(body), caller)
@@ -56,9 +66,7 @@ class ModeRoute:
             lambda: to_generation_request(api, body, model, caller, request.state.request_id),
             len(await request.body()),
         )
-        stream = self.service.start(generation_request)
-        answer = await until_disconnect(request.receive, whole(stream))
-        return to_whole(answer, backend_header([stream.report]))
+        return self.service.start(generation_request)
 
 
 @OTHER_MODES.add(
@@ -132,3 +140,17 @@ async def create_moderation(request: Request) -> Response:
 async def generate_images(request: Request) -> Response:
     """Generate images, with a model of the mode `image_generation`."""
     return await dependency(request, ModeRoute).answer(request, Api.IMAGES)
+
+
+@OTHER_MODES.add(
+    "POST",
+    "/audio/speech",
+    MODEL_CALL_ERRORS,
+    answer=bytes,
+    headers=ANSWER_HEADERS,
+    body=SpeechRequest,
+    direct=True,
+)
+async def create_speech(request: Request) -> Response:
+    """Generate spoken text, with a model of the mode `audio_speech`."""
+    return await dependency(request, ModeRoute).answer_bytes(request, Api.SPEECH)

@@ -88,3 +88,14 @@ class ImagesRequest(OpenModel):
 
 class Images(AnswerModel):
     data: list[Object]
+
+
+class SpeechRequest(OpenModel):
+    """Request for spoken text. Further fields are those of the server."""
+
+    model: str
+    input: str
+    voice: Annotated[Any, Field(description="A name, or an object with an id.")] = None
+    response_format: str | None = None
+    speed: float | None = None
+    stream_format: str | None = None

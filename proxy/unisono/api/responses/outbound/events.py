@@ -55,6 +55,7 @@ from unisono.core.events import (
     Listing,
     Opened,
     Passed,
+    PassedBytes,
     Ran,
     Reasoning,
     Repaired,
@@ -169,7 +170,9 @@ class ResponseEvents:
 
     # -- events of the engine
 
-    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed) -> None:
+    def _entry(
+        self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed | PassedBytes
+    ) -> None:
         match entry:
             case Opened():
                 self._opened(entry.item)
@@ -181,7 +184,7 @@ class ResponseEvents:
                 self._end(status, finished=entry)
             case Ran() | Listed():
                 self._add_entry(entry)
-            case Repaired() | Compacted() | Passed():
+            case Repaired() | Compacted() | Passed() | PassedBytes():
                 pass  # reported by the last event, or written by `CompactionEvents`; a Harmony answer has no Passed
             case _:
                 assert_never(entry)

@@ -1,0 +1,100 @@
+"""Answers of a media type of the server, such as audio, sent as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from unisono.api.error_responses import outcome
+from unisono.api.sse import disconnected, until_disconnect
+from unisono.api.unisono_object import backend_header
+from unisono.core.events import Event, PassedBytes
+from unisono.core.tasks import cancel_all
+from unisono.engine.request import GenerationStream
+
+# Media types that a browser does not execute. The page of the gateway has the same origin.
+SAFE_TYPES: Final = (
+    "audio/",
+    "text/plain",
+    "text/event-stream",
+    "text/vtt",
+    "application/json",
+    "application/x-subrip",
+)
+OTHER_TYPE: Final = "application/octet-stream"
+
+
+async def started_bytes(request: Request, stream: GenerationStream) -> Response:
+    """Return the response once its first bytes have arrived.
+
+    Raises the error of a request that fails before that.
+    """
+    try:
+        batches = aiter(stream)
+        first = await until_disconnect(request.receive, _first(batches))
+    except BaseException:
+        await stream.aclose()
+        raise
+    return ByteStream(stream, first, batches)
+
+
+async def _first(batches: AsyncIterator[list[Event]]) -> list[PassedBytes]:
+    """Return the first bytes; empty for an answer without any."""
+    async for batch in batches:
+        if passed := _bytes_of(batch):
+            return passed
+    return []
+
+
+class ByteStream(Response):
+    """Response of bytes.
+
+    If the answer breaks off, the connection is cut, so that it does not look complete.
+    """
+
+    def __init__(self, stream: GenerationStream, first: list[PassedBytes], rest: AsyncIterator[list[Event]]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._first = first
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._stream):
+            pump = asyncio.create_task(outcome(self._send(send)))
+            disconnect = asyncio.create_task(disconnected(receive))
+            try:
+                await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+                if pump.done() and (failure := pump.result()) is not None:
+                    raise failure
+            finally:
+                await cancel_all(pump, disconnect)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self._head()})
+        for part in self._first:
+            await send({"type": "http.response.body", "body": part.data, "more_body": True})
+        async for batch in self._rest:
+            for part in _bytes_of(batch):
+                await send({"type": "http.response.body", "body": part.data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _head(self) -> list[tuple[bytes, bytes]]:
+        found = self._first[0].media_type if self._first else OTHER_TYPE
+        safe = found if found.lower().startswith(SAFE_TYPES) and found.isprintable() and found.isascii() else OTHER_TYPE
+        headers: Mapping[str, str] = {
+            "content-type": safe,
+            "x-content-type-options": "nosniff",
+            "x-accel-buffering": "no",
+            **backend_header([self._stream.report]),
+        }
+        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def _bytes_of(batch: list[Event]) -> list[PassedBytes]:
+    return [event for event in batch if isinstance(event, PassedBytes)]
