@@ -24,6 +24,7 @@ from unisono import __version__
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
+from unisono.api.admin.routes import ADMIN, Administration
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
 from unisono.api.body import RequestRules
 from unisono.api.chat.routes import CHAT, ChatRoute
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
 
 # Routes of every gateway. The router tries them in order, so those that generate are first.
 _GENERATING = (CHAT, RESPONSES, MESSAGES, COMPLETIONS, OTHER_MODES, RERANK_V2, OPEN_RESPONSES_ROUTES)
-_OTHERS = (CONVERSATIONS, MODELS, USAGE, REQUESTS, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
+_OTHERS = (CONVERSATIONS, MODELS, USAGE, REQUESTS, ADMIN, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
 ROUTES: tuple[BaseRoute, ...] = tuple(route for table in (*_GENERATING, *_OTHERS) for route in table.routes)
 
 
@@ -265,6 +266,7 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tu
         ModelCards(lambda caller: cards(catalogue, pool, caller), created=int(time.time())),
         UsageSource(store.ledger, time.time),
         RequestSource(store, time.time, config.unisono.request_records.ttl_s),
+        Administration(store, gateway.salt, time.time, is_keyless=config.general_settings.master_key is None),
         WebDeps(Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time), store),
     )
 

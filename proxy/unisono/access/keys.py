@@ -44,10 +44,20 @@ class Mint:
     def __init__(self, salt: bytes) -> None:
         self._seal_key = hmac.digest(salt, b"unisono virtual keys: seal", hashlib.sha256)
         self._pepper = hmac.digest(salt, b"unisono virtual keys: digest", hashlib.sha256)
+        self._derivation_key = hmac.digest(salt, b"unisono virtual keys: derivation", hashlib.sha256)
 
     def new(self) -> str:
         """Return a new unguessable key. Its plaintext is not stored."""
-        entropy = secrets.token_bytes(ENTROPY_BYTES)
+        return self._sealed(secrets.token_bytes(ENTROPY_BYTES))
+
+    def derived(self, name: str) -> str:
+        """Return the key of a request to create one, the same for its repetition.
+
+        `name` includes a random part, and a part that is not stored.
+        """
+        return self._sealed(hmac.digest(self._derivation_key, name.encode("utf-8", "surrogatepass"), hashlib.sha256))
+
+    def _sealed(self, entropy: bytes) -> str:
         return PREFIX + urlsafe_b64encode(entropy + self._seal(entropy)).decode()
 
     def digest(self, key: str) -> str:
@@ -92,12 +102,17 @@ class Issued:
     plaintext: str = field(repr=False)
 
 
-def issued(mint: Mint, now: float, *, tenant: str = "") -> Issued:
+def new_key_id() -> str:
+    return f"key_{secrets.token_hex(12)}"
+
+
+def issued(mint: Mint, now: float, *, tenant: str = "", key_id: str = "", plaintext: str = "") -> Issued:
     """Return a new key without restrictions.
 
-    Without `tenant`, the key gets its own tenant, so that no other key can read the state that it stores.
+    Without `tenant`, the key gets its own tenant, so that no other key can read the state that it stores. Id and
+    plaintext are new unless they are given.
     """
-    key_id, plaintext = f"key_{secrets.token_hex(12)}", mint.new()
+    key_id, plaintext = key_id or new_key_id(), plaintext or mint.new()
     record = KeyRecord(
         id=key_id,
         tenant=tenant or key_id,
@@ -121,6 +136,11 @@ def rotated(record: KeyRecord, mint: Mint, now: float, grace_s: float) -> Issued
     still_good = (digest for digest in earlier if digest.until is not None and digest.until > now)
     digests = (KeyDigest(mint.digest(plaintext)), *still_good)
     return Issued(replace(record, digests=digests, ending=plaintext[-VISIBLE_SUFFIX_LENGTH:]), plaintext)
+
+
+def key_record_has(record: KeyRecord, mint: Mint, plaintext: str) -> bool:
+    """Return True if `plaintext` is the newest secret of the key."""
+    return bool(record.digests) and hmac.compare_digest(record.digests[0].digest, mint.digest(plaintext))
 
 
 def revoked(record: KeyRecord, now: float) -> KeyRecord:

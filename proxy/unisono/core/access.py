@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from unisono.core.conversation import Json
+from unisono.core.directory import AuditRecord
 from unisono.core.quotas import NO_LIMITS, KeyLimits
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 
@@ -58,8 +60,10 @@ class KeyRecord:
     """Virtual key.
 
     `digests` has more than one entry while an earlier secret is still valid. `ending` are the last letters of the
-    newest secret, by which its owner recognises it. `revision` grows by one with every change and is set by the store.
-    Other fields are as in `Caller`; times are in seconds since 1970.
+    newest secret, by which its owner recognises it. `user` is the id of the owner in the directory, `budget` that of a
+    named budget, which gives the limits that `limits` lacks. `once` names the request that created the key, so that its
+    repetition creates no other. `revision` grows by one with every change and is set by the store. Other fields are as
+    in `Caller`; times are in seconds since 1970.
     """
 
     id: str
@@ -75,6 +79,13 @@ class KeyRecord:
     mcp_servers: frozenset[str] | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     raw: bool = False
+    user: str = ""
+    budget: str = ""
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    is_blocked: bool = False
+    updated_at: float = 0.0
+    created_by: str = ""
+    once: str = ""
     revision: int = 0
 
     @property
@@ -92,18 +103,20 @@ class KeyRecord:
         )
 
     def is_valid(self, now: float) -> bool:
-        """Return True if the key is neither revoked nor expired."""
-        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+        """Return True if the key is neither revoked nor blocked nor expired."""
+        is_expired = self.expires_at is not None and now >= self.expires_at
+        return self.revoked_at is None and not self.is_blocked and not is_expired
 
 
 class KeyStore(Protocol):
     """Storage for the virtual keys of all tenants. Every method may raise `StoreUnavailable`."""
 
-    async def put_key(self, record: KeyRecord) -> KeyRecord:
+    async def put_key(self, record: KeyRecord, audit: AuditRecord | None = None) -> KeyRecord:
         """Store a new key (revision 0) or replace the one with the record's revision.
 
-        Return the result. From then on, only the digests of this record find the key. Raises `NotFound`,
-        `StoreConflict` (another key has the id or a digest, or the key was changed meanwhile).
+        Its audit record is added in the same operation. Return the result. From then on, only the
+        digests of this record find the key. Raises `NotFound`, `StoreConflict` (another key has the id or a digest, or
+        the key was changed meanwhile).
         """
         ...
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypedDict, Unpack
 
 from unisono.core.access import KeyStore
 from unisono.core.conversation import Item, Json, Tokens
+from unisono.core.directory import DirectoryStore
 from unisono.core.generation import Usage
 from unisono.core.quotas import AccountStore
 from unisono.core.recordings import TraceStore
@@ -172,7 +173,7 @@ class WriteOptions(TypedDict, total=False):
     revision: int | None
 
 
-class Store(KeyStore, AccountStore, TraceStore, RequestStore, Protocol):
+class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Protocol):
     """Storage for state.
 
     Any method may raise `StoreUnavailable`; each method names its other errors.

@@ -16,6 +16,7 @@ import orjson
 
 from unisono.core.access import KeyDigest, KeyRecord
 from unisono.core.conversation import Json, Tokens
+from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
 from unisono.core.generation import Usage
 from unisono.core.item_records import Record, text_of, to_item, to_record
 from unisono.core.quotas import KeyLimits, Period
@@ -68,9 +69,7 @@ def _load(data: bytes) -> Record:
     return record
 
 
-def _decoding(
-    read: Callable[[Record], StoredItem | StoredConversation | StoredResponse | KeyRecord], *parts: bytes
-) -> object:
+def _decoding(read: Callable[[Record], object], *parts: bytes) -> object:
     try:
         record: Record = {}
         for part in parts:
@@ -187,21 +186,32 @@ def decode_conversation(data: bytes, revision: int) -> StoredConversation:
 
 # Fields of a key that are stored unchanged.
 PLAIN = ("id", "tenant", "created_at", "name", "ending", "expires_at", "revoked_at", "raw", "revision")
+# Those of later versions, which older records lack.
+ADDED_PLAIN = ("user", "budget", "metadata", "is_blocked", "updated_at", "created_by", "once")
+# Fields of an entry of the directory that are stored unchanged.
+ENTRY_PLAIN = (
+    *("id", "created_at", "updated_at", "alias", "email", "role", "members", "metadata", "budget", "created_by"),
+    *("is_blocked", "revision"),
+)
 
 
 def encode_key(record: KeyRecord) -> bytes:
-    limits: Record = {key: getattr(record.limits, key) for key in KeyLimits.__slots__ if key != "budget_period"}
-    period = record.limits.budget_period
     return _dump(
         {
-            **{key: getattr(record, key) for key in PLAIN},
+            **{key: getattr(record, key) for key in (*PLAIN, *ADDED_PLAIN)},
             "digests": [{"digest": one.digest, "until": one.until} for one in record.digests],
-            "limits": {**limits, "budget_period": [period.kind, period.seconds]},
+            "limits": _limits(record.limits),
             "models": _names(record.models),
             "mcp_servers": _names(record.mcp_servers),
             "tags": dict(record.tags),
         }
     )
+
+
+def _limits(limits: KeyLimits) -> Record:
+    period = limits.budget_period
+    plain = {key: getattr(limits, key) for key in KeyLimits.__slots__ if key != "budget_period"}
+    return {**plain, "budget_period": [period.kind, period.seconds]}
 
 
 def _names(names: frozenset[str] | None) -> Json:
@@ -215,19 +225,54 @@ def decode_key(data: bytes) -> KeyRecord:
 
 def _to_key(record: Record) -> KeyRecord:
     plain: dict[str, Any] = {key: record[key] for key in PLAIN}
-    limits = dict(cast("dict[str, Any]", record["limits"]))
+    plain |= {key: record[key] for key in ADDED_PLAIN if key in record}
     return KeyRecord(
         **plain,
         digests=tuple(KeyDigest(**one) for one in cast("list[dict[str, Any]]", record["digests"])),
-        limits=KeyLimits(**{**limits, "budget_period": Period(*limits["budget_period"])}),
+        limits=_to_limits(record["limits"]),
         models=_to_names(record["models"]),
         mcp_servers=_to_names(record["mcp_servers"]),
         tags=cast("dict[str, str]", record["tags"]),
     )
 
 
+def _to_limits(value: Json) -> KeyLimits:
+    limits = dict(cast("dict[str, Any]", value))
+    return KeyLimits(**{**limits, "budget_period": Period(*limits["budget_period"])})
+
+
 def _to_names(names: Json) -> frozenset[str] | None:
     return None if names is None else frozenset(cast("list[str]", names))
+
+
+def encode_entry(entry: DirectoryEntry) -> bytes:
+    plain = {key: getattr(entry, key) for key in ENTRY_PLAIN}
+    return _dump({**plain, "kind": entry.kind, "limits": _limits(entry.limits), "models": _names(entry.models)})
+
+
+def decode_entry(data: bytes) -> DirectoryEntry:
+    """Decode an entry of the directory. Raises `StoreUnreadable`."""
+    return cast("DirectoryEntry", _decoding(_to_entry, data))
+
+
+def _to_entry(record: Record) -> DirectoryEntry:
+    plain: dict[str, Any] = {key: record[key] for key in ENTRY_PLAIN}
+    kind, limits = EntryKind(text_of(record, "kind")), _to_limits(record["limits"])
+    return DirectoryEntry(kind=kind, **plain, limits=limits, models=_to_names(record["models"]))
+
+
+def encode_audit(audit: AuditRecord) -> bytes:
+    return _dump({key: getattr(audit, key) for key in AuditRecord.__slots__})
+
+
+def decode_audit(data: bytes) -> AuditRecord:
+    """Decode an audit record. Raises `StoreUnreadable`."""
+
+    def read(record: Record) -> AuditRecord:
+        fields: dict[str, Any] = {key: record[key] for key in AuditRecord.__slots__}
+        return AuditRecord(**fields)
+
+    return cast("AuditRecord", _decoding(read, data))
 
 
 def encode_tokens(tokens: Tokens) -> bytes:

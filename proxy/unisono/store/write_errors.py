@@ -21,6 +21,7 @@ REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {
     "differs": (StoreConflict, "the stored log differs from this write"),
     "large": (StoreTooLarge, "the conversation would exceed the size limit for storage"),
     "key changed": (StoreConflict, "the key was changed by another request; read it again and retry"),
+    "entry changed": (StoreConflict, "the entry was changed by another request; read it again and retry"),
     "reused": (KeyReused, "this idempotency key was already used with another request body"),
 }
 

@@ -10,6 +10,7 @@
     t:{<tenant>:<key>}:once                an idempotency key
     t:{<tenant>:<name>}:n, :n:<once>       a counter, and what it has counted
     t:{keys}:r, t:{keys}:d                 virtual keys by id, and their ids by digest
+    t:{keys}:e:<kind>, t:{keys}:a          the directory: entries by id; audit records, newest first
     t:{<tenant>:<key>}:a:m, :a:o, :a:h     an account: its last minute, open claims by their end, what they hold
     t:{<tenant>:<key>}:a:b:<period>        what it spent in a period
     t:{<tenant>:<key>}:a:l:<day>           its ledger of a day
@@ -36,6 +37,11 @@ NEVER = "t:never"
 LEDGERS = "t:ledgers"
 VIRTUAL_KEYS = "t:{keys}:r"
 KEY_DIGESTS = "t:{keys}:d"
+AUDIT = "t:{keys}:a"
+
+
+def directory(kind: str) -> str:
+    return f"t:{{keys}}:e:{kind}"
 
 
 def tag(tenant: str, id: str) -> str:

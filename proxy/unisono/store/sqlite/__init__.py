@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, Unpack
 
-from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json, Tokens
 from unisono.core.quotas import Account, LedgerLine, QuotaReservation, QuotaStatus, UsageRecord
 from unisono.core.recordings import StoredTrace
@@ -36,7 +35,8 @@ from unisono.core.state_store import (
 from unisono.errors import StoreUnavailable
 from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting, until_some
-from unisono.store.sqlite import access, accounts, conversations, disk_space, leases, requests, responses, traces
+from unisono.store.sqlite import accounts, conversations, disk_space, leases, requests, responses, traces
+from unisono.store.sqlite.access_store import SqliteAccess
 from unisono.store.sqlite.schema import (
     LOCK_TIMEOUT_S,
     Transaction,
@@ -63,7 +63,7 @@ NOT_OPEN = "the store is not open: it could not be started yet, or the gateway i
 IN_MEMORY = "state is stored in memory only and is lost when this process ends"
 
 
-class SqliteStore:
+class SqliteStore(SqliteAccess):
     """Store in a SQLite file.
 
     `path` None stores everything in memory, and with `or_memory` so does a path that cannot be created or written.
@@ -326,18 +326,6 @@ class SqliteStore:
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
         return await self._run(leases.count, tenant, name, amount, once, for_s)
-
-    async def put_key(self, record: KeyRecord) -> KeyRecord:
-        return await self._run(access.store_key, record)
-
-    async def key(self, key: str) -> KeyRecord | None:
-        return await self._read(access.get, key)
-
-    async def key_of(self, digest: str) -> KeyRecord | None:
-        return await self._read(access.find, digest)
-
-    async def keys(self) -> tuple[KeyRecord, ...]:
-        return await self._read(access.every)
 
     async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         return await self._run(accounts.reserve, claim)

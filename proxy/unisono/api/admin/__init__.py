@@ -1,0 +1,1 @@
+"""Admin API in LiteLLM's format: keys, teams, users, budgets, spend and audit records."""

@@ -1,0 +1,169 @@
+"""Operations of all admin routes: actors, audited changes and idempotent creation.
+
+The commands of `unisono keys` use the same operations as the routes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from secrets import token_hex
+from typing import Annotated, Any, Final, TypeVar
+
+import orjson
+from fastapi import Depends, Header
+from starlette.requests import Request
+
+from unisono.access.keys import Mint
+from unisono.api.admin.roles import PERMISSIONS, Actor, MemberRole, Role, strongest
+from unisono.api.asgi_layers import route_of
+from unisono.api.route_table import RouteTable, dependency, provided
+from unisono.core.access import Caller, KeyRecord
+from unisono.core.conversation import Json
+from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
+from unisono.core.quotas import SHARED_TENANT
+from unisono.core.state_store import Store
+from unisono.errors import InvalidRequest, KeyReused, NotAllowed, NotFound, StoreConflict
+
+ADMIN = RouteTable("admin", prefixes=("",))
+# Attempts to change an object despite concurrent changes.
+MAX_TRIES: Final = 5
+MAX_PAGE_SIZE: Final = 100
+
+Item = TypeVar("Item")
+View = Callable[[Any, float], Mapping[str, Json]]
+
+
+@dataclass(frozen=True, slots=True)
+class Administration:
+    """Store and clock of the admin API.
+
+    `salt` returns the gateway's secret, `clock` seconds since 1970. With `is_keyless`, the gateway has no master key,
+    so that virtual keys would have no effect.
+    """
+
+    store: Store
+    salt: Callable[[], Awaitable[bytes]]
+    clock: Callable[[], float]
+    is_keyless: bool = False
+
+    async def mint(self) -> Mint:
+        return Mint(await self.salt())
+
+    async def actor(self, caller: Caller) -> Actor:
+        """Return the caller with the current role of its user. Raises `StoreUnavailable`."""
+        if not caller.key:
+            return Actor(Role.MASTER)
+        record = await self.store.key(caller.key)
+        if record is None:
+            raise NotAllowed("This key may not use the admin API.")
+        user = await self.entry(EntryKind.USER, record.user) if record.user else None
+        if user is None or user.is_blocked:
+            return Actor(Role.KEY, record)
+        teams = [team for team in await self.store.directory(EntryKind.TEAM) if user.id in team.members]
+        administered = frozenset(team.id for team in teams if team.members[user.id] == MemberRole.ADMIN)
+        role = strongest(user, administered)
+        is_writer = role is Role.TEAM_ADMIN
+        return Actor(
+            role, record, user.id, administered if is_writer else frozenset(), frozenset(team.id for team in teams)
+        )
+
+    async def entry(self, kind: EntryKind, id: str) -> DirectoryEntry | None:
+        (found,) = await self.store.entries((kind, id))
+        return found
+
+    def audit(
+        self,
+        actor: Actor,
+        action: str,
+        kind: str,
+        object_id: str,
+        before: Mapping[str, Json] | None,
+        after: Mapping[str, Json] | None,
+    ) -> AuditRecord:
+        return AuditRecord(f"audit_{token_hex(12)}", self.clock(), actor.id, action, kind, object_id, before, after)
+
+    async def change_key(
+        self, actor: Actor, key: str, action: str, change: Callable[[KeyRecord], KeyRecord], view: View
+    ) -> KeyRecord:
+        """Change a key and add the audit record, despite concurrent changes.
+
+        Raises `NotFound`, `StoreConflict`.
+        """
+        for tried in range(MAX_TRIES):
+            was = await self.store.key(key)
+            if was is None:
+                raise no_such("key", key)
+            now = change(was)
+            # A write without a change would only cause conflicts with concurrent changes.
+            if now == was:
+                return was
+            now = replace(now, updated_at=self.clock())
+            audit = self.audit(actor, action, "key", key, view(was, self.clock()), view(now, self.clock()))
+            try:
+                return await self.store.put_key(now, audit)
+            except StoreConflict:
+                if tried == MAX_TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def claim(self, name: str, digest: str, candidate: str) -> str:
+        """Bind the name of a creation to a body, and return the id that it creates.
+
+        Raises `KeyReused`.
+        """
+        return await self.store.claim(SHARED_TENANT, f"admin:{name}", digest, candidate)
+
+    async def unclaim(self, name: str, id: str) -> None:
+        if name:
+            await self.store.unclaim(SHARED_TENANT, f"admin:{name}", id)
+
+    async def created_id(self, actor: Actor, kind: str, body: Mapping[str, Any], once: str, candidate: str) -> str:
+        """Return the id that this Idempotency-Key creates: `candidate` on first use.
+
+        Raises `KeyReused`.
+        """
+        if not once:
+            return candidate
+        try:
+            return await self.claim(creation_name(actor, kind, once), body_digest(actor, body), candidate)
+        except KeyReused:
+            raise KeyReused("this Idempotency-Key was already used with another request body") from None
+
+
+def creation_name(actor: Actor, kind: str, once: str) -> str:
+    """Return the stored name of an Idempotency-Key, which does not contain it."""
+    return hashlib.sha256(orjson.dumps([kind, actor.id, once])).hexdigest()
+
+
+def body_digest(actor: Actor, body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps([actor.id, dict(body)], option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def no_such(kind: str, id: str, param: str | None = None) -> NotFound:
+    """Return the error for an unknown object, or for one that the actor may not see."""
+    return NotFound(f"There is no {kind} '{id[:64]}'.", param=param or kind)
+
+
+def page_of(items: Sequence[Item], page: int, size: int) -> tuple[Sequence[Item], dict[str, Json]]:
+    """Return a page of a list, and LiteLLM's fields that describe it."""
+    start = (page - 1) * size
+    pages = -(-len(items) // size)
+    return items[start : start + size], {"total_count": len(items), "current_page": page, "total_pages": pages}
+
+
+async def _actor(request: Request) -> Actor:
+    """Return the actor of a request. Raises `NotAllowed` if its role may not use the route."""
+    admin = dependency(request, Administration)
+    if admin.is_keyless:
+        raise InvalidRequest("general_settings.master_key: not set, so there are no keys to administer; set it first.")
+    actor = await admin.actor(request.state.caller)
+    if actor.role not in PERMISSIONS.get(route_of(request.scope), frozenset()):
+        raise NotAllowed(f"The role of this key, '{actor.role}', may not use {route_of(request.scope)}.")
+    return actor
+
+
+AdminDeps = Annotated[Administration, provided(Administration)]
+CurrentActor = Annotated[Actor, Depends(_actor)]
+IdempotencyKey = Annotated[str, Header(description="Creates the object once, however often the request is repeated.")]

@@ -1,0 +1,216 @@
+"""Bodies of the key routes, and a key in LiteLLM's format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from unisono.access.keys import VISIBLE_SUFFIX_LENGTH
+from unisono.api.admin.fields import (
+    NEVER,
+    AdminBody,
+    DurationText,
+    ExpiryText,
+    LimitFields,
+    Metadata,
+    Name,
+    Names,
+    iso,
+    limit_answer,
+    models_answer,
+    period_of,
+    seconds_of,
+    to_models,
+)
+from unisono.api.answer_types import AnswerModel, Object
+from unisono.api.field_types import invalid_field
+from unisono.core.access import KeyRecord
+from unisono.core.conversation import Json
+
+
+class ObjectPermission(AdminBody):
+    """Permitted tool servers, by label. None permits all."""
+
+    mcp_servers: Names | None = None
+    mcp_access_groups: Literal[None] = None
+    mcp_tool_permissions: Literal[None] = None
+    vector_stores: Literal[None] = None
+    agents: Literal[None] = None
+    agent_access_groups: Literal[None] = None
+
+
+class KeySettings(LimitFields):
+    """Settings of a key. `raw` is a field of this gateway: permission for raw completions."""
+
+    key_alias: Name | None = None
+    duration: ExpiryText | None = None
+    models: Names | None = None
+    metadata: Metadata | None = None
+    tags: Names | None = None
+    blocked: bool | None = None
+    budget_id: Name | None = None
+    object_permission: ObjectPermission | None = None
+    raw: bool | None = None
+
+    def applied(self, record: KeyRecord, now: float) -> KeyRecord:
+        """Return the key with the sent settings."""
+        sent = self.model_fields_set
+        limits = self.limits(record.limits)
+        if "budget_duration" in sent and period_of(self.budget_duration) != record.limits.budget_period:
+            # A new period begins with the change of its length.
+            limits = replace(limits, budget_since=now if record.revision else record.created_at)
+        fields: dict[str, Any] = {"limits": limits}
+        if "key_alias" in sent:
+            fields["name"] = self.key_alias or ""
+        if "duration" in sent:
+            is_bounded = self.duration is not None and self.duration != NEVER
+            fields["expires_at"] = now + seconds_of(self.duration or "") if is_bounded else None
+        if "models" in sent:
+            fields["models"] = to_models(self.models)
+        if "blocked" in sent:
+            fields["is_blocked"] = bool(self.blocked)
+        if "budget_id" in sent:
+            fields["budget"] = self.budget_id or ""
+        if "raw" in sent:
+            fields["raw"] = bool(self.raw)
+        if self.object_permission is not None:
+            servers = self.object_permission.mcp_servers
+            fields["mcp_servers"] = None if servers is None else frozenset(servers)
+        return replace(record, **fields, metadata=self._metadata(record))
+
+    def _metadata(self, record: KeyRecord) -> dict[str, Json]:
+        """Return the metadata with the sent tags, which LiteLLM stores in it."""
+        is_sent = "metadata" in self.model_fields_set
+        metadata = dict(self.metadata or {}) if is_sent else dict(record.metadata)
+        tags = self.tags if "tags" in self.model_fields_set else record.metadata.get("tags")
+        if tags and "tags" not in metadata:
+            metadata["tags"] = [*tags] if isinstance(tags, list) else []
+        elif "tags" in self.model_fields_set:
+            metadata["tags"] = [*(self.tags or ())]
+        return metadata
+
+    @model_validator(mode="after")
+    def _has_valid_tags(self) -> KeySettings:
+        tags = (self.metadata or {}).get("tags")
+        if tags is not None and not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
+            raise invalid_field("`metadata.tags` must be a list of strings")
+        return self
+
+
+class GenerateKey(KeySettings):
+    """Body of `/key/generate`."""
+
+    team_id: Name | None = None
+    user_id: Name | None = None
+    key_type: Literal["default", "llm_api"] | None = None
+
+
+class UpdateKey(KeySettings):
+    """Body of `/key/update`.
+
+    A key stays in its team, because the team owns the state that the key stored.
+    """
+
+    key: Name | None = None
+    team_id: Name | None = None
+    user_id: Name | None = None
+
+
+class RegenerateKey(KeySettings):
+    """Body of `/key/regenerate`. The old secret stays valid for `grace_period`."""
+
+    key: Name | None = None
+    grace_period: DurationText | None = None
+
+
+class KeyReference(AdminBody):
+    key: Name
+
+
+class DeleteKeys(AdminBody):
+    keys: Names = Field(default_factory=list)
+    key_aliases: Names = Field(default_factory=list)
+
+
+class KeyInfo(AnswerModel):
+    key: str
+    info: Object
+
+
+class KeyPage(AnswerModel):
+    keys: list[str | Object]
+    total_count: int
+    current_page: int
+    total_pages: int
+
+
+class DeletedKeys(AnswerModel):
+    deleted_keys: list[str]
+
+
+class KeyObject(AnswerModel):
+    """A key in LiteLLM's format. `token` is its id."""
+
+    token: str
+    key_name: str
+    key_alias: str | None
+    team_id: str | None
+    user_id: str | None
+    models: list[str]
+    blocked: bool
+    expires: str | None
+
+
+class GeneratedKey(KeyObject):
+    """A key with its secret, `key`, which is shown once."""
+
+    key: str
+
+
+def state_of(record: KeyRecord, now: float) -> str:
+    """Return LiteLLM's status of a key; a deleted key is `revoked` for good."""
+    if record.revoked_at is not None:
+        return "deleted"
+    if record.is_blocked:
+        return "revoked"
+    return "active" if record.is_valid(now) else "expired"
+
+
+def team_of(record: KeyRecord) -> str | None:
+    """Return the id of the key's team; None for a key with a tenant of its own."""
+    return None if record.tenant == record.id else record.tenant
+
+
+def key_view(record: KeyRecord, now: float) -> dict[str, Json]:
+    """Return a key in LiteLLM's format, without its secret and its spend."""
+    servers: list[Json] | None = None if record.mcp_servers is None else [*sorted(record.mcp_servers)]
+    tags: Sequence[Json] = [f"{name}={value}" for name, value in sorted(record.tags.items())]
+    return {
+        "token": record.id,
+        "token_id": record.id,
+        "key_name": f"sk-...{record.ending[-VISIBLE_SUFFIX_LENGTH:]}",
+        "key_alias": record.name or None,
+        "status": state_of(record, now),
+        "team_id": team_of(record),
+        "user_id": record.user or None,
+        "models": models_answer(record.models),
+        **limit_answer(record.limits, now),
+        "budget_id": record.budget or None,
+        "metadata": dict(record.metadata),
+        "tags": [*_tags_of(record), *tags],
+        "blocked": record.is_blocked,
+        "expires": iso(record.expires_at),
+        "created_at": iso(record.created_at),
+        "created_by": record.created_by or None,
+        "updated_at": iso(record.updated_at or record.created_at),
+        "object_permission": {"mcp_servers": servers},
+        "raw": record.raw,
+    }
+
+
+def _tags_of(record: KeyRecord) -> list[Json]:
+    tags = record.metadata.get("tags")
+    return list(tags) if isinstance(tags, list) else []

@@ -1,0 +1,375 @@
+"""Routes `/key/*`: virtual keys in LiteLLM's format.
+
+A key is named by its secret, or by its id, which LiteLLM calls the token or the hash. Deleting a key revokes it for
+good; its usage stays attributed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from fastapi import Query
+from pydantic import Field
+
+from unisono.access.keys import Issued, Mint, has_form, issued, key_record_has, new_key_id, revoked, rotated
+from unisono.api.admin.administration import (
+    ADMIN,
+    MAX_PAGE_SIZE,
+    AdminDeps,
+    Administration,
+    CurrentActor,
+    IdempotencyKey,
+    body_digest,
+    creation_name,
+    no_such,
+    page_of,
+)
+from unisono.api.admin.fields import seconds_of
+from unisono.api.admin.key_schema import (
+    DeletedKeys,
+    DeleteKeys,
+    GeneratedKey,
+    GenerateKey,
+    KeyInfo,
+    KeyObject,
+    KeyPage,
+    KeyReference,
+    RegenerateKey,
+    UpdateKey,
+    key_view,
+    state_of,
+    team_of,
+)
+from unisono.api.admin.roles import Actor
+from unisono.api.answer_types import Object
+from unisono.api.field_types import QueryModel
+from unisono.api.route_table import BODY_404_409, READ_404, parsed_body
+from unisono.core.access import KeyRecord
+from unisono.core.conversation import Json
+from unisono.core.directory import EntryKind
+from unisono.core.quotas import MILLION, Account, TokenUsage
+from unisono.errors import InvalidRequest, KeyReused, StoreConflict, UnsupportedValue
+
+# Earliest day of the ledger.
+FIRST_DAY = "0000-00-00"
+
+
+async def find_key(admin: Administration, actor: Actor, name: str, *, to_change: bool = False) -> KeyRecord:
+    """Return the key with this id or secret.
+
+    Raises `NotFound`, also if the actor may not see or change it.
+    """
+    if has_form(name):
+        record = await admin.store.key_of((await admin.mint()).digest(name))
+    else:
+        record = await admin.store.key(name)
+    is_visible = record is not None and (actor.changes_key(record) if to_change else actor.sees_key(record))
+    if record is None or record.revoked_at is not None or not is_visible:
+        # The error must not repeat a secret.
+        raise no_such("key", "sk-..." if name.startswith("sk-") else name)
+    return record
+
+
+async def create_key(admin: Administration, actor: Actor, body: GenerateKey, once: str = "") -> dict[str, Json]:
+    """Create a key, once for each Idempotency-Key and each alias, and return it with its secret.
+
+    Raises `InvalidRequest`, `NotFound` for an unknown team, user or budget, `StoreConflict`.
+    """
+    tenant, user = await _owner(admin, actor, body)
+    fields = {name: getattr(body, name) for name in sorted(body.model_fields_set)}
+    digest = body_digest(actor, body.model_dump(mode="json", include=set(fields)))
+    name = creation_name(actor, "key", once) if once else ""
+    key_id = new_key_id()
+    if once:
+        try:
+            key_id = await admin.claim(name, digest, key_id)
+        except KeyReused:
+            raise KeyReused("This Idempotency-Key was already used with another body; use a new one.") from None
+    if body.key_alias:
+        key_id = await _claim_alias(admin, body.key_alias, digest, key_id, is_fixed=bool(once))
+    mint = await admin.mint()
+    plaintext = mint.derived(f"{key_id} {once or body.key_alias}") if once or body.key_alias else ""
+    if plaintext and (repeated := await _created_before(admin, mint, key_id, plaintext)) is not None:
+        return repeated
+    now = admin.clock()
+    new = issued(mint, now, tenant=tenant, key_id=key_id, plaintext=plaintext)
+    record = body.applied(replace(new.record, user=user, created_by=actor.id, once=name), now)
+    audit = admin.audit(actor, "created", "key", record.id, None, key_view(record, now))
+    try:
+        return created_answer(replace(new, record=await admin.store.put_key(record, audit)), now)
+    except StoreConflict:
+        # The same request, sent twice at once.
+        repeated = await _created_before(admin, mint, key_id, plaintext) if plaintext else None
+        if repeated is None:
+            raise
+        return repeated
+
+
+async def _created_before(admin: Administration, mint: Mint, key_id: str, plaintext: str) -> dict[str, Json] | None:
+    """Return the answer of the request that created the key; None if no request has.
+
+    Raises `StoreConflict` if the key has another secret since.
+    """
+    existing = await admin.store.key(key_id)
+    if existing is None:
+        return None
+    if existing.revoked_at is not None or not key_record_has(existing, mint, plaintext):
+        raise StoreConflict("The key of this request was deleted or has a new secret; use another Idempotency-Key.")
+    return created_answer(Issued(existing, plaintext), admin.clock())
+
+
+async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tuple[str, str]:
+    """Return the team and the user of a new key.
+
+    Raises `NotFound` for those outside of the actor's reach.
+    """
+    team, user = body.team_id or "", body.user_id or ""
+    if not actor.changes_all and not user and team not in actor.teams:
+        user = actor.user
+    wanted = [(EntryKind.TEAM, team), (EntryKind.USER, user), (EntryKind.BUDGET, body.budget_id or "")]
+    for (kind, id), entry in zip(wanted, await admin.store.entries(*wanted), strict=True):
+        if not id:
+            continue
+        may_use = entry is not None and actor.sees(entry)
+        if kind is EntryKind.USER and entry is not None and team in actor.teams:
+            # The admin of a team creates keys of its members.
+            (found,) = await admin.store.entries((EntryKind.TEAM, team))
+            may_use = may_use or (found is not None and id in found.members)
+        if not may_use:
+            raise no_such(kind, id, f"{kind}_id")
+    return team, user
+
+
+async def _claim_alias(admin: Administration, alias: str, digest: str, key_id: str, *, is_fixed: bool) -> str:
+    """Return the id of the key that this alias creates.
+
+    Raises `InvalidRequest` if another key has the alias.
+    """
+    taken = InvalidRequest(
+        f"'key_alias': another key has the alias '{alias[:64]}'; choose another, or update that key.", param="key_alias"
+    )
+    try:
+        owner = await admin.claim(f"alias {alias}", digest, key_id)
+    except KeyReused:
+        raise taken from None
+    if owner != key_id and is_fixed:
+        raise taken
+    if any(key.name == alias and key.id != owner and key.revoked_at is None for key in await admin.store.keys()):
+        raise taken
+    return owner
+
+
+async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> list[KeyRecord]:
+    """Return the keys that the actor may see and that match, newest first."""
+    now = admin.clock()
+    wanted: dict[str, Callable[[KeyRecord], bool]] = {
+        "user_id": lambda key: key.user == query.user_id,
+        "team_id": lambda key: team_of(key) == query.team_id,
+        "key_hash": lambda key: key.id == query.key_hash,
+        "key_alias": lambda key: key.name == query.key_alias,
+    }
+    filters = [matches for name, matches in wanted.items() if getattr(query, name) is not None]
+    keys = [
+        key
+        for key in await admin.store.keys()
+        if actor.sees_key(key)
+        and (state_of(key, now) == query.status if query.status else key.revoked_at is None)
+        and all(matches(key) for matches in filters)
+    ]
+    return keys if query.sort_order == "asc" else keys[::-1]
+
+
+async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> KeyRecord:
+    """Change the sent settings of a key. Raises `NotFound`, `InvalidRequest`."""
+    if not body.key:
+        raise InvalidRequest("Missing required field 'key'.", param="key")
+    record = await find_key(admin, actor, body.key, to_change=True)
+    if body.team_id is not None and body.team_id != team_of(record):
+        raise UnsupportedValue(
+            "'team_id': a key stays in its team, which owns what the key stored; create another key.", param="team_id"
+        )
+    if body.user_id is not None and body.user_id != record.user and not actor.changes_all:
+        raise no_such("user", body.user_id, "user_id")
+    for kind, id in ((EntryKind.USER, body.user_id), (EntryKind.BUDGET, body.budget_id)):
+        if id and await admin.entry(kind, id) is None:
+            raise no_such(kind, id, f"{kind}_id")
+    if not actor.changes_all:
+        _check_own_limits(body, record)
+    if body.key_alias and body.key_alias != record.name:
+        owner = await _claim_alias(admin, body.key_alias, record.id, record.id, is_fixed=True)
+        assert owner == record.id
+
+    def change(was: KeyRecord) -> KeyRecord:
+        user = was.user if "user_id" not in body.model_fields_set else body.user_id or ""
+        return body.applied(replace(was, user=user), admin.clock())
+
+    changed = await admin.change_key(actor, record.id, "updated", change, key_view)
+    if record.name and changed.name != record.name:
+        await admin.unclaim(f"alias {record.name}", record.id)
+    return changed
+
+
+def _check_own_limits(body: UpdateKey, record: KeyRecord) -> None:
+    """Refuse that the owner of a key unblocks it."""
+    if record.is_blocked and body.blocked is False:
+        raise InvalidRequest("'blocked': only an admin may unblock a key; omit this field.", param="blocked")
+
+
+async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> list[str]:
+    """Revoke keys for good, all or none, and return their names. Raises `NotFound`."""
+    if not body.keys and not body.key_aliases:
+        raise InvalidRequest("'keys': name at least one key, in `keys` or `key_aliases`.", param="keys")
+    found = [await find_key(admin, actor, name, to_change=True) for name in body.keys]
+    if body.key_aliases:
+        live = {key.name: key for key in await admin.store.keys() if key.revoked_at is None and actor.changes_key(key)}
+        for alias in body.key_aliases:
+            if alias not in live:
+                raise no_such("key", alias, "key_aliases")
+            found.append(live[alias])
+    for record in found:
+        await revoke_key(admin, actor, record)
+    return [*body.keys, *body.key_aliases]
+
+
+async def revoke_key(admin: Administration, actor: Actor, record: KeyRecord) -> KeyRecord:
+    gone = await admin.change_key(actor, record.id, "deleted", lambda was: revoked(was, admin.clock()), key_view)
+    # The alias and the Idempotency-Key may create another key, with another secret.
+    await admin.unclaim(record.once, record.id)
+    if record.name:
+        await admin.unclaim(f"alias {record.name}", record.id)
+    return gone
+
+
+async def block_key(admin: Administration, actor: Actor, name: str, *, is_blocked: bool) -> KeyRecord:
+    record = await find_key(admin, actor, name, to_change=True)
+    action = "blocked" if is_blocked else "unblocked"
+    return await admin.change_key(actor, record.id, action, lambda was: replace(was, is_blocked=is_blocked), key_view)
+
+
+async def regenerate_key(admin: Administration, actor: Actor, name: str, body: RegenerateKey) -> dict[str, Json]:
+    """Give a key another secret and the sent settings; return it with the secret."""
+    record = await find_key(admin, actor, name, to_change=True)
+    mint, latest = await admin.mint(), ""
+    grace_s = 0.0 if body.grace_period is None else float(seconds_of(body.grace_period))
+
+    def change(was: KeyRecord) -> KeyRecord:
+        # The change may run again after a conflict. Only the secret of the last run is stored.
+        nonlocal latest
+        if was.revoked_at is not None:
+            raise no_such("key", was.id)
+        new = rotated(body.applied(was, admin.clock()), mint, admin.clock(), grace_s)
+        latest = new.plaintext
+        return new.record
+
+    changed = await admin.change_key(actor, record.id, "rotated", change, key_view)
+    return created_answer(Issued(changed, latest), admin.clock())
+
+
+async def spend_of(admin: Administration, record: KeyRecord) -> float:
+    """Return the cost of a key in USD, since the day on which its budget period began."""
+    now = admin.clock()
+    start = record.limits.budget_period.window(now, record.limits.budget_since)[0]
+    since = datetime.fromtimestamp(start, UTC).date().isoformat() if start else FIRST_DAY
+    until = datetime.fromtimestamp(now, UTC).date().isoformat()
+    lines = await admin.store.ledger(since, until, Account(record.tenant, record.id))
+    return sum((line.used for line in lines), TokenUsage()).cost / MILLION
+
+
+def created_answer(new: Issued, now: float) -> dict[str, Json]:
+    return {"key": new.plaintext, **key_view(new.record, now)}
+
+
+# -- routes
+
+
+class KeyQuery(QueryModel):
+    """Filters of `/key/list`."""
+
+    page: Annotated[int, Field(ge=1, strict=False)] = 1
+    size: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, strict=False)] = 10
+    user_id: str | None = None
+    team_id: str | None = None
+    key_hash: str | None = None
+    key_alias: str | None = None
+    status: Literal["active", "expired", "revoked", "deleted"] | None = None
+    return_full_object: Annotated[bool, Field(strict=False)] = False
+    sort_order: Literal["asc", "desc"] = "desc"
+
+
+@ADMIN.add("POST", "/key/generate", BODY_404_409, answer=GeneratedKey, body=GenerateKey)
+async def generate_key_route(
+    admin: AdminDeps,
+    actor: CurrentActor,
+    body: Annotated[GenerateKey, parsed_body(GenerateKey)],
+    idempotency_key: IdempotencyKey = "",
+) -> Object:
+    """Create a virtual key; its secret is shown once."""
+    return await create_key(admin, actor, body, idempotency_key)
+
+
+@ADMIN.add("GET", "/key/info", READ_404)
+async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str | None, Query()] = None) -> KeyInfo:
+    """Return a key, by default that of the request."""
+    if not key and actor.key is None:
+        raise InvalidRequest("'key': the master key has no entry; name a key.", param="key")
+    record = await find_key(admin, actor, key or (actor.key.id if actor.key else ""))
+    shown = record.id if key is None or has_form(key) else key
+    return KeyInfo(key=shown, info={**key_view(record, admin.clock()), "spend": await spend_of(admin, record)})
+
+
+@ADMIN.add("GET", "/key/list")
+async def list_key_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[KeyQuery, Query()]) -> KeyPage:
+    """List keys, newest first: ids, or whole keys with `return_full_object`."""
+    keys, counts = page_of(await list_visible(admin, actor, query), query.page, query.size)
+    now = admin.clock()
+    return KeyPage.model_validate(
+        {"keys": [key_view(key, now) if query.return_full_object else key.id for key in keys], **counts}
+    )
+
+
+@ADMIN.add("POST", "/key/update", BODY_404_409, answer=KeyObject, body=UpdateKey)
+async def update_key_route(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateKey, parsed_body(UpdateKey)]
+) -> Object:
+    """Change the settings of a key that the body names; others stay."""
+    record = await update_key(admin, actor, body)
+    return {"key": record.id, **key_view(record, admin.clock())}
+
+
+@ADMIN.add("POST", "/key/delete", BODY_404_409, body=DeleteKeys)
+async def delete_keys_route(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteKeys, parsed_body(DeleteKeys)]
+) -> DeletedKeys:
+    """Revoke keys for good."""
+    names = await delete_keys(admin, actor, body)
+    return DeletedKeys(deleted_keys=["sk-..." if has_form(name) else name for name in names])
+
+
+@ADMIN.add("POST", "/key/block", BODY_404_409, answer=KeyObject, body=KeyReference)
+async def block_key_route(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[KeyReference, parsed_body(KeyReference)]
+) -> Object:
+    """Block a key until it is unblocked."""
+    return key_view(await block_key(admin, actor, body.key, is_blocked=True), admin.clock())
+
+
+@ADMIN.add("POST", "/key/unblock", BODY_404_409, answer=KeyObject, body=KeyReference)
+async def unblock_key_route(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[KeyReference, parsed_body(KeyReference)]
+) -> Object:
+    """Permit a blocked key again."""
+    return key_view(await block_key(admin, actor, body.key, is_blocked=False), admin.clock())
+
+
+@ADMIN.add("POST", "/key/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey)
+async def regenerate_key_route(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[RegenerateKey, parsed_body(RegenerateKey)]
+) -> Object:
+    """Give a key another secret, which is shown once."""
+    name = body.key or (actor.key.id if actor.key else "")
+    if not name:
+        raise InvalidRequest("Missing required field 'key'.", param="key")
+    return await regenerate_key(admin, actor, name, body)

@@ -1,0 +1,130 @@
+"""Roles of the admin API, and the routes that each role may use.
+
+A route that is not in the table is denied. An object outside of the reach of a role is answered like a missing one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from unisono.core.access import KeyRecord
+from unisono.core.directory import DirectoryEntry, EntryKind
+
+# Actor of the master key in audit records.
+MASTER_ACTOR: Final = "master_key"
+
+
+class UserRole(StrEnum):
+    """Role of a user in the gateway, by LiteLLM's name."""
+
+    ADMIN = "proxy_admin"
+    VIEWER = "proxy_admin_viewer"
+    USER = "internal_user"
+    USER_VIEWER = "internal_user_viewer"
+
+
+class MemberRole(StrEnum):
+    """Role of a user in a team."""
+
+    ADMIN = "admin"
+    USER = "user"
+
+
+class Role(StrEnum):
+    """Role of a caller of the admin API, the strongest one that it has."""
+
+    MASTER = "master"
+    ADMIN = "admin"
+    VIEWER = "viewer"
+    TEAM_ADMIN = "team_admin"
+    USER = "user"
+    USER_VIEWER = "user_viewer"
+    # A key without a user.
+    KEY = "key"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Caller of the admin API.
+
+    `key` is its key, None for the master key. `teams` are the ids of the teams that it administers, `member_of` those
+    of its teams.
+    """
+
+    role: Role
+    key: KeyRecord | None = None
+    user: str = ""
+    teams: frozenset[str] = frozenset()
+    member_of: frozenset[str] = frozenset()
+
+    @property
+    def id(self) -> str:
+        return MASTER_ACTOR if self.key is None else self.key.id
+
+    @property
+    def sees_all(self) -> bool:
+        return self.role in {Role.MASTER, Role.ADMIN, Role.VIEWER}
+
+    @property
+    def changes_all(self) -> bool:
+        return self.role in {Role.MASTER, Role.ADMIN}
+
+    def sees_key(self, record: KeyRecord) -> bool:
+        is_own = self.key is not None and self.key.id == record.id
+        is_users = bool(self.user) and record.user == self.user
+        return self.sees_all or is_own or is_users or record.tenant in self.teams
+
+    def changes_key(self, record: KeyRecord) -> bool:
+        """Return True if the actor may change the key: an admin, its team's admin, or its owner."""
+        is_users = self.role in {Role.USER, Role.TEAM_ADMIN} and bool(self.user) and record.user == self.user
+        return self.changes_all or is_users or record.tenant in self.teams
+
+    def sees(self, entry: DirectoryEntry) -> bool:
+        match entry.kind:
+            case EntryKind.TEAM:
+                return self.sees_all or entry.id in self.teams | self.member_of
+            case EntryKind.USER:
+                return self.sees_all or entry.id == self.user
+            case EntryKind.BUDGET:
+                return self.sees_all
+
+    def changes_team(self, entry: DirectoryEntry) -> bool:
+        return self.changes_all or entry.id in self.teams
+
+
+_ADMINS: Final = frozenset({Role.MASTER, Role.ADMIN})
+_VIEWERS: Final = _ADMINS | {Role.VIEWER}
+_TEAM: Final = _ADMINS | {Role.TEAM_ADMIN}
+_OWNERS: Final = _TEAM | {Role.USER}
+_ALL: Final = frozenset(Role)
+
+# Roles that may use a route; every other role gets 403.
+PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
+    "/key/generate": _OWNERS,
+    "/key/info": _ALL,
+    "/key/list": _ALL,
+    "/key/update": _OWNERS,
+    "/key/delete": _OWNERS,
+    "/key/block": _TEAM,
+    "/key/unblock": _TEAM,
+    "/key/regenerate": _OWNERS,
+    "/audit": _VIEWERS,
+}
+
+
+def strongest(user: DirectoryEntry | None, teams: frozenset[str]) -> Role:
+    """Return the role of a virtual key with this user, who administers `teams`."""
+    if user is None:
+        return Role.KEY
+    match user.role:
+        case UserRole.ADMIN:
+            return Role.ADMIN
+        case UserRole.VIEWER:
+            return Role.VIEWER
+        case UserRole.USER_VIEWER:
+            return Role.USER_VIEWER
+        case _:
+            return Role.TEAM_ADMIN if teams else Role.USER
