@@ -19,7 +19,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from unisono.core.access import LOCAL_TENANT, MASTER_TENANT, Caller, KeyDigest, KeyRecord, KeyStore
+from unisono.core.access import (
+    LOCAL_TENANT,
+    MASTER_TENANT,
+    AccessStore,
+    Caller,
+    KeyDigest,
+    KeyRecord,
+    caller_with_shares,
+)
 from unisono.errors import NotAuthenticated, StoreUnavailable
 
 # Plaintext of virtual keys: creation, recognition, and the digest that is stored.
@@ -168,10 +176,18 @@ Salt = Callable[[], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
+class FoundKey:
+    """Key and its caller, which is None if the team or the user of the key is blocked."""
+
+    record: KeyRecord
+    caller: Caller | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Seen:
     """Result of a lookup, and its start by the monotonic clock."""
 
-    record: KeyRecord | None
+    found: FoundKey | None
     at: float
 
 
@@ -184,7 +200,7 @@ class VirtualKeys:
 
     def __init__(
         self,
-        store: KeyStore,
+        store: AccessStore,
         salt: Salt,
         *,
         known_while_down: bool = False,
@@ -199,7 +215,7 @@ class VirtualKeys:
         self._mint: Mint | None = None
         self._salted_at = 0.0
         self._cache: OrderedDict[str, _Seen] = OrderedDict()
-        self._lookups: dict[str, asyncio.Task[KeyRecord | None]] = {}
+        self._lookups: dict[str, asyncio.Task[FoundKey | None]] = {}
         self._down_until = 0.0
 
     async def find(self, presented: str) -> Caller | None:
@@ -213,13 +229,13 @@ class VirtualKeys:
         if mint is None:
             return None
         digest = mint.digest(presented)
-        record = await self._record(digest)
+        found = await self._record(digest)
         now = self._clock()
-        if record is None or not record.is_valid(now):
+        if found is None or not found.record.is_valid(now):
             return None
-        for one in record.digests:
+        for one in found.record.digests:
             if hmac.compare_digest(one.digest, digest) and (one.until is None or now < one.until):
-                return record.caller
+                return found.caller
         return None
 
     async def caller(self, tenant: str, key: str) -> Caller:
@@ -230,7 +246,7 @@ class VirtualKeys:
         record = await self._store.key(key)
         if record is None or record.tenant != tenant:
             return Caller(tenant, key, models=frozenset(), mcp_servers=frozenset())
-        return record.caller
+        return await caller_with_shares(self._store, record) or record.caller
 
     async def _mint_of(self, presented: str) -> Mint | None:
         """Return the `Mint` of the gateway's secret if it issued the key, else None.
@@ -250,29 +266,29 @@ class VirtualKeys:
 
     # -- remembering
 
-    async def _record(self, digest: str) -> KeyRecord | None:
+    async def _record(self, digest: str) -> FoundKey | None:
         seen, now = self._cache.get(digest), self._monotonic()
         if seen is not None and now - seen.at < FRESH_S:
             self._cache.move_to_end(digest)
-            return seen.record
+            return seen.found
         if seen is not None and self._valid_while_down and now < self._down_until:
-            return seen.record
+            return seen.found
         try:
             may_stall = now >= self._down_until
-            if may_stall and seen is not None and seen.record is not None and now - seen.at < STALLED_FRESH_S:
-                return await self._refresh(digest, seen.record)
+            if may_stall and seen is not None and seen.found is not None and now - seen.at < STALLED_FRESH_S:
+                return await self._refresh(digest, seen.found)
             return await self._look_up(digest)
         except StoreUnavailable:
             self._down_until = self._monotonic() + FRESH_S
             if seen is None or not self._valid_while_down:
                 raise
-            return seen.record
+            return seen.found
 
-    async def _look_up(self, digest: str) -> KeyRecord | None:
+    async def _look_up(self, digest: str) -> FoundKey | None:
         """Look up a record; concurrent callers share one lookup, which survives their cancellation."""
         return await asyncio.shield(self._lookup(digest))
 
-    async def _refresh(self, digest: str, known: KeyRecord) -> KeyRecord | None:
+    async def _refresh(self, digest: str, known: FoundKey) -> FoundKey | None:
         """Look up a record, or return `known` if the store stalls: it was valid a moment ago."""
         # Only the first request waits; those that find a pending lookup continue at once.
         is_overdue = digest in self._lookups
@@ -281,7 +297,7 @@ class VirtualKeys:
             await asyncio.wait({looking}, timeout=LOOKUP_WAIT_S)
         return looking.result() if looking.done() else known
 
-    def _lookup(self, digest: str) -> asyncio.Task[KeyRecord | None]:
+    def _lookup(self, digest: str) -> asyncio.Task[FoundKey | None]:
         looking = self._lookups.get(digest)
         if looking is None:
             looking = asyncio.create_task(self._read_record(digest), name="looking for a key")
@@ -289,24 +305,28 @@ class VirtualKeys:
             looking.add_done_callback(lambda task: self._on_lookup(digest, task))
         return looking
 
-    async def _read_record(self, digest: str) -> KeyRecord | None:
+    async def _read_record(self, digest: str) -> FoundKey | None:
         # The age counts from the start of the lookup, so that a change during it is seen by the next one.
         at = self._monotonic()
         try:
-            record = await self._store.key_of(digest)
+            found = await self._find(digest)
         except StoreUnavailable:
             if self._valid_while_down and digest in self._cache:
                 raise
             # A busy machine sometimes misses a short deadline; without a retry, all waiting requests would be
             # refused.
-            record = await self._store.key_of(digest)
-        self._cache[digest] = _Seen(record, at)
+            found = await self._find(digest)
+        self._cache[digest] = _Seen(found, at)
         self._cache.move_to_end(digest)
         while len(self._cache) > MAX_CACHED_KEYS:
             self._cache.popitem(last=False)
-        return record
+        return found
 
-    def _on_lookup(self, digest: str, task: asyncio.Task[KeyRecord | None]) -> None:
+    async def _find(self, digest: str) -> FoundKey | None:
+        record = await self._store.key_of(digest)
+        return None if record is None else FoundKey(record, await caller_with_shares(self._store, record))
+
+    def _on_lookup(self, digest: str, task: asyncio.Task[FoundKey | None]) -> None:
         del self._lookups[digest]
         if not task.cancelled():
             # Retrieve the exception, since all waiting requests may have left.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from unisono.core.minute import Minute
-from unisono.core.quotas import WINDOW_S, Account, QuotaReservation, QuotaStatus
+from unisono.core.quotas import WINDOW_S, Account, QuotaReservation, QuotaStatus, combined
 
 # Maximum number of accounts; the least recently used ones are dropped.
 MAX_ACCOUNTS: Final = 4096
@@ -45,14 +45,19 @@ class LocalLimits:
         self._clock = clock
         self._accounts: OrderedDict[Account, _Counts] = OrderedDict()
 
-    def reserve(self, claim: QuotaReservation) -> QuotaStatus:
-        """Reserve for a claim without a budget, or refuse it as a store would."""
-        counts, now = self._counts(claim.account), self._clock()
-        refusal = counts.minute(now).refusal(claim, len(counts.running))
-        if refusal is not None:
-            return refusal
-        self._count(counts, claim, now)
-        return counts.minute(now).status(claim)
+    def reserve(self, *claims: QuotaReservation) -> QuotaStatus:
+        """Reserve for claims without a budget, all or nothing, or refuse as a store would."""
+        now, statuses = self._clock(), []
+        for claim in claims:
+            counts = self._counts(claim.account)
+            minute = counts.minute(now)
+            refusal = minute.refusal(claim, len(counts.running))
+            statuses.append(refusal or minute.status(claim))
+            if refusal is not None:
+                return combined(claims, statuses)
+        for claim in claims:
+            self._count(self._counts(claim.account), claim, now)
+        return combined(claims, [self._counts(claim.account).minute(now).status(claim) for claim in claims])
 
     def note(self, claim: QuotaReservation) -> None:
         """Count a claim that the store granted, so that it counts here if the store fails."""

@@ -87,7 +87,7 @@ class UsageLedger:
         self._spool = spool or UsageSpool()
         self._on_failure = on_failure
         self._local = LocalLimits()
-        self._open: dict[str, QuotaReservation] = {}
+        self._open: dict[tuple[Account, str], QuotaReservation] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._waiting: deque[_Waiting] = deque()
         self._write_task: asyncio.Task[None] | None = None
@@ -110,24 +110,27 @@ class UsageLedger:
         )
         return self._spool.pending + unspooled
 
-    async def reserve(self, claim: QuotaReservation, *, insist: bool = False) -> QuotaStatus:
-        """Reserve a claim. Raises `StoreUnavailable`.
+    async def reserve(self, *claims: QuotaReservation, insist: bool = False) -> QuotaStatus:
+        """Reserve the claims of a request, all or nothing. Raises `StoreUnavailable`.
 
-        With `insist`, a failed attempt is repeated once; a repeated claim is reserved only once.
+        With `insist`, a failed attempt is repeated once; repeated claims are reserved only once.
         """
         try:
-            status = replace(await self._try_reserve(claim, insist=insist), limits=claim.limits)
+            status = await self._try_reserve(*claims, insist=insist)
         except BaseException:
-            # The claim may be reserved or not.
-            self.release(claim)
+            # The claims may be reserved or not.
+            self.release(*claims)
             raise
+        if len(claims) == 1:
+            status = replace(status, limits=claims[0].limits)
         # Settlements that could not be written still hold their reservations.
         self._store_is_back.set()
         if status.refused is None:
-            self._open[claim.once] = claim
-            # Counted here too, so that the limits hold when the store fails.
-            if not claim.limits.has_budget:
-                self._local.note(claim)
+            for claim in claims:
+                self._open[claim.account, claim.once] = claim
+                # Counted here too, so that the limits hold when the store fails.
+                if not claim.limits.has_budget:
+                    self._local.note(claim)
             if self._renewing is None or self._renewing.done():
                 self._renewing = asyncio.create_task(self._renew(), name="renewing quota reservations")
         return status
@@ -137,20 +140,22 @@ class UsageLedger:
         """True if the last write failed; the write is repeated until the store accepts it."""
         return self._down
 
-    def reserve_locally(self, claim: QuotaReservation) -> QuotaStatus:
-        """Reserve in this process alone, for a claim without a budget, while the store is down."""
-        return replace(self._local.reserve(claim), limits=claim.limits)
+    def reserve_locally(self, *claims: QuotaReservation) -> QuotaStatus:
+        """Reserve in this process alone, for claims without a budget, while the store is down."""
+        status = self._local.reserve(*claims)
+        return replace(status, limits=claims[0].limits) if len(claims) == 1 else status
 
-    async def _try_reserve(self, claim: QuotaReservation, *, insist: bool) -> QuotaStatus:
+    async def _try_reserve(self, *claims: QuotaReservation, insist: bool) -> QuotaStatus:
         if insist:
             with suppress(StoreUnavailable):
-                return await self._accounts.reserve(claim)
+                return await self._accounts.reserve(*claims)
             await asyncio.sleep(MIN_RETRY_PAUSE_S)
-        return await self._accounts.reserve(claim)
+        return await self._accounts.reserve(*claims)
 
-    def release(self, claim: QuotaReservation) -> None:
-        """Release a reservation that was not used and may not exist, in the background."""
-        self.record(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", TokenUsage()), claim))
+    def release(self, *claims: QuotaReservation) -> None:
+        """Release reservations that were not used and may not exist, in the background."""
+        for claim in claims:
+            self.record(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", TokenUsage()), claim))
 
     def record(self, settlement: UsageRecord) -> None:
         """Queue a settlement, to be written in the background; `settle` waits until it is durable."""
@@ -158,7 +163,7 @@ class UsageLedger:
 
     def _queue(self, settlement: UsageRecord) -> _Waiting:
         if settlement.claim is not None:
-            self._open.pop(settlement.claim.once, None)
+            self._open.pop((settlement.claim.account, settlement.claim.once), None)
             self._local.settle(settlement.claim, settlement.entry.used.tokens)
         waiting = _Waiting(settlement, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -172,17 +177,17 @@ class UsageLedger:
             self._write_task = asyncio.create_task(self._write(), name="writing the ledger")
         return waiting
 
-    async def settle(self, settlement: UsageRecord) -> None:
-        """Return when the settlement is durable, or when both the store and the spool fail.
+    async def settle(self, *settlements: UsageRecord) -> None:
+        """Return when the settlements are durable, or when both the store and the spool fail.
 
-        The answer is not delayed further, since it is already generated. The settlement is retried.
+        The answer is not delayed further, since it is already generated. The settlements are retried.
         """
-        waiting = self._queue(settlement)
+        waiting = [self._queue(settlement) for settlement in settlements]
         if not self._is_slow:
-            await asyncio.wait({waiting.durable}, timeout=LEDGER_WAIT_S)
-        if not waiting.durable.done():
+            await asyncio.wait({each.durable for each in waiting}, timeout=LEDGER_WAIT_S)
+        if pending := [each for each in waiting if not each.durable.done()]:
             self._is_slow = True
-            await self._spooled([waiting])
+            await self._spooled(pending)
 
     async def _spooled(self, batch: Sequence[_Waiting]) -> None:
         new = [record for record in batch if record.has_usage and not record.is_spooled and not record.is_written]

@@ -47,7 +47,7 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     try:
         model = catalogue.resolve(name)
     except UnknownModel:
-        if caller.models is None or not name:
+        if not caller.is_restricted or not name:
             raise
     if model is None or not caller.may_use_model(name, model.name, *model.access_groups):
         raise ModelNotAllowed(

@@ -6,16 +6,24 @@ No type here holds a key's plaintext: a record knows it by digests, everything e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from unisono.core.conversation import Json
-from unisono.core.directory import AuditRecord
-from unisono.core.quotas import NO_LIMITS, KeyLimits
+from unisono.core.directory import AuditRecord, DirectoryEntry, DirectoryStore, EntryKind
+from unisono.core.quotas import NO_LIMITS, SHARED_TENANT, Account, KeyLimits
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 
 MASTER_TENANT = "default"
 LOCAL_TENANT = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLimits:
+    """Limits of the team or the user of a key. `account` counts the usage of all its keys."""
+
+    account: Account
+    limits: KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,8 @@ class Caller:
     permitted client-side model names and access groups, `mcp_servers` permitted labels of configured tool servers; None
     permits all. `raw` permits completions that the gateway does not render. `expires_at` is in seconds since 1970.
     `guardrails` are the names of guardrails that the request asks for besides those that always apply, `routing` is the
-    routing that it asks for.
+    routing that it asks for. `shared_limits` and `shared_models` are those of the key's team and user, which apply
+    besides its own.
     """
 
     tenant: str
@@ -41,10 +50,22 @@ class Caller:
     expires_at: float | None = None
     guardrails: frozenset[str] = frozenset()
     routing: RequestedRouting = NO_ROUTING
+    shared_limits: tuple[SharedLimits, ...] = ()
+    shared_models: tuple[frozenset[str], ...] = ()
+
+    @property
+    def is_limited(self) -> bool:
+        return self.limits.limited or any(shared.limits.limited for shared in self.shared_limits)
+
+    @property
+    def is_restricted(self) -> bool:
+        """True if some models may not be permitted."""
+        return self.models is not None or bool(self.shared_models)
 
     def may_use_model(self, *names: str) -> bool:
         """Return True if one of the names or groups of a model is permitted."""
-        return self.models is None or any(name in self.models for name in names)
+        own = () if self.models is None else (self.models,)
+        return all(any(name in permitted for name in names) for permitted in (*own, *self.shared_models))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +155,53 @@ class KeyStore(Protocol):
     async def keys(self) -> tuple[KeyRecord, ...]:
         """Return all keys, revoked ones too, oldest first. Raises `StoreUnreadable`."""
         ...
+
+
+class AccessStore(KeyStore, DirectoryStore, Protocol):
+    """Storage for keys and for the directory."""
+
+
+def shared_account(kind: EntryKind, id: str) -> Account:
+    """Return the account that counts the usage of all keys of a team or of a user."""
+    return Account(SHARED_TENANT, f"{kind} {id}")
+
+
+async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | None:
+    """Return the caller of a key with the limits and models of its team and its user.
+
+    None if one of these is blocked. Raises the errors of the store.
+    """
+    wanted = [(EntryKind.TEAM, record.tenant)] if record.tenant != record.id else []
+    wanted += [(EntryKind.USER, record.user)] if record.user else []
+    own_budget = [(EntryKind.BUDGET, record.budget)] if record.budget else []
+    if not wanted and not own_budget:
+        return record.caller
+    found = [entry for entry in await store.entries(*wanted, *own_budget) if entry is not None]
+    owners = [entry for entry in found if entry.kind is not EntryKind.BUDGET]
+    if any(owner.is_blocked for owner in owners):
+        return None
+    named = {owner.budget for owner in owners if owner.budget}
+    further = await store.entries(*((EntryKind.BUDGET, budget) for budget in sorted(named))) if named else ()
+    budgets = {entry.id: entry for entry in (*found, *further) if entry is not None and entry.kind is EntryKind.BUDGET}
+    return replace(
+        record.caller,
+        limits=with_budget(record.limits, budgets.get(record.budget)),
+        shared_limits=tuple(
+            SharedLimits(shared_account(owner.kind, owner.id), with_budget(owner.limits, budgets.get(owner.budget)))
+            for owner in owners
+        ),
+        shared_models=tuple(owner.models for owner in owners if owner.models is not None),
+    )
+
+
+def with_budget(limits: KeyLimits, budget: DirectoryEntry | None) -> KeyLimits:
+    """Return the limits, with those of a named budget where they have none."""
+    if budget is None:
+        return limits
+    names = ("rpm", "tpm", "max_parallel", "token_budget", "money_budget")
+    missing = {name: getattr(budget.limits, name) for name in names if getattr(limits, name) is None}
+    if limits.has_budget:
+        return replace(limits, **missing)
+    return replace(
+        limits, **missing, budget_period=budget.limits.budget_period, budget_since=budget.limits.budget_since
+    )

@@ -7,8 +7,8 @@ in whole micro-USD, prices in micro-USD per million tokens. Times are the store'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, Literal, Protocol, TypeAlias
@@ -160,8 +160,10 @@ class QuotaStatus:
     requests_reset_s: float = 0.0
     tokens_left: int | None = None
     tokens_reset_s: float = 0.0
-    # Limits of the account; the store does not set them.
+    # Limits of the account; the store sets them only for several claims.
     limits: KeyLimits = NO_LIMITS
+    # Account of several whose limit refused the request.
+    account: Account | None = None
 
     def windows(self) -> Iterator[tuple[str, int, int, float]]:
         """Yield each limit per minute: name, limit, remaining amount, seconds until full again."""
@@ -171,6 +173,39 @@ class QuotaStatus:
         ):
             if limit is not None and remaining is not None:
                 yield name, limit, remaining, reset_s
+
+
+def combined(claims: Sequence[QuotaReservation], statuses: Sequence[QuotaStatus]) -> QuotaStatus:
+    """Return the status of joint claims: the refusal, or the least of what remains.
+
+    A refusal is the last status; later claims have none.
+    """
+    if len(claims) == 1:
+        return statuses[0]
+    last = statuses[-1]
+    if last.refused is not None:
+        claim = claims[len(statuses) - 1]
+        return replace(last, limits=claim.limits, account=claim.account)
+    outputs = [status.output for status in statuses if status.output is not None]
+    both = list(zip(claims, statuses, strict=False))
+    requests = min((each for each in both if each[1].requests_left is not None), key=_requests_left, default=both[0])
+    tokens = min((each for each in both if each[1].tokens_left is not None), key=_tokens_left, default=both[0])
+    return QuotaStatus(
+        output=min(outputs, default=None),
+        requests_left=requests[1].requests_left,
+        requests_reset_s=requests[1].requests_reset_s,
+        tokens_left=tokens[1].tokens_left,
+        tokens_reset_s=tokens[1].tokens_reset_s,
+        limits=replace(claims[0].limits, rpm=requests[0].limits.rpm, tpm=tokens[0].limits.tpm),
+    )
+
+
+def _requests_left(each: tuple[QuotaReservation, QuotaStatus]) -> int:
+    return each[1].requests_left or 0
+
+
+def _tokens_left(each: tuple[QuotaReservation, QuotaStatus]) -> int:
+    return each[1].tokens_left or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +286,11 @@ def entries_of(
 class AccountStore(Protocol):
     """Storage for accounts. Every method may raise `StoreUnavailable`."""
 
-    async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
-        """Reserve everything that a claim requests, or nothing. Repeating a claim reserves once."""
+    async def reserve(self, claim: QuotaReservation, *others: QuotaReservation) -> QuotaStatus:
+        """Reserve everything that the claims of one request ask for, or nothing.
+
+        Each claim has another account. Repeating them reserves once.
+        """
         ...
 
     async def extend(self, *claims: QuotaReservation) -> None:

@@ -21,7 +21,17 @@ from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
+from unisono.core.quotas import (
+    SHARED_TENANT,
+    Account,
+    KeyLimits,
+    LedgerLine,
+    QuotaKind,
+    QuotaReservation,
+    QuotaStatus,
+    TokenUsage,
+    UsageRecord,
+)
 from unisono.engine.journal import generated_in
 from unisono.engine.request import GenerationRequest, GenerationService, RequestOrigin, Resumption
 from unisono.errors import LimitReached, QuotaExceeded, ShuttingDown, StoreUnavailable, TokensLimited, UnisonoError
@@ -41,7 +51,7 @@ NEVER_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Error for a limit; `again_s` is the retry delay if none is known."""
+    """Error for a limit of `{owner}`; `again_s` is the retry delay if none is known."""
 
     error: type[LimitReached]
     message: str
@@ -49,16 +59,18 @@ class Refusal:
 
 
 REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
-    QuotaKind.REQUESTS: Refusal(LimitReached, "This key has made all the requests it may make in a minute.", NEVER_S),
-    QuotaKind.TOKENS: Refusal(
-        TokensLimited, "This request needs more tokens than its key has left in a minute.", NEVER_S
+    QuotaKind.REQUESTS: Refusal(
+        LimitReached, "This {owner} has made all the requests it may make in a minute.", NEVER_S
     ),
-    QuotaKind.PARALLEL: Refusal(LimitReached, "This key has as many requests running as it may have at once.", 1.0),
-    QuotaKind.TOKEN_BUDGET: Refusal(QuotaExceeded, "The token budget of this key is spent.", NEVER_S),
-    QuotaKind.MONEY_BUDGET: Refusal(QuotaExceeded, "The budget of this key is spent.", NEVER_S),
+    QuotaKind.TOKENS: Refusal(
+        TokensLimited, "This request needs more tokens than its {owner} has left in a minute.", NEVER_S
+    ),
+    QuotaKind.PARALLEL: Refusal(LimitReached, "This {owner} has as many requests running as it may have at once.", 1.0),
+    QuotaKind.TOKEN_BUDGET: Refusal(QuotaExceeded, "The token budget of this {owner} is spent.", NEVER_S),
+    QuotaKind.MONEY_BUDGET: Refusal(QuotaExceeded, "The budget of this {owner} is spent.", NEVER_S),
     QuotaKind.BUDGET_RESERVED: Refusal(
         LimitReached,
-        "Running requests have reserved the rest of this key's budget; try again when they have ended.",
+        "Running requests have reserved the rest of this {owner}'s budget; try again when they have ended.",
         1.0,
     ),
 }
@@ -91,13 +103,32 @@ class Metering:
     def __call__(self, request: GenerationRequest) -> QuotaGate:
         return QuotaGate(self, request)
 
+    async def claims(self, request: GenerationRequest, caller: Caller) -> tuple[QuotaReservation, ...]:
+        """Return the reservations for a request: of its key, and of the key's team and user.
+
+        Raises the errors of an invalid conversation.
+        """
+        limited = [shared for shared in caller.shared_limits if shared.limits.limited]
+        whole = [caller.limits, *(shared.limits for shared in limited)]
+        sent = await self._sent(request, any(limits.has_budget for limits in whole))
+        own = Account(request.origin.tenant, caller.key)
+        claims = [self._claim(request, own, caller.limits, sent)] if caller.limits.limited else []
+        claims += [self._claim(request, shared.account, shared.limits, sent) for shared in limited]
+        return tuple(replace(claim, once=claims[0].once) for claim in claims)
+
     async def claim(self, request: GenerationRequest, caller: Caller) -> QuotaReservation:
-        """Return the reservation for a request. Raises the errors of an invalid conversation."""
+        """Return the reservation of the caller's own limits. Raises as `claims`."""
+        sent = await self._sent(request, caller.limits.has_budget)
+        return self._claim(request, Account(request.origin.tenant, caller.key), caller.limits, sent)
+
+    async def _sent(self, request: GenerationRequest, has_budget: bool) -> int:
+        return await self.service.count(request) if has_budget else _estimated_tokens(request)
+
+    def _claim(self, request: GenerationRequest, account: Account, limits: KeyLimits, sent: int) -> QuotaReservation:
         # The shared budgets have a caller of their own; the routing belongs to the request.
         sender = request.origin.caller
         fallbacks = sender.routing.fallbacks or () if sender is not None else ()
-        limits, price = caller.limits, self.prices.ceiling(request.model, *fallbacks)
-        sent = await self.service.count(request) if limits.has_budget else _estimated_tokens(request)
+        price = self.prices.ceiling(request.model, *fallbacks)
         # No answer is longer, whatever number a client sends; stores and prices compute with the reserved amount.
         most = MAX_TOKENS if request.answer.max_tokens is None else min(request.answer.max_tokens, MAX_TOKENS)
         least = min(most, EXPECTED_TOKENS)
@@ -106,7 +137,7 @@ class Metering:
             least = max(1, min(least, limits.tpm - sent))
         start, ends = limits.budget_period.window(self.clock(), limits.budget_since)
         return QuotaReservation(
-            account=Account(request.origin.tenant, caller.key),
+            account=account,
             once=token_hex(12),
             limits=limits,
             input=sent,
@@ -120,18 +151,18 @@ class Metering:
             is_owed=bool(request.resumption.journal),
         )
 
-    async def status(self, claim: QuotaReservation) -> QuotaStatus | None:
-        """Return the status of a claim; None if the request is unlimited because the store is down."""
+    async def status(self, *claims: QuotaReservation) -> QuotaStatus | None:
+        """Return the status of claims; None if the request is unlimited because the store is down."""
         # A budget must not be overdrawn, and this process does not know how much of it others spend.
-        can_count_locally = not self.is_lenient and not claim.limits.has_budget
+        can_count_locally = not self.is_lenient and not any(claim.limits.has_budget for claim in claims)
         # A request does not wait for a store that just failed.
         if can_count_locally and self.ledger.is_down:
-            return self.ledger.reserve_locally(claim)
+            return self.ledger.reserve_locally(*claims)
         try:
-            return await self.ledger.reserve(claim, insist=not self.is_lenient)
+            return await self.ledger.reserve(*claims, insist=not self.is_lenient)
         except StoreUnavailable:
             if can_count_locally:
-                return self.ledger.reserve_locally(claim)
+                return self.ledger.reserve_locally(*claims)
             if self.is_lenient:
                 return None
             raise
@@ -155,7 +186,7 @@ class Metering:
             resumption=Resumption(seed=response_id),
         )
         usage = Usage(completion_tokens=generated_in(journal))
-        self.ledger.record(self.settlement(request, usage, "", "", None, errors=1))
+        self.ledger.record(self.settlement(request, usage, "", "", errors=1))
 
     def settlement(
         self,
@@ -163,10 +194,9 @@ class Metering:
         usage: Usage,
         backend: str,
         served: str,
-        claim: QuotaReservation | None,
         errors: int,
     ) -> UsageRecord:
-        """Return a usage record, cumulative under the request's seed.
+        """Return a usage record without a claim, cumulative under the request's seed.
 
         Processes that continue one response thus charge each token once.
         """
@@ -184,7 +214,7 @@ class Metering:
         day = datetime.fromtimestamp(self.clock(), UTC).date().isoformat()
         key = request.origin.caller.key if request.origin.caller is not None else ""
         entry = LedgerLine(Account(request.origin.tenant, key), request.model, day, used, served)
-        return UsageRecord(request.resumption.seed or token_hex(12), entry, claim)
+        return UsageRecord(request.resumption.seed or token_hex(12), entry)
 
 
 class QuotaGate(Gate):
@@ -193,7 +223,7 @@ class QuotaGate(Gate):
     def __init__(self, metering: Metering, request: GenerationRequest) -> None:
         self._metering = metering
         self._request = request
-        self._reservation: QuotaReservation | None = None
+        self._reservations: tuple[QuotaReservation, ...] = ()
         # True from the admission until the usage is recorded.
         self._is_owed = False
         # True if the budget limits the answer.
@@ -207,7 +237,7 @@ class QuotaGate(Gate):
         Raises `LimitReached` if a limit of the key does not allow the request, and `StoreUnavailable`.
         """
         self._request = request
-        if request.origin.caller is not None and request.origin.caller.limits.limited:
+        if request.origin.caller is not None and request.origin.caller.is_limited:
             request = await self._reserve(request, request.origin.caller)
         # A cancellation from here on settles the reservation.
         self._is_owed = True
@@ -222,7 +252,7 @@ class QuotaGate(Gate):
         if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
             self.report.unmet = "The budget of this key had no room for a longer answer."
         self._is_owed = False
-        await self._metering.ledger.settle(self.usage_record(finished.usage))
+        await self._metering.ledger.settle(*self._settlements(self.usage_record(finished.usage)))
 
     def end(self, error: BaseException | None) -> None:
         """Record the usage so far, if the end of the answer has not settled it.
@@ -231,25 +261,34 @@ class QuotaGate(Gate):
         """
         if self._is_owed:
             self._is_owed = False
-            self._metering.ledger.record(self.unfinished_record(error))
+            for settlement in self._settlements(self.unfinished_record(error)):
+                self._metering.ledger.record(settlement)
+
+    def _settlements(self, record: UsageRecord) -> list[UsageRecord]:
+        """Return the usage records of the key, and of the team and the user that it reserved for."""
+        own = record.entry.account
+        mine = next((claim for claim in self._reservations if claim.account == own), None)
+        others = (claim for claim in self._reservations if claim.account != own)
+        shared = [replace(record, entry=replace(record.entry, account=claim.account), claim=claim) for claim in others]
+        return [replace(record, claim=mine), *shared]
 
     def release(self) -> None:
-        if self._is_owed and self._reservation is not None:
-            self._metering.ledger.release(self._reservation)
+        if self._is_owed:
+            self._metering.ledger.release(*self._reservations)
         self._is_owed = False
 
     async def _reserve(self, request: GenerationRequest, caller: Caller) -> GenerationRequest:
         """Return the request with the token limit of its reservation."""
-        claim = await self._metering.claim(request, caller)
-        if (status := await self._metering.status(claim)) is None:
+        claims = await self._metering.claims(request, caller)
+        if (status := await self._metering.status(*claims)) is None:
             return request
         if status.refused is not None:
             raise refused(status.refused, status)
-        self._reservation = claim
+        self._reservations = claims
         self.report.standing = status
         if status.output is None:
             return request
-        self._is_capped = status.output < claim.max_output
+        self._is_capped = status.output < claims[0].max_output
         # No context holds more than MAX_TOKENS; a pass-through request states its limit itself.
         is_limited = self._is_capped or request.passthrough is not None
         return replace(request, answer=replace(request.answer, max_tokens=status.output)) if is_limited else request
@@ -273,7 +312,7 @@ class QuotaGate(Gate):
         """Return the usage record of the generation."""
         request, report = self._request, self.report
         served = "" if report.served_model == request.model else report.served_model
-        record = self._metering.settlement(request, usage, report.backend, served, self._reservation, errors)
+        record = self._metering.settlement(request, usage, report.backend, served, errors)
         report.facts.cost = record.entry.used.cost
         return record
 
@@ -281,7 +320,11 @@ class QuotaGate(Gate):
 def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
     refusal = REFUSALS[limit]
     again_s = refusal.again_s if status.retry_after_s is None else status.retry_after_s
-    return refusal.error(refusal.message, retry_after_s=again_s, quota=status)
+    owner = "key"
+    if status.account is not None and status.account.tenant == SHARED_TENANT:
+        # The account of a team or of a user: its kind and its id.
+        owner = status.account.key.partition(" ")[0]
+    return refusal.error(refusal.message.format(owner=owner), retry_after_s=again_s, quota=status)
 
 
 def _estimated_tokens(request: GenerationRequest) -> int:

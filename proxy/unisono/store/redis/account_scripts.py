@@ -96,57 +96,45 @@ end
 RESERVE = Script(
     CLAIMS
     + """
-local minute, open, held, spent = unpack(KEYS)
-local once, input, least, most = arg(), tonumber(arg()), tonumber(arg()), tonumber(arg())
-local input_cost, output_price, for_ms = tonumber(arg()), tonumber(arg()), tonumber(arg())
-local ends_ms, owed, share = tonumber(arg()), arg() == '1', tonumber(arg())
-local rpm, tpm, parallel = tonumber(arg()), tonumber(arg()), tonumber(arg())
-local token_budget, money_budget = tonumber(arg()), tonumber(arg())
+local share, claims = tonumber(arg()), {}
+for n = 1, #KEYS, 4 do
+  local claim = {minute = KEYS[n], open = KEYS[n + 1], held = KEYS[n + 2], spent = KEYS[n + 3], once = arg()}
+  claim.input, claim.least, claim.most = tonumber(arg()), tonumber(arg()), tonumber(arg())
+  claim.input_cost, claim.output_price, claim.for_ms = tonumber(arg()), tonumber(arg()), tonumber(arg())
+  claim.ends_ms, claim.owed = tonumber(arg()), arg() == '1'
+  claim.rpm, claim.tpm, claim.parallel = tonumber(arg()), tonumber(arg()), tonumber(arg())
+  claim.token_budget, claim.money_budget = tonumber(arg()), tonumber(arg())
+  claim.tokens = claim.input + claim.least
+  claims[#claims + 1] = claim
+end
 local now = clock()
 local second = math.floor(now / 1000)
 -- A full server rejects only the first write of a script, and only one that may need memory. A reservation must not
 -- be made if its settlement would be rejected.
-redis.call('HINCRBY', minute, 'requests', 0)
-drop_lapsed(open, held, now)
-local sums = read_minute(minute, second)
-local tokens = input + least
+redis.call('HINCRBY', claims[1].minute, 'requests', 0)
 
-local function told(refused, again, output)
-  local left_requests = rpm and math.max(0, rpm - sums.requests) or -1
-  local left_tokens = tpm and math.max(0, tpm - sums.tokens) or -1
+local answers = {}
+local function add_status(claim, refused, again, output)
+  local sums = claim.sums
+  local left_requests = claim.rpm and math.max(0, claim.rpm - sums.requests) or -1
+  local left_tokens = claim.tpm and math.max(0, claim.tpm - sums.tokens) or -1
   local all_requests, all_tokens = until_free(sums.last_requests, now), until_free(sums.last_tokens, now)
-  return {'ok', {refused, again or -1, output or -1, left_requests, all_requests, left_tokens, all_tokens}}
-end
-
-local there = redis.call('HGET', held, once)
-if there then
-  return told('', nil, tonumber(string.match(there, ':(-?%d+)$')))
-end
-if not owed then
-  if rpm and sums.requests + 1 > rpm then
-    local again = frees(minute, 'r', sums.requests + 1 - rpm, now)
-    return told('requests', rpm > 0 and again or nil)
-  end
-  if tpm and sums.tokens + tokens > tpm then
-    local again = frees(minute, 't', sums.tokens + tokens - tpm, now)
-    return told('tokens', tokens <= tpm and again or nil)
-  end
-  if parallel and redis.call('ZCARD', open) >= parallel then return told('parallel') end
+  answers[#answers + 1] = {refused, again or -1, output or -1, left_requests, all_requests, left_tokens, all_tokens}
 end
 
 -- Returns the output tokens that the budgets permit, or nil and the exhausted budget.
-local function find_room(used_tokens, used_cost)
-  local room = most
-  if token_budget then
-    local left = token_budget - used_tokens - input
+local function find_room(claim, used_tokens, used_cost)
+  local room, least, owed = claim.most, claim.least, claim.owed
+  if claim.token_budget then
+    local left = claim.token_budget - used_tokens - claim.input
     if left < 1 and not owed then return nil, 'token_budget' end
     room = math.min(room, math.max(least, math.floor(left / share)), math.max(left, owed and least or 0))
   end
-  if money_budget then
-    local left = money_budget - used_cost - input_cost
-    if (left < 0 or used_cost >= money_budget) and not owed then return nil, 'money_budget' end
-    if output_price > 0 then
-      local left_output = math.floor(math.max(left, 0) * 1000000 / output_price)
+  if claim.money_budget then
+    local left = claim.money_budget - used_cost - claim.input_cost
+    if (left < 0 or used_cost >= claim.money_budget) and not owed then return nil, 'money_budget' end
+    if claim.output_price > 0 then
+      local left_output = math.floor(math.max(left, 0) * 1000000 / claim.output_price)
       if left_output < 1 and not owed then return nil, 'money_budget' end
       room = math.min(room, math.max(least, math.floor(left_output / share)),
         math.max(left_output, owed and least or 0))
@@ -155,42 +143,105 @@ local function find_room(used_tokens, used_cost)
   return room
 end
 
-local output, cost = -1, 0
-if token_budget or money_budget then
-  local sum = redis.call('HMGET', spent, 'tokens', 'cost')
+-- Returns the limit that refuses a claim, and the milliseconds until it no longer does. Sets the claim's room.
+local function refusal(claim)
+  local sums, tokens = claim.sums, claim.tokens
+  if not claim.owed then
+    if claim.rpm and sums.requests + 1 > claim.rpm then
+      local again = frees(claim.minute, 'r', sums.requests + 1 - claim.rpm, now)
+      return 'requests', claim.rpm > 0 and again or nil
+    end
+    if claim.tpm and sums.tokens + tokens > claim.tpm then
+      local again = frees(claim.minute, 't', sums.tokens + tokens - claim.tpm, now)
+      return 'tokens', tokens <= claim.tpm and again or nil
+    end
+    if claim.parallel and redis.call('ZCARD', claim.open) >= claim.parallel then return 'parallel' end
+  end
+  if not claim.token_budget and not claim.money_budget then return end
+  local sum = redis.call('HMGET', claim.spent, 'tokens', 'cost')
   local spent_tokens, spent_cost = tonumber(sum[1] or 0), tonumber(sum[2] or 0)
   local used_tokens, used_cost = spent_tokens, spent_cost
-  for _, one in ipairs(redis.call('HVALS', held)) do
+  for _, one in ipairs(redis.call('HVALS', claim.held)) do
     local held_tokens, held_cost = string.match(one, '^%d+:%d+:(%d+):(%d+):')
     used_tokens, used_cost = used_tokens + tonumber(held_tokens), used_cost + tonumber(held_cost)
   end
-  local room = find_room(used_tokens, used_cost)
-  if not room then
-    local _, budget = find_room(spent_tokens, spent_cost)
-    if not budget then return told('budget_reserved') end
-    return told(budget, ends_ms >= 0 and math.max(0, ends_ms - now) or nil)
+  claim.room = find_room(claim, used_tokens, used_cost)
+  if not claim.room then
+    local _, budget = find_room(claim, spent_tokens, spent_cost)
+    if not budget then return 'budget_reserved' end
+    return budget, claim.ends_ms >= 0 and math.max(0, claim.ends_ms - now) or nil
   end
-  output = room
-  cost = input_cost + math.ceil(output * output_price / 1000000)
 end
 
-sums.requests = sums.requests + 1
-sums.tokens = sums.tokens + tokens
--- The clock may have been set back.
-sums.oldest = math.min(sums.oldest, second)
-sums.last_requests = math.max(sums.last_requests, second)
-if tokens > 0 then sums.last_tokens = math.max(sums.last_tokens, second) end
-redis.call('HINCRBY', minute, 'r' .. second, 1)
-redis.call('HINCRBY', minute, 't' .. second, tokens)
-redis.call('HSET', minute, 'oldest', sums.oldest, 'requests', sums.requests, 'tokens', sums.tokens,
-  'last_requests', sums.last_requests, 'last_tokens', sums.last_tokens)
-redis.call('PEXPIRE', minute, (window + 2) * 1000)
-redis.call('ZADD', open, now + for_ms, once)
-redis.call('HSET', held, once,
-  string.format('%d:%d:%d:%d:%d', second, tokens, input + math.max(output, 0), cost, output))
-redis.call('PEXPIRE', open, for_ms + 60000)
-redis.call('PEXPIRE', held, for_ms + 60000)
-return told('', nil, output)
+local room
+for n, claim in ipairs(claims) do
+  drop_lapsed(claim.open, claim.held, now)
+  claim.sums = read_minute(claim.minute, second)
+  local there = redis.call('HGET', claim.held, claim.once)
+  if there then
+    -- The claims were reserved together before.
+    add_status(claim, '', nil, tonumber(string.match(there, ':(-?%d+)$')))
+  else
+    local refused, again = refusal(claim)
+    if refused then
+      -- The refusal is the last answer, at the position of its claim.
+      answers = {}
+      for before = 1, n - 1 do add_status(claims[before], '') end
+      add_status(claim, refused, again)
+      return {'ok', answers}
+    end
+    if claim.room then room = math.min(room or claim.room, claim.room) end
+  end
+end
+if #answers > 0 then return {'ok', answers} end
+
+for _, claim in ipairs(claims) do
+  local sums, tokens, minute = claim.sums, claim.tokens, claim.minute
+  local output, cost = -1, 0
+  if claim.room then
+    output = room
+    cost = claim.input_cost + math.ceil(output * claim.output_price / 1000000)
+  end
+  sums.requests = sums.requests + 1
+  sums.tokens = sums.tokens + tokens
+  -- The clock may have been set back.
+  sums.oldest = math.min(sums.oldest, second)
+  sums.last_requests = math.max(sums.last_requests, second)
+  if tokens > 0 then sums.last_tokens = math.max(sums.last_tokens, second) end
+  redis.call('HINCRBY', minute, 'r' .. second, 1)
+  redis.call('HINCRBY', minute, 't' .. second, tokens)
+  redis.call('HSET', minute, 'oldest', sums.oldest, 'requests', sums.requests, 'tokens', sums.tokens,
+    'last_requests', sums.last_requests, 'last_tokens', sums.last_tokens)
+  redis.call('PEXPIRE', minute, (window + 2) * 1000)
+  redis.call('ZADD', claim.open, now + claim.for_ms, claim.once)
+  redis.call('HSET', claim.held, claim.once,
+    string.format('%d:%d:%d:%d:%d', second, tokens, claim.input + math.max(output, 0), cost, output))
+  redis.call('PEXPIRE', claim.open, claim.for_ms + 60000)
+  redis.call('PEXPIRE', claim.held, claim.for_ms + 60000)
+  add_status(claim, '', nil, output)
+end
+return {'ok', answers}
+"""
+)
+
+# A cluster cannot reserve in several slots at once: the claims before a refused one are undone.
+UNDO_CLAIM = Script(
+    CLAIMS
+    + """
+local minute, open, held = unpack(KEYS)
+local once = arg()
+local there = redis.call('HGET', held, once)
+if not there then return {'ok'} end
+local at, tokens = string.match(there, '^(%d+):(%d+):')
+redis.call('HDEL', held, once)
+redis.call('ZREM', open, once)
+if redis.call('HEXISTS', minute, 'r' .. at) == 1 then
+  redis.call('HINCRBY', minute, 'r' .. at, -1)
+  redis.call('HINCRBY', minute, 'requests', -1)
+  redis.call('HINCRBY', minute, 'tokens', -tonumber(tokens))
+  if redis.call('HINCRBY', minute, 't' .. at, -tonumber(tokens)) == 0 then forget_second(minute, tonumber(at)) end
+end
+return {'ok'}
 """
 )
 

@@ -1,5 +1,7 @@
 """Accounts in Redis, each in one hash slot: reserving and settling are one script each.
 
+A cluster reserves in several accounts one after the other, and undoes all if one of them refuses.
+
 Usage of the last minute is stored in buckets of one second. A bucket counts until its last instant is a whole window
 old, so no window exceeds the limit, whenever it begins. Running sums are stored with the buckets, so that a claim reads
 only buckets that ended since the previous claim. The clock is the server's.
@@ -10,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import orjson
 
@@ -24,10 +28,11 @@ from unisono.core.quotas import (
     QuotaStatus,
     TokenUsage,
     UsageRecord,
+    combined,
     entries_of,
 )
 from unisono.store.redis import keys
-from unisono.store.redis.account_scripts import EXTEND_CLAIMS, RESERVE, SETTLE
+from unisono.store.redis.account_scripts import EXTEND_CLAIMS, RESERVE, SETTLE, UNDO_CLAIM
 from unisono.store.redis.connection import Link
 from unisono.store.redis.script_args import Args, milliseconds
 
@@ -44,24 +49,40 @@ class RedisAccounts:
     # Accounts and days that this process has already added to the list of ledgers.
     _known_accounts: set[tuple[Account, str]]
 
-    async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
-        limits = claim.limits
-        args: Args = [
-            *(claim.once, claim.input, claim.expected_output, claim.max_output, claim.input_cost, claim.output_price),
-            *(milliseconds(claim.for_s), _expiry(claim), int(claim.is_owed), SHARE),
-            *map(_bound, (limits.rpm, limits.tpm, limits.max_parallel, limits.token_budget, limits.money_budget)),
-        ]
-        found = await self._link.act(RESERVE, _named(claim), args)
-        refused, again, output, requests, requests_ms, tokens, tokens_ms = found
-        return QuotaStatus(
-            refused=QuotaKind(bytes(refused).decode()) if refused else None,
-            retry_after_s=None if again < 0 else again / 1000,
-            output=None if output < 0 else output,
-            requests_left=None if requests < 0 else requests,
-            requests_reset_s=requests_ms / 1000,
-            tokens_left=None if tokens < 0 else tokens,
-            tokens_reset_s=tokens_ms / 1000,
-        )
+    async def reserve(self, claim: QuotaReservation, *others: QuotaReservation) -> QuotaStatus:
+        claims = (claim, *others)
+        if others and self._link.is_cluster:
+            return combined(claims, await self._reserve_in_turn(claims))
+        return combined(claims, await self._reserve(claims))
+
+    async def _reserve(self, claims: Sequence[QuotaReservation]) -> list[QuotaStatus]:
+        """Reserve in one operation. The status of a refused claim is the last one."""
+        named = [key for claim in claims for key in _named(claim)]
+        args: Args = [SHARE, *(part for claim in claims for part in _claim_args(claim))]
+        return [_to_status(row) for row in await self._link.act(RESERVE, named, args)]
+
+    async def _reserve_in_turn(self, claims: Sequence[QuotaReservation]) -> list[QuotaStatus]:
+        """Reserve one after the other, and undo all if one is refused or fails.
+
+        No limit is exceeded. A refused request may hold back another one for a moment.
+        """
+        statuses: list[QuotaStatus] = []
+        room: int | None = None
+        try:
+            for claim in claims:
+                if room is not None:
+                    claim = replace(claim, max_output=min(claim.max_output, room))
+                (status,) = await self._reserve([claim])
+                statuses.append(status)
+                if status.output is not None:
+                    room = status.output if room is None else min(room, status.output)
+                if status.refused is not None:
+                    break
+        finally:
+            if len(statuses) < len(claims) or statuses[-1].refused is not None:
+                for claim in claims[: len(statuses) + 1]:
+                    await self._link.act(UNDO_CLAIM, _named(claim)[:3], [claim.once])
+        return statuses
 
     async def extend(self, *claims: QuotaReservation) -> None:
         of_account: dict[Account, list[QuotaReservation]] = defaultdict(list)
@@ -143,6 +164,28 @@ def _used(fields: object) -> Iterable[tuple[str, TokenUsage]]:
         of_model[model][name] = int(amount)
     for model in sorted(of_model):
         yield model, TokenUsage(**of_model[model])
+
+
+def _claim_args(claim: QuotaReservation) -> Args:
+    limits = claim.limits
+    return [
+        *(claim.once, claim.input, claim.expected_output, claim.max_output, claim.input_cost, claim.output_price),
+        *(milliseconds(claim.for_s), _expiry(claim), int(claim.is_owed)),
+        *map(_bound, (limits.rpm, limits.tpm, limits.max_parallel, limits.token_budget, limits.money_budget)),
+    ]
+
+
+def _to_status(row: Sequence[Any]) -> QuotaStatus:
+    refused, again, output, requests, requests_ms, tokens, tokens_ms = row
+    return QuotaStatus(
+        refused=QuotaKind(bytes(refused).decode()) if refused else None,
+        retry_after_s=None if again < 0 else again / 1000,
+        output=None if output < 0 else output,
+        requests_left=None if requests < 0 else requests,
+        requests_reset_s=requests_ms / 1000,
+        tokens_left=None if tokens < 0 else tokens,
+        tokens_reset_s=tokens_ms / 1000,
+    )
 
 
 def _named(claim: QuotaReservation) -> list[str]:

@@ -58,6 +58,11 @@ class Link:
         self._client = self._server.client
         self._connection_slots = asyncio.Semaphore(AT_ONCE)
 
+    @property
+    def is_cluster(self) -> bool:
+        """True if the keys of one script must be in one hash slot."""
+        return isinstance(self._client, RedisCluster)
+
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         task = asyncio.current_task()

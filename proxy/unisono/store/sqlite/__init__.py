@@ -327,8 +327,8 @@ class SqliteStore(SqliteAccess):
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
         return await self._run(leases.count, tenant, name, amount, once, for_s)
 
-    async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
-        return await self._run(accounts.reserve, claim)
+    async def reserve(self, claim: QuotaReservation, *others: QuotaReservation) -> QuotaStatus:
+        return await self._run(accounts.reserve, (claim, *others))
 
     async def extend(self, *claims: QuotaReservation) -> None:
         await self._run(accounts.extend, claims)

@@ -21,6 +21,7 @@ from unisono.core.quotas import (
     QuotaStatus,
     TokenUsage,
     UsageRecord,
+    combined,
     entries_of,
 )
 from unisono.store.sqlite.schema import Transaction
@@ -53,7 +54,33 @@ EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AN
 COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' * (4 + len(USED)))})"  # noqa: S608
 
 
-def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
+def reserve(act: Transaction, claims: Sequence[QuotaReservation]) -> QuotaStatus:
+    statuses: list[QuotaStatus] = []
+    rooms: list[int | None] = []
+    for position, claim in enumerate(claims):
+        found = _check(act, claim)
+        if isinstance(found, QuotaStatus):
+            if found.refused is not None:
+                return combined(claims, [QuotaStatus()] * position + [found])
+            statuses.append(found)
+        else:
+            rooms.append(found[0])
+    if statuses:
+        # The claims were reserved together before.
+        return combined(claims, statuses)
+    room = min((each for each in rooms if each is not None), default=None)
+    for claim, own_room in zip(claims, rooms, strict=True):
+        output = None if own_room is None else room
+        _insert_reservation(act, claim, output)
+        statuses.append(_minute(act, claim.account).status(claim, output=output))
+    return combined(claims, statuses)
+
+
+def _check(act: Transaction, claim: QuotaReservation) -> QuotaStatus | tuple[int | None]:
+    """Return the tokens that the budgets permit, None for any.
+
+    A status is returned for a claim that is refused or was reserved before.
+    """
     whose, limits = _account_columns(claim.account), claim.limits
     act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND expires <= ?", (*whose, act.now))
     minute = _minute(act, claim.account)
@@ -74,8 +101,7 @@ def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
     if isinstance(room, QuotaKind):
         again = None if claim.period_ends is None else max(0.0, claim.period_ends - act.now)
         return minute.status(claim, room, again)
-    _insert_reservation(act, claim, room)
-    return _minute(act, claim.account).status(claim, output=room)
+    return (room,)
 
 
 def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
