@@ -122,7 +122,7 @@ class UsageLedger:
             self.release(*claims)
             raise
         if len(claims) == 1:
-            status = replace(status, limits=claims[0].limits)
+            status = replace(status, limits=claims[0].limits, account=claims[0].account)
         # Settlements that could not be written still hold their reservations.
         self._store_is_back.set()
         if status.refused is None:
@@ -143,7 +143,7 @@ class UsageLedger:
     def reserve_locally(self, *claims: QuotaReservation) -> QuotaStatus:
         """Reserve in this process alone, for claims without a budget, while the store is down."""
         status = self._local.reserve(*claims)
-        return replace(status, limits=claims[0].limits) if len(claims) == 1 else status
+        return replace(status, limits=claims[0].limits, account=claims[0].account) if len(claims) == 1 else status
 
     async def _try_reserve(self, *claims: QuotaReservation, insist: bool) -> QuotaStatus:
         if insist:

@@ -162,7 +162,7 @@ class QuotaStatus:
     tokens_reset_s: float = 0.0
     # Limits of the account; the store sets them only for several claims.
     limits: KeyLimits = NO_LIMITS
-    # Account of several whose limit refused the request.
+    # Account whose limit refused the request; the store sets it only for several claims.
     account: Account | None = None
 
     def windows(self) -> Iterator[tuple[str, int, int, float]]:

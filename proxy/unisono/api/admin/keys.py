@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -37,6 +36,7 @@ from unisono.api.admin.key_schema import (
     KeyObject,
     KeyPage,
     KeyReference,
+    KeySettings,
     RegenerateKey,
     UpdateKey,
     key_view,
@@ -44,17 +44,14 @@ from unisono.api.admin.key_schema import (
     team_of,
 )
 from unisono.api.admin.roles import Actor
+from unisono.api.admin.spending import key_spend
 from unisono.api.answer_types import Object
 from unisono.api.field_types import QueryModel
 from unisono.api.route_table import BODY_404_409, READ_404, parsed_body
 from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import EntryKind
-from unisono.core.quotas import MILLION, Account, TokenUsage
-from unisono.errors import InvalidRequest, KeyReused, StoreConflict, UnsupportedValue
-
-# Earliest day of the ledger.
-FIRST_DAY = "0000-00-00"
+from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict, UnsupportedValue
 
 
 async def find_key(admin: Administration, actor: Actor, name: str, *, to_change: bool = False) -> KeyRecord:
@@ -78,6 +75,7 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
 
     Raises `InvalidRequest`, `NotFound` for an unknown team, user or budget, `StoreConflict`.
     """
+    _check_permissions(actor, body)
     tenant, user = await _owner(admin, actor, body)
     fields = {name: getattr(body, name) for name in sorted(body.model_fields_set)}
     digest = body_digest(actor, body.model_dump(mode="json", include=set(fields)))
@@ -129,10 +127,9 @@ async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tupl
     team, user = body.team_id or "", body.user_id or ""
     if not actor.changes_all and not user and team not in actor.teams:
         user = actor.user
-    wanted = [(EntryKind.TEAM, team), (EntryKind.USER, user), (EntryKind.BUDGET, body.budget_id or "")]
+    named = ((EntryKind.TEAM, team), (EntryKind.USER, user), (EntryKind.BUDGET, body.budget_id or ""))
+    wanted = [each for each in named if each[1]]
     for (kind, id), entry in zip(wanted, await admin.store.entries(*wanted), strict=True):
-        if not id:
-            continue
         may_use = entry is not None and actor.sees(entry)
         if kind is EntryKind.USER and entry is not None and team in actor.teams:
             # The admin of a team creates keys of its members.
@@ -194,10 +191,10 @@ async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> Ke
     if body.user_id is not None and body.user_id != record.user and not actor.changes_all:
         raise no_such("user", body.user_id, "user_id")
     for kind, id in ((EntryKind.USER, body.user_id), (EntryKind.BUDGET, body.budget_id)):
-        if id and await admin.entry(kind, id) is None:
+        is_known = id is not None and id == (record.user if kind is EntryKind.USER else record.budget)
+        if id and not is_known and (not actor.changes_all or await admin.entry(kind, id) is None):
             raise no_such(kind, id, f"{kind}_id")
-    if not actor.changes_all:
-        _check_own_limits(body, record)
+    _check_permissions(actor, body, record)
     if body.key_alias and body.key_alias != record.name:
         owner = await _claim_alias(admin, body.key_alias, record.id, record.id, is_fixed=True)
         assert owner == record.id
@@ -212,10 +209,15 @@ async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> Ke
     return changed
 
 
-def _check_own_limits(body: UpdateKey, record: KeyRecord) -> None:
-    """Refuse that the owner of a key unblocks it."""
-    if record.is_blocked and body.blocked is False:
-        raise InvalidRequest("'blocked': only an admin may unblock a key; omit this field.", param="blocked")
+def _check_permissions(actor: Actor, body: KeySettings, record: KeyRecord | None = None) -> None:
+    """Raise `NotAllowed` for settings that only an admin may change."""
+    if actor.changes_all:
+        return
+    if body.raw:
+        raise NotAllowed("'raw': only an admin may permit raw completions.", param="raw")
+    is_team_admin = record is not None and record.tenant in actor.teams
+    if record is not None and record.is_blocked and body.blocked is False and not is_team_admin:
+        raise NotAllowed("'blocked': only an admin may unblock a key.", param="blocked")
 
 
 async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> list[str]:
@@ -252,6 +254,7 @@ async def block_key(admin: Administration, actor: Actor, name: str, *, is_blocke
 async def regenerate_key(admin: Administration, actor: Actor, name: str, body: RegenerateKey) -> dict[str, Json]:
     """Give a key another secret and the sent settings; return it with the secret."""
     record = await find_key(admin, actor, name, to_change=True)
+    _check_permissions(actor, body, record)
     mint, latest = await admin.mint(), ""
     grace_s = 0.0 if body.grace_period is None else float(seconds_of(body.grace_period))
 
@@ -266,16 +269,6 @@ async def regenerate_key(admin: Administration, actor: Actor, name: str, body: R
 
     changed = await admin.change_key(actor, record.id, "rotated", change, key_view)
     return created_answer(Issued(changed, latest), admin.clock())
-
-
-async def spend_of(admin: Administration, record: KeyRecord) -> float:
-    """Return the cost of a key in USD, since the day on which its budget period began."""
-    now = admin.clock()
-    start = record.limits.budget_period.window(now, record.limits.budget_since)[0]
-    since = datetime.fromtimestamp(start, UTC).date().isoformat() if start else FIRST_DAY
-    until = datetime.fromtimestamp(now, UTC).date().isoformat()
-    lines = await admin.store.ledger(since, until, Account(record.tenant, record.id))
-    return sum((line.used for line in lines), TokenUsage()).cost / MILLION
 
 
 def created_answer(new: Issued, now: float) -> dict[str, Json]:
@@ -317,7 +310,7 @@ async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str
         raise InvalidRequest("'key': the master key has no entry; name a key.", param="key")
     record = await find_key(admin, actor, key or (actor.key.id if actor.key else ""))
     shown = record.id if key is None or has_form(key) else key
-    return KeyInfo(key=shown, info={**key_view(record, admin.clock()), "spend": await spend_of(admin, record)})
+    return KeyInfo(key=shown, info={**key_view(record, admin.clock()), "spend": await key_spend(admin, record)})
 
 
 @ADMIN.add("GET", "/key/list")

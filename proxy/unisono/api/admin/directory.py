@@ -1,0 +1,213 @@
+"""Operations on teams, users and budgets: creation, change, deletion, members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from unisono.api.admin.administration import (
+    MAX_TRIES,
+    Administration,
+    body_digest,
+    creation_name,
+    no_such,
+)
+from unisono.api.admin.entry_schema import EntrySettings, TeamMember, entry_view
+from unisono.api.admin.fields import AdminBody, LimitFields
+from unisono.api.admin.key_schema import key_view
+from unisono.api.admin.keys import revoke_key
+from unisono.api.admin.roles import Actor, UserRole
+from unisono.core.access import KeyRecord
+from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.quotas import KeyLimits
+from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict
+
+# Settings of a team that its own admin may change, and of a user that the user itself may change.
+OWN_SETTINGS = frozenset({"team_id", "team_alias", "metadata", "user_id", "user_alias", "user_email"})
+
+
+async def find_entry(
+    admin: Administration, actor: Actor, kind: EntryKind, id: str, param: str | None = None
+) -> DirectoryEntry:
+    """Return the entry. Raises `NotFound`, also if the actor may not see it."""
+    entry = await admin.entry(kind, id)
+    if entry is None or not actor.sees(entry):
+        raise no_such(kind, id, param or f"{kind}_id")
+    return entry
+
+
+async def create_entry(
+    admin: Administration,
+    actor: Actor,
+    kind: EntryKind,
+    body: LimitFields,
+    once: str = "",
+    members: Mapping[str, str] | None = None,
+) -> DirectoryEntry:
+    """Create an entry, once for each id and each Idempotency-Key.
+
+    Raises `InvalidRequest` if the id is in use, `KeyReused` for an Idempotency-Key with another body.
+    """
+    field = f"{kind}_id"
+    id = getattr(body, field) or str(uuid4())
+    if once:
+        digest = body_digest(actor, body.model_dump(mode="json", include=set(body.model_fields_set)))
+        try:
+            id = await admin.claim(creation_name(actor, kind, once), digest, id)
+        except KeyReused:
+            raise KeyReused("This Idempotency-Key was already used with another body; use a new one.") from None
+    if isinstance(body, EntrySettings) and body.budget_id:
+        await find_entry(admin, actor, EntryKind.BUDGET, body.budget_id)
+    now = admin.clock()
+    new = DirectoryEntry(kind, id, now, limits=KeyLimits(budget_since=now), members=members or {}, created_by=actor.id)
+    new = _applied(body, new, now)
+    if kind is EntryKind.USER and not new.role:
+        new = replace(new, role=UserRole.USER)
+    audit = admin.audit(actor, "created", kind, id, None, entry_view(new, now))
+    try:
+        return await admin.store.put_entry(new, audit)
+    except StoreConflict:
+        existing = await admin.entry(kind, id)
+    if existing is None or _without_times(existing) != _without_times(new):
+        raise InvalidRequest(
+            f"'{field}': '{id[:64]}' exists with other settings; choose another id, or update it.", param=field
+        )
+    return existing
+
+
+def _without_times(entry: DirectoryEntry) -> DirectoryEntry:
+    limits = replace(entry.limits, budget_since=0.0)
+    return replace(entry, created_at=0.0, updated_at=0.0, created_by="", revision=0, limits=limits)
+
+
+def _applied(body: AdminBody, entry: DirectoryEntry, now: float) -> DirectoryEntry:
+    if isinstance(body, EntrySettings):
+        return body.applied(entry, now)
+    assert isinstance(body, LimitFields)
+    return replace(entry, limits=body.limits(entry.limits))
+
+
+async def change_entry(
+    admin: Administration,
+    actor: Actor,
+    entry: DirectoryEntry,
+    action: str,
+    change: Callable[[DirectoryEntry], DirectoryEntry],
+) -> DirectoryEntry:
+    """Change an entry and add the audit record, despite concurrent changes.
+
+    Raises `NotFound`, `StoreConflict`.
+    """
+    for tried in range(MAX_TRIES):
+        was = entry if tried == 0 else await admin.entry(entry.kind, entry.id)
+        if was is None:
+            raise no_such(entry.kind, entry.id, f"{entry.kind}_id")
+        now = change(was)
+        if now == was:
+            return was
+        now = replace(now, updated_at=admin.clock())
+        views = entry_view(was, admin.clock()), entry_view(now, admin.clock())
+        try:
+            return await admin.store.put_entry(now, admin.audit(actor, action, entry.kind, entry.id, *views))
+        except StoreConflict:
+            if tried == MAX_TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def update_entry(
+    admin: Administration, actor: Actor, kind: EntryKind, id: str, body: LimitFields
+) -> DirectoryEntry:
+    """Change the sent settings.
+
+    Raises `NotFound`, and `NotAllowed` for settings that only an admin may change.
+    """
+    entry = await find_entry(admin, actor, kind, id)
+    may_change = actor.changes_team(entry) if kind is EntryKind.TEAM else actor.changes_all or entry.id == actor.user
+    if not may_change:
+        raise no_such(kind, id, f"{kind}_id")
+    if not actor.changes_all and (fields := sorted(body.model_fields_set - OWN_SETTINGS)):
+        raise NotAllowed(f"'{fields[0]}': only an admin may change this setting.", param=fields[0])
+    if isinstance(body, EntrySettings) and body.budget_id:
+        await find_entry(admin, actor, EntryKind.BUDGET, body.budget_id)
+    return await change_entry(admin, actor, entry, "updated", lambda was: _applied(body, was, admin.clock()))
+
+
+async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntry) -> None:
+    """Delete a team or a user with its keys.
+
+    The keys of a user lose everything that names it. Raises `NotFound`, `StoreConflict`.
+    """
+    for record in await admin.store.keys():
+        is_users = entry.kind is EntryKind.USER and record.user == entry.id
+        if is_users or (entry.kind is EntryKind.TEAM and record.tenant == entry.id):
+            gone = record if record.revoked_at is not None else await revoke_key(admin, actor, record)
+            if is_users:
+                await admin.change_key(actor, gone.id, "anonymised", _anonymous, key_view)
+    if entry.kind is EntryKind.USER:
+        for team in await admin.store.directory(EntryKind.TEAM):
+            if entry.id in team.members:
+                await change_members(admin, actor, team, remove=[entry.id])
+    audit = admin.audit(actor, "deleted", entry.kind, entry.id, entry_view(entry, admin.clock()), None)
+    await admin.store.delete_entry(entry, audit)
+
+
+def _anonymous(record: KeyRecord) -> KeyRecord:
+    return replace(record, name="", user="", metadata={}, tags={})
+
+
+async def change_members(
+    admin: Administration,
+    actor: Actor,
+    team: DirectoryEntry,
+    *,
+    add: Mapping[str, str] | None = None,
+    remove: Iterable[str] = (),
+) -> DirectoryEntry:
+    """Add and remove members of a team."""
+    gone = frozenset(remove)
+
+    def change(was: DirectoryEntry) -> DirectoryEntry:
+        kept = {user: role for user, role in was.members.items() if user not in gone}
+        return replace(was, members={**kept, **(add or {})})
+
+    return await change_entry(admin, actor, team, "members_changed", change)
+
+
+async def ensure_users(admin: Administration, actor: Actor, members: Iterable[TeamMember]) -> dict[str, str]:
+    """Return the roles of members by user id, and create the users that do not exist yet."""
+    roles: dict[str, str] = {}
+    for member in members:
+        id = member.user_id or await user_with_email(admin, member.user_email or "") or str(uuid4())
+        roles[id] = member.role
+        if await admin.entry(EntryKind.USER, id) is None:
+            now = admin.clock()
+            user = DirectoryEntry(
+                EntryKind.USER,
+                id,
+                now,
+                email=member.user_email or "",
+                role=UserRole.USER,
+                limits=KeyLimits(budget_since=now),
+                created_by=actor.id,
+            )
+            audit = admin.audit(actor, "created", EntryKind.USER, id, None, entry_view(user, now))
+            try:
+                await admin.store.put_entry(user, audit)
+            except StoreConflict:
+                continue  # another request has created it
+    return roles
+
+
+async def user_with_email(admin: Administration, email: str) -> str | None:
+    users = await admin.store.directory(EntryKind.USER)
+    return next((user.id for user in users if email and user.email == email), None)
+
+
+def page_answer(name: str, items: list[dict[str, Any]], page: int, size: int) -> dict[str, Any]:
+    """Return a page of a list in the format of LiteLLM's `/user/list`."""
+    total, start = len(items), (page - 1) * size
+    counts = {"total": total, "page": page, "page_size": size, "total_pages": -(-total // size)}
+    return {name: items[start : start + size], **counts}

@@ -1,0 +1,190 @@
+"""Routes `/team/*`.
+
+A team is the tenant of its keys: they share stored state and the limits of the team.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import Query
+
+from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor, IdempotencyKey, no_such
+from unisono.api.admin.directory import (
+    change_entry,
+    change_members,
+    create_entry,
+    delete_entry,
+    ensure_users,
+    find_entry,
+    page_answer,
+    update_entry,
+    user_with_email,
+)
+from unisono.api.admin.entry_schema import (
+    AddMembers,
+    ChangedTeam,
+    DeleteMember,
+    DeleteTeams,
+    EntryPageQuery,
+    NewTeam,
+    TeamInfo,
+    TeamMember,
+    TeamObject,
+    TeamPage,
+    TeamReference,
+    UpdateTeam,
+    entry_view,
+)
+from unisono.api.admin.key_schema import key_view
+from unisono.api.admin.roles import Actor
+from unisono.api.admin.spending import spend_by
+from unisono.api.answer_types import AnswerModel, Object
+from unisono.api.route_table import BODY_404_409, READ_404, parsed_body
+from unisono.core.conversation import Json
+from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.errors import InvalidRequest
+
+
+class DeletedTeams(AnswerModel):
+    deleted_teams: list[str]
+
+
+@ADMIN.add("POST", "/team/new", BODY_404_409, answer=TeamObject, body=NewTeam)
+async def create_team(
+    admin: AdminDeps,
+    actor: CurrentActor,
+    body: Annotated[NewTeam, parsed_body(NewTeam)],
+    idempotency_key: IdempotencyKey = "",
+) -> Object:
+    """Create a team."""
+    members = await ensure_users(admin, actor, body.members_with_roles)
+    team = await create_entry(admin, actor, EntryKind.TEAM, body, idempotency_key, members)
+    return entry_view(team, admin.clock())
+
+
+@ADMIN.add("GET", "/team/info", READ_404)
+async def get_team_info(admin: AdminDeps, actor: CurrentActor, team_id: Annotated[str, Query()]) -> TeamInfo:
+    """Return a team with its spend and those of its keys that the caller may see."""
+    team = await find_entry(admin, actor, EntryKind.TEAM, team_id)
+    now = admin.clock()
+    keys = [
+        key_view(key, now)
+        for key in await admin.store.keys()
+        if key.tenant == team.id and key.revoked_at is None and actor.sees_key(key)
+    ]
+    spend = (await spend_by(admin, lambda line: line.account.tenant)).get(team.id, 0.0)
+    info = {**entry_view(team, now), "spend": spend}
+    return TeamInfo(team_id=team.id, team_info=info, keys=keys, team_memberships=[])
+
+
+async def _visible(admin: Administration, actor: Actor, query: EntryPageQuery) -> list[dict[str, Json]]:
+    now = admin.clock()
+    return [
+        entry_view(team, now)
+        for team in await admin.store.directory(EntryKind.TEAM)
+        if actor.sees(team)
+        and (query.user_id is None or query.user_id in team.members)
+        and query.team_id in (None, team.id)
+        and query.team_alias in (None, team.alias)
+    ]
+
+
+@ADMIN.add("GET", "/team/list")
+async def list_teams(
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]
+) -> list[TeamObject]:
+    """List teams, oldest first, in pages."""
+    page = page_answer("teams", await _visible(admin, actor, query), query.page, query.page_size)
+    return [TeamObject.model_validate(team) for team in page["teams"]]
+
+
+@ADMIN.add("GET", "/v2/team/list", answer=TeamPage)
+async def list_team_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]) -> Object:
+    """List teams, oldest first, in pages with their number."""
+    return page_answer("teams", await _visible(admin, actor, query), query.page, query.page_size)
+
+
+@ADMIN.add("POST", "/team/update", BODY_404_409, answer=ChangedTeam, body=UpdateTeam)
+async def update_team(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateTeam, parsed_body(UpdateTeam)]
+) -> Object:
+    """Change the settings of a team that the body names; others stay."""
+    team = await update_entry(admin, actor, EntryKind.TEAM, body.team_id, body)
+    return {"team_id": team.id, "data": entry_view(team, admin.clock())}
+
+
+@ADMIN.add("POST", "/team/delete", BODY_404_409, body=DeleteTeams)
+async def delete_teams(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteTeams, parsed_body(DeleteTeams)]
+) -> DeletedTeams:
+    """Delete teams and revoke their keys for good."""
+    teams = [await find_entry(admin, actor, EntryKind.TEAM, id, "team_ids") for id in dict.fromkeys(body.team_ids)]
+    for team in teams:
+        await delete_entry(admin, actor, team)
+    return DeletedTeams(deleted_teams=[team.id for team in teams])
+
+
+async def _block(admin: Administration, actor: Actor, id: str, *, is_blocked: bool) -> Object:
+    team = await find_entry(admin, actor, EntryKind.TEAM, id)
+    action = "blocked" if is_blocked else "unblocked"
+    team = await change_entry(admin, actor, team, action, lambda was: replace(was, is_blocked=is_blocked))
+    return entry_view(team, admin.clock())
+
+
+@ADMIN.add("POST", "/team/block", BODY_404_409, answer=TeamObject, body=TeamReference)
+async def block_team(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[TeamReference, parsed_body(TeamReference)]
+) -> Object:
+    """Refuse all keys of a team until it is unblocked."""
+    return await _block(admin, actor, body.team_id, is_blocked=True)
+
+
+@ADMIN.add("POST", "/team/unblock", BODY_404_409, answer=TeamObject, body=TeamReference)
+async def unblock_team(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[TeamReference, parsed_body(TeamReference)]
+) -> Object:
+    """Permit the keys of a blocked team again."""
+    return await _block(admin, actor, body.team_id, is_blocked=False)
+
+
+async def _own_team(admin: Administration, actor: Actor, id: str) -> DirectoryEntry:
+    """Return a team whose members the actor may change. Raises `NotFound` for any other."""
+    team = await find_entry(admin, actor, EntryKind.TEAM, id)
+    if not actor.changes_team(team):
+        raise no_such(EntryKind.TEAM, id, "team_id")
+    return team
+
+
+@ADMIN.add("POST", "/team/member_add", BODY_404_409, answer=TeamObject, body=AddMembers)
+async def add_team_members(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[AddMembers, parsed_body(AddMembers)]
+) -> Object:
+    """Add members to a team, or change their role in it."""
+    team = await _own_team(admin, actor, body.team_id)
+    members = [body.member] if isinstance(body.member, TeamMember) else body.member
+    roles = await ensure_users(admin, actor, members)
+    team = await change_members(admin, actor, team, add=roles)
+    now = admin.clock()
+    users = [user for user in await admin.store.entries(*((EntryKind.USER, id) for id in roles)) if user is not None]
+    memberships: list[Json] = [{"user_id": id, "team_id": team.id} for id in roles]
+    return {
+        **entry_view(team, now),
+        "updated_users": [entry_view(user, now) for user in users],
+        "updated_team_memberships": memberships,
+    }
+
+
+@ADMIN.add("POST", "/team/member_delete", BODY_404_409, answer=TeamObject, body=DeleteMember)
+async def delete_team_member(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteMember, parsed_body(DeleteMember)]
+) -> Object:
+    """Remove a member from a team; its keys stay with the team."""
+    team = await _own_team(admin, actor, body.team_id)
+    if body.user_id is None and body.user_email is None:
+        raise InvalidRequest("Missing required field 'user_id'.", param="user_id")
+    user = body.user_id or await user_with_email(admin, body.user_email or "") or ""
+    if user not in team.members:
+        raise no_such("member", body.user_id or body.user_email or "", "user_id")
+    return entry_view(await change_members(admin, actor, team, remove=[user]), admin.clock())

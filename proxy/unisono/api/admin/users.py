@@ -1,0 +1,143 @@
+"""Routes `/user/*` and `/budget/*`: users with a role and limits, and named budgets."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor, IdempotencyKey
+from unisono.api.admin.directory import (
+    change_members,
+    create_entry,
+    delete_entry,
+    find_entry,
+    page_answer,
+    update_entry,
+)
+from unisono.api.admin.entry_schema import (
+    BudgetObject,
+    BudgetReferences,
+    ChangedUser,
+    DeleteUsers,
+    EntryPageQuery,
+    NewBudget,
+    NewUser,
+    NewUserAnswer,
+    UpdateBudget,
+    UpdateUser,
+    UserInfo,
+    UserPage,
+    entry_view,
+)
+from unisono.api.admin.key_schema import GenerateKey, key_view
+from unisono.api.admin.keys import create_key
+from unisono.api.admin.roles import MemberRole
+from unisono.api.admin.spending import key_owners, spend_by
+from unisono.api.answer_types import Object
+from unisono.api.route_table import BODY_404_409, BODY_ERRORS, READ_404, parsed_body
+from unisono.core.directory import EntryKind
+from unisono.errors import InvalidRequest
+
+
+@ADMIN.add("POST", "/user/new", BODY_404_409, answer=NewUserAnswer, body=NewUser)
+async def create_user(
+    admin: AdminDeps,
+    actor: CurrentActor,
+    body: Annotated[NewUser, parsed_body(NewUser)],
+    idempotency_key: IdempotencyKey = "",
+) -> Object:
+    """Create a user, and a key of it unless `auto_create_key` is false."""
+    teams = [await find_entry(admin, actor, EntryKind.TEAM, id, "teams") for id in dict.fromkeys(body.teams)]
+    user = await create_entry(admin, actor, EntryKind.USER, body, idempotency_key)
+    for team in teams:
+        if user.id not in team.members:
+            await change_members(admin, actor, team, add={user.id: MemberRole.USER})
+    answer: Object = {**entry_view(user, admin.clock()), "teams": [team.id for team in teams], "key": None}
+    if not body.auto_create_key:
+        return answer
+    fields = {"key_alias": body.key_alias, "duration": body.duration}
+    wanted = GenerateKey.model_validate({"user_id": user.id} | {k: v for k, v in fields.items() if v is not None})
+    # A repeated request returns the same key.
+    key = await create_key(admin, actor, wanted, idempotency_key or f"user {user.id} {user.created_at}")
+    return answer | {name: key[name] for name in ("key", "token", "key_name", "key_alias", "expires")}
+
+
+@ADMIN.add("GET", "/user/info", READ_404)
+async def get_user_info(
+    admin: AdminDeps, actor: CurrentActor, user_id: Annotated[str | None, Query()] = None
+) -> UserInfo:
+    """Return a user, by default that of the key, with its keys, teams and spend."""
+    if not user_id and not actor.user:
+        raise InvalidRequest("'user_id': this key has no user; name one.", param="user_id")
+    user = await find_entry(admin, actor, EntryKind.USER, user_id or actor.user)
+    now = admin.clock()
+    keys = [key_view(key, now) for key in await admin.store.keys() if key.user == user.id and key.revoked_at is None]
+    teams = [entry_view(team, now) for team in await admin.store.directory(EntryKind.TEAM) if user.id in team.members]
+    owners = await key_owners(admin)
+    spend = (await spend_by(admin, lambda line: owners.get(line.account.key, ""))).get(user.id, 0.0)
+    return UserInfo(user_id=user.id, user_info={**entry_view(user, now), "spend": spend}, keys=keys, teams=teams)
+
+
+@ADMIN.add("GET", "/user/list", answer=UserPage)
+async def list_users(admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]) -> Object:
+    """List users, oldest first, in pages."""
+    now = admin.clock()
+    users = [
+        entry_view(user, now)
+        for user in await admin.store.directory(EntryKind.USER)
+        if actor.sees(user)
+        and query.user_id in (None, user.id)
+        and query.user_email in (None, user.email)
+        and query.role in (None, user.role)
+    ]
+    return page_answer("users", users, query.page, query.page_size)
+
+
+@ADMIN.add("POST", "/user/update", BODY_404_409, answer=ChangedUser, body=UpdateUser)
+async def update_user(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateUser, parsed_body(UpdateUser)]
+) -> Object:
+    """Change the settings of a user that the body names; others stay."""
+    user = await update_entry(admin, actor, EntryKind.USER, body.user_id, body)
+    return {"user_id": user.id, "data": entry_view(user, admin.clock())}
+
+
+@ADMIN.add("POST", "/user/delete", BODY_404_409, answer=int, body=DeleteUsers)
+async def delete_users(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteUsers, parsed_body(DeleteUsers)]
+) -> int:
+    """Delete users, revoke their keys for good, and return the number of users."""
+    users = [await find_entry(admin, actor, EntryKind.USER, id, "user_ids") for id in dict.fromkeys(body.user_ids)]
+    for user in users:
+        await delete_entry(admin, actor, user)
+    return len(users)
+
+
+@ADMIN.add("POST", "/budget/new", BODY_404_409, answer=BudgetObject, body=NewBudget)
+async def create_budget(
+    admin: AdminDeps,
+    actor: CurrentActor,
+    body: Annotated[NewBudget, parsed_body(NewBudget)],
+    idempotency_key: IdempotencyKey = "",
+) -> Object:
+    """Create a named budget: limits for the keys, teams and users that name it in `budget_id`."""
+    budget = await create_entry(admin, actor, EntryKind.BUDGET, body, idempotency_key)
+    return entry_view(budget, admin.clock())
+
+
+@ADMIN.add("POST", "/budget/info", (*BODY_ERRORS, 404), body=BudgetReferences)
+async def get_budget_info(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[BudgetReferences, parsed_body(BudgetReferences)]
+) -> list[BudgetObject]:
+    """Return named budgets."""
+    found = [await find_entry(admin, actor, EntryKind.BUDGET, id, "budgets") for id in body.budgets]
+    return [BudgetObject.model_validate(entry_view(budget, admin.clock())) for budget in found]
+
+
+@ADMIN.add("POST", "/budget/update", BODY_404_409, answer=BudgetObject, body=UpdateBudget)
+async def update_budget(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateBudget, parsed_body(UpdateBudget)]
+) -> Object:
+    """Change the limits of a named budget; all that name it follow within a second."""
+    return entry_view(await update_entry(admin, actor, EntryKind.BUDGET, body.budget_id, body), admin.clock())

@@ -1,0 +1,188 @@
+"""Every admin route with every role: denied by default, and a foreign object equals a missing one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.administered import AdminClient, administered
+from tests.e2e.gateway import Answer
+from tests.e2e.keyed import places_of
+from unisono.api.admin.roles import PERMISSIONS, Role
+from unisono.api.admin.routes import ADMIN
+
+ROUTES = sorted({(place.method, place.path) for place in places_of(ADMIN.routes) if place.method != "HEAD"})
+# Fields that name an object, by route. The others name none.
+TARGETS: dict[str, tuple[str, ...]] = {
+    "/key/info": ("key",),
+    "/key/update": ("key",),
+    "/key/delete": ("keys",),
+    "/key/block": ("key",),
+    "/key/unblock": ("key",),
+    "/key/regenerate": ("key",),
+    "/key/generate": ("team_id", "user_id", "budget_id"),
+    "/team/info": ("team_id",),
+    "/team/update": ("team_id",),
+    "/team/delete": ("team_ids",),
+    "/team/block": ("team_id",),
+    "/team/unblock": ("team_id",),
+    "/team/member_add": ("team_id",),
+    "/team/member_delete": ("team_id",),
+    "/user/info": ("user_id",),
+    "/user/update": ("user_id",),
+    "/user/delete": ("user_ids",),
+    "/budget/info": ("budgets",),
+    "/budget/update": ("budget_id",),
+}
+EXTRA: dict[str, dict[str, Any]] = {
+    "/team/member_add": {"member": {"user_id": "new"}},
+    "/team/member_delete": {"user_id": "ann"},
+}
+LISTS = frozenset({"keys", "team_ids", "user_ids", "budgets"})
+ROLES = [role for role in Role if role is not Role.MASTER]
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[AdminClient]:
+    async with administered(f"sqlite://{tmp_path}/state.db") as running:
+        yield running
+
+
+async def clients(admin: AdminClient) -> dict[Role, AdminClient]:
+    """Return a client of every role. Team admin and user belong to the team `own`."""
+    await admin.made("/team/new", team_id="own")
+    await admin.made("/team/new", team_id="foreign", members_with_roles=[{"user_id": "ann"}])
+    await admin.made("/budget/new", budget_id="foreign")
+    found: dict[Role, AdminClient] = {Role.MASTER: admin}
+    for role, name in (
+        (Role.ADMIN, "proxy_admin"),
+        (Role.VIEWER, "proxy_admin_viewer"),
+        (Role.TEAM_ADMIN, "internal_user"),
+        (Role.USER, "internal_user"),
+        (Role.USER_VIEWER, "internal_user_viewer"),
+    ):
+        key = (await admin.made("/user/new", user_id=role.value, user_role=name))["key"]
+        found[role] = admin.using(key)
+    await admin.made("/team/member_add", team_id="own", member={"user_id": Role.TEAM_ADMIN.value, "role": "admin"})
+    await admin.made("/team/member_add", team_id="own", member={"user_id": Role.USER.value})
+    found[Role.KEY] = admin.using((await admin.made("/key/generate"))["key"])
+    return found
+
+
+async def send(client: AdminClient, method: str, path: str, fields: dict[str, Any]) -> Answer:
+    if method == "GET":
+        query = "&".join(f"{name}={value}" for name, value in fields.items())
+        return await client.get(f"{path}?{query}")
+    return await client.gateway.post(path, json.dumps(fields).encode(), authorization=f"Bearer {client.key}")
+
+
+def test_every_route_is_in_the_table_of_permissions() -> None:
+    assert {path for _, path in ROUTES} == set(PERMISSIONS)
+    # The master key and admins may use every route.
+    assert all({Role.MASTER, Role.ADMIN} <= roles for roles in PERMISSIONS.values())
+
+
+async def test_a_role_without_permission_is_refused_whatever_it_sends(admin: AdminClient) -> None:
+    everyone = await clients(admin)
+    for method, path in ROUTES:
+        for role in set(Role) - PERMISSIONS[path]:
+            bodies = set()
+            for fields in ({}, {"team_id": "own"}, {"key": "key_none"}, {"colour": "red"}):
+                answer = await send(everyone[role], method, path, fields)
+                assert answer.status == 403, (role, path, answer.raw)
+                bodies.add(answer.raw)
+            assert len(bodies) == 1, (role, path)
+
+
+async def test_a_permitted_role_reaches_the_route(admin: AdminClient) -> None:
+    everyone = await clients(admin)
+    for method, path in ROUTES:
+        for role in PERMISSIONS[path]:
+            # An unknown field is noticed after the role was checked; a query ignores it.
+            answer = await send(everyone[role], method, path, {"colour": "red"})
+            assert answer.status in ((200, 400, 404) if method == "GET" else (400,)), (role, path, answer.raw)
+
+
+async def foreign_objects(admin: AdminClient) -> dict[str, str]:
+    """Return an object of each kind that belongs to nobody but the operator."""
+    key = await admin.made("/key/generate", team_id="foreign", user_id="ann")
+    return {"key": key["token"], "team": "foreign", "user": "ann", "budget": "foreign"}
+
+
+@pytest.mark.parametrize("role", [Role.TEAM_ADMIN, Role.USER, Role.USER_VIEWER, Role.KEY])
+async def test_a_foreign_object_equals_a_missing_one(admin: AdminClient, role: Role) -> None:
+    client = (await clients(admin))[role]
+    objects = await foreign_objects(admin)
+    before = (await admin.get("/audit")).body["total"]
+    for method, path in ROUTES:
+        if role not in PERMISSIONS[path]:
+            continue
+        for field in TARGETS.get(path, ()):
+            kind = re.sub(r"_ids?$|s$", "", field)
+            answers = []
+            for id in (objects[kind], "x" * len(objects[kind])):
+                value = [id] if field in LISTS else id
+                answer = await send(client, method, path, {**EXTRA.get(path, {}), field: value})
+                assert answer.status == 404, (path, field, answer.raw)
+                answers.append(answer.raw.replace(id.encode(), b"ID"))
+            assert answers[0] == answers[1], (path, field)
+    assert (await admin.get("/audit")).body["total"] == before
+
+
+async def test_a_user_sees_only_itself_in_lists(admin: AdminClient) -> None:
+    everyone = await clients(admin)
+    await foreign_objects(admin)
+    for role in (Role.TEAM_ADMIN, Role.USER, Role.USER_VIEWER):
+        keys = (await everyone[role].get("/key/list?return_full_object=true")).body["keys"]
+        assert {key["user_id"] for key in keys} == {role.value}
+        teams = (await everyone[role].get("/team/list")).body
+        assert [team["team_id"] for team in teams] == (["own"] if role is not Role.USER_VIEWER else [])
+        assert (await everyone[role].get("/user/info")).body["user_id"] == role.value
+
+
+async def test_a_team_admin_runs_its_team(admin: AdminClient) -> None:
+    everyone = await clients(admin)
+    lead = everyone[Role.TEAM_ADMIN]
+    key = await lead.made("/key/generate", team_id="own", user_id=Role.USER.value, rpm_limit=5)
+    assert (key["team_id"], key["user_id"]) == ("own", "user")
+    await lead.made("/key/update", key=key["token"], rpm_limit=6)
+    await lead.made("/key/block", key=key["token"])
+    await lead.made("/team/member_add", team_id="own", member={"user_id": "new"})
+    await lead.made("/team/update", team_id="own", team_alias="Ours")
+    await lead.made("/key/delete", keys=[key["token"]])
+    for field, value in (("max_budget", 1e6), ("rpm_limit", None), ("models", []), ("blocked", False)):
+        refused = await lead.post("/team/update", team_id="own", **{field: value})
+        assert (refused.status, refused.body["error"]["param"]) == (403, field)
+    changed_by = {log["changed_by"] for log in (await admin.get("/audit?page_size=7")).body["audit_logs"]}
+    assert changed_by == {(await lead.get("/key/info")).body["key"]}
+
+
+async def test_a_user_manages_its_own_keys_within_its_limits(admin: AdminClient) -> None:
+    client = (await clients(admin))[Role.USER]
+    key = await client.made("/key/generate", key_alias="laptop")
+    assert (key["user_id"], key["team_id"]) == ("user", None)
+    await client.made("/key/update", key=key["token"], models=["gpt-oss"])
+    refused = await client.post("/key/generate", raw=True)
+    assert (refused.status, refused.body["error"]["param"]) == (403, "raw")
+    for field, value in (("user_role", "proxy_admin"), ("max_budget", 5.0), ("blocked", False)):
+        refused = await client.post("/user/update", user_id="user", **{field: value})
+        assert (refused.status, refused.body["error"]["param"]) == (403, field)
+    await client.made("/user/update", user_id="user", user_alias="Me")
+    # An admin's block stays.
+    await admin.made("/key/block", key=key["token"])
+    refused = await client.post("/key/update", key=key["token"], blocked=False)
+    assert (refused.status, refused.body["error"]["param"]) == (403, "blocked")
+    await client.made("/key/delete", keys=[key["token"]])
+
+
+async def test_a_former_member_loses_the_permissions(admin: AdminClient) -> None:
+    lead = (await clients(admin))[Role.TEAM_ADMIN]
+    key = await lead.made("/key/generate", team_id="own")
+    await admin.made("/team/member_delete", team_id="own", user_id=Role.TEAM_ADMIN.value)
+    assert (await lead.get(f"/key/info?key={key['token']}")).status == 404
+    assert (await lead.post("/key/block", key=key["token"])).status == 403
