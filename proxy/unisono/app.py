@@ -24,7 +24,7 @@ from unisono import __version__
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
-from unisono.api.admin.routes import ADMIN, Administration
+from unisono.api.admin.routes import ADMIN, Administration, BackendHealth
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
 from unisono.api.body import RequestRules
 from unisono.api.chat.routes import CHAT, ChatRoute
@@ -45,6 +45,7 @@ from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.route_table import DirectRoutes, mount, prepare_routes
 from unisono.api.routing_fields import RoutingFields
 from unisono.api.server_rules import ServerRules
+from unisono.api.tokenizer import TOKENIZER
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.budgets import build_budgets
@@ -68,8 +69,9 @@ from unisono.bootstrap.models import (
 from unisono.bootstrap.observability import kinds_of
 from unisono.bootstrap.parts import Parts, build_parts
 from unisono.bootstrap.salt import Salt, cache_salts
-from unisono.bootstrap.status import Overview
+from unisono.bootstrap.status import Overview, deployment_health
 from unisono.bootstrap.store import build_spool
+from unisono.bootstrap.tokenizer import build_tokenizer
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import Config, GatewaySettings, ModelRegistry
 from unisono.core.access import Caller
@@ -94,7 +96,7 @@ if TYPE_CHECKING:
 
 # Routes of every gateway. The router tries them in order, so those that generate are first.
 _GENERATING = (CHAT, RESPONSES, MESSAGES, COMPLETIONS, OTHER_MODES, RERANK_V2, OPEN_RESPONSES_ROUTES)
-_OTHERS = (CONVERSATIONS, MODELS, USAGE, REQUESTS, ADMIN, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
+_OTHERS = (CONVERSATIONS, MODELS, USAGE, REQUESTS, TOKENIZER, ADMIN, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
 ROUTES: tuple[BaseRoute, ...] = tuple(route for table in (*_GENERATING, *_OTHERS) for route in table.routes)
 
 
@@ -266,6 +268,7 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tu
         ModelCards(lambda caller: cards(catalogue, pool, caller), created=int(time.time())),
         UsageSource(store.ledger, time.time),
         RequestSource(store, time.time, config.unisono.request_records.ttl_s),
+        BackendHealth(lambda: deployment_health(pool)),
         Administration(store, gateway.salt, time.time, is_keyless=config.general_settings.master_key is None),
         WebDeps(Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time), store),
     )
@@ -279,19 +282,21 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
     passing_files = files if config.unisono.hooks or config.guardrails else None
     deps = responses_deps(gateway, service, hosting.rules)
     deps = replace(deps, describer=describer, files=files, passing_files=passing_files)
+    chat = ChatRoute(
+        service=service,
+        resolve=lambda name, caller: chat_model(catalogue, gateway.rules, name, hosting, caller),
+        today=lambda: current_date(config.unisono),
+        new_id=lambda: token_hex(16),
+        clock=time.time,
+        fingerprint=f"unisono-{__version__}",
+        find_way=answer_modes(catalogue),
+        describer=describer,
+        files=files,
+        passing_files=passing_files,
+    )
     return (
-        ChatRoute(
-            service=service,
-            resolve=lambda name, caller: chat_model(catalogue, gateway.rules, name, hosting, caller),
-            today=lambda: current_date(config.unisono),
-            new_id=lambda: token_hex(16),
-            clock=time.time,
-            fingerprint=f"unisono-{__version__}",
-            find_way=answer_modes(catalogue),
-            describer=describer,
-            files=files,
-            passing_files=passing_files,
-        ),
+        chat,
+        build_tokenizer(catalogue, gateway.pool, chat),
         CompletionRoute(
             service=service,
             resolve=lambda name, caller: raw_model(catalogue, gateway.rules, name, caller),

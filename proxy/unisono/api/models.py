@@ -128,6 +128,24 @@ class ModelInfoList(AnswerModel):
     data: list[LiteLlmModel]
 
 
+class ModelGroup(AnswerModel):
+    """LiteLLM's entry of `/model_group/info`."""
+
+    model_group: str
+    providers: list[str]
+    mode: str
+    max_input_tokens: Count | None
+    max_output_tokens: Count | None
+    supports_function_calling: bool
+    supports_parallel_function_calling: bool
+    supports_reasoning: bool
+    supports_vision: bool
+
+
+class ModelGroupList(AnswerModel):
+    data: list[ModelGroup]
+
+
 def to_model(card: ModelCard, created: int) -> Model:
     model = Model(id=card.id, object="model", created=created, owned_by=card.owned_by, mode=card.mode)
     return (
@@ -248,3 +266,26 @@ async def get_model(
 async def list_model_info(known: Cards, caller: CurrentCaller) -> ModelInfoList:
     """List the models in LiteLLM's format."""
     return ModelInfoList(data=[to_litellm_model(card) for card in known.cards(caller)])
+
+
+def to_model_group(card: ModelCard) -> ModelGroup:
+    return ModelGroup(
+        model_group=card.id,
+        providers=[card.owned_by],
+        mode="chat",
+        max_input_tokens=card.context,
+        max_output_tokens=card.context,
+        supports_function_calling=not card.passes,
+        supports_parallel_function_calling=False,
+        supports_reasoning=not card.passes,
+        supports_vision=False,
+    )
+
+
+@MODELS.add("GET", "/model_group/info")
+async def list_model_groups(
+    known: Cards, caller: CurrentCaller, model_group: Annotated[str | None, Query()] = None
+) -> ModelGroupList:
+    """List the model groups in LiteLLM's format, or one of them."""
+    groups = [to_model_group(card) for card in known.cards(caller) if model_group in (None, card.id)]
+    return ModelGroupList(data=groups)

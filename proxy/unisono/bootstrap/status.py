@@ -91,3 +91,11 @@ class Overview:
             for minute in self.recent.minutes()
         ]
         return {"workers": self.workers, "minutes": minutes}
+
+
+def deployment_health(pool: RoutingPool) -> list[dict[str, Any]]:
+    """Return the state of every deployment for LiteLLM's `/health`."""
+    return [
+        {"model_group": status.model, "model_id": status.name, "state": status.state, "error": status.reason or None}
+        for status in pool.status()
+    ]

@@ -129,6 +129,13 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "/budget/new": _ADMINS,
     "/budget/info": _VIEWERS,
     "/budget/update": _ADMINS,
+    "/spend/logs": _ALL,
+    "/spend/keys": _ALL,
+    "/spend/users": _ALL - {Role.KEY},
+    "/spend/tags": _ALL,
+    "/global/spend/report": _VIEWERS,
+    "/user/daily/activity": _ALL,
+    "/health": _VIEWERS,
     "/audit": _VIEWERS,
 }
 

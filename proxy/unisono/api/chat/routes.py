@@ -122,6 +122,11 @@ class ChatRoute:
         headers = {**backend_header(reports), **recoveries_header(reports)}
         return to_whole(to_completion(results, reports, frame), headers)
 
+    async def count(self, body: dict[str, Any], caller: Caller, request_id: str) -> int:
+        """Return the tokens of the prompt of a request. Raises the errors of an invalid request."""
+        _, _, generation = self._parse(body, caller, request_id, AnswerMode.ENGINE, {})
+        return await self.service.count(generation.request)
+
     def _parse(
         self,
         body: Mapping[str, Any],

@@ -1,0 +1,47 @@
+"""Route `/health`: the state of every deployment, as the last probes and requests found it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from unisono.api.admin.administration import ADMIN, CurrentActor
+from unisono.api.answer_types import AnswerModel, Count, Object
+from unisono.api.route_table import provided
+
+READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendHealth:
+    """Source of the state of all deployments, which is known at once: it calls no backend.
+
+    An entry has `model_group`, `model_id`, `state` and `error`.
+    """
+
+    deployments: Callable[[], Sequence[Object]]
+
+
+class HealthReport(AnswerModel):
+    healthy_endpoints: list[Object]
+    unhealthy_endpoints: list[Object]
+    healthy_count: Count
+    unhealthy_count: Count
+
+
+@ADMIN.add("GET", "/health")
+async def get_backend_health(
+    source: Annotated[BackendHealth, provided(BackendHealth)], actor: CurrentActor
+) -> HealthReport:
+    """Return the healthy and the unhealthy deployments."""
+    del actor  # its role is checked
+    found = source.deployments()
+    healthy = [each for each in found if each["state"] == READY]
+    unhealthy = [each for each in found if each["state"] != READY]
+    return HealthReport(
+        healthy_endpoints=healthy,
+        unhealthy_endpoints=unhealthy,
+        healthy_count=len(healthy),
+        unhealthy_count=len(unhealthy),
+    )

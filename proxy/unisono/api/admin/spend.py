@@ -1,0 +1,298 @@
+"""Routes `/spend/*`, `/global/spend/report` and `/user/daily/activity`.
+
+The ledger has sums by key, model and UTC day, so the reports have no single requests. Everybody sees the usage of the
+keys that it may see; admins also see that of the master key.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import Query
+from pydantic import Field
+
+from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor
+from unisono.api.admin.entry_schema import entry_view
+from unisono.api.admin.key_schema import key_view, team_of
+from unisono.api.admin.roles import MASTER_ACTOR, Actor
+from unisono.api.admin.spending import FIRST_DAY, LAST_DAY, ledger_lines
+from unisono.api.answer_types import AnswerModel, Count, Object
+from unisono.api.field_types import QueryModel
+from unisono.api.usage import QueriedDay
+from unisono.core.access import KeyRecord
+from unisono.core.directory import EntryKind
+from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
+from unisono.errors import UnsupportedValue
+
+# Days of a report without dates.
+REPORT_DAYS: Final = 30
+
+
+class SpendQuery(QueryModel):
+    """Filters of the reports. Days are UTC, both inclusive."""
+
+    start_date: QueriedDay | None = None
+    end_date: QueriedDay | None = None
+    api_key: str | None = None
+    user_id: str | None = None
+    team_id: str | None = None
+    model: str | None = None
+    request_id: str | None = None
+    summarize: Annotated[bool, Field(strict=False)] = True
+    group_by: Literal["team", "api_key"] = "team"
+    page: Annotated[int, Field(ge=1, le=1_000_000, strict=False)] = 1
+    page_size: Annotated[int, Field(ge=1, le=1000, strict=False)] = 50
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleUsage:
+    """Lines of the ledger that an actor may see, and the keys by id, deleted ones too."""
+
+    lines: Sequence[LedgerLine]
+    keys: Mapping[str, KeyRecord]
+
+    def user(self, line: LedgerLine) -> str:
+        key = self.keys.get(line.account.key)
+        return "" if key is None else key.user
+
+    def team(self, line: LedgerLine) -> str:
+        key = self.keys.get(line.account.key)
+        return "" if key is None else team_of(key) or ""
+
+    def sums(self, name: Callable[[LedgerLine], str]) -> dict[str, TokenUsage]:
+        """Return the usage by the name that each line gets, highest cost first."""
+        found: dict[str, TokenUsage] = defaultdict(TokenUsage)
+        for line in self.lines:
+            found[name(line)] += line.used
+        return dict(sorted(found.items(), key=lambda each: (-each[1].cost, each[0])))
+
+
+def key_name(line: LedgerLine) -> str:
+    """Return the id of the key of a line."""
+    return line.account.key or MASTER_ACTOR
+
+
+async def visible_usage(admin: Administration, actor: Actor, query: SpendQuery) -> VisibleUsage:
+    """Return the usage that the actor may see and that matches."""
+    keys = {key.id: key for key in await admin.store.keys() if actor.sees_key(key)}
+    usage = VisibleUsage((), keys)
+    lines = [
+        line
+        for line in await ledger_lines(admin, query.start_date or FIRST_DAY, query.end_date or LAST_DAY)
+        if (line.account.key in keys or (actor.sees_all and not line.account.key))
+        and query.api_key in (None, key_name(line))
+        and query.model in (None, line.model)
+        and query.user_id in (None, usage.user(line))
+        and query.team_id in (None, usage.team(line))
+    ]
+    return VisibleUsage(lines, keys)
+
+
+def _usd(used: TokenUsage) -> float:
+    return used.cost / MILLION
+
+
+@ADMIN.add("GET", "/spend/logs")
+async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]) -> list[Object]:
+    """Return the spend by day, with its keys, users and models."""
+    for field, is_sent in (("request_id", query.request_id is not None), ("summarize", not query.summarize)):
+        if is_sent:
+            raise UnsupportedValue(f"'{field}': the ledger has sums by day, no requests; omit this field.", param=field)
+    usage = await visible_usage(admin, actor, query)
+    days = []
+    for day in sorted({line.day for line in usage.lines}):
+        own = VisibleUsage([line for line in usage.lines if line.day == day], usage.keys)
+        days.append(
+            {
+                **{name: _usd(used) for name, used in own.sums(key_name).items()},
+                "startTime": day,
+                "spend": _usd(sum((line.used for line in own.lines), TokenUsage())),
+                "users": {name: _usd(used) for name, used in own.sums(own.user).items()},
+                "models": {name: _usd(used) for name, used in own.sums(lambda line: line.model).items()},
+            }
+        )
+    return days
+
+
+@ADMIN.add("GET", "/spend/keys")
+async def list_spend_by_key(
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
+) -> list[Object]:
+    """Return the keys with their spend, the highest first, in pages."""
+    usage, now = await visible_usage(admin, actor, query), admin.clock()
+    sums = usage.sums(key_name)
+    keys = [key for key in usage.keys.values() if key.revoked_at is None or key.id in sums]
+    rows: list[Object] = [{**key_view(key, now), "spend": _usd(sums.get(key.id, TokenUsage()))} for key in keys]
+    if MASTER_ACTOR in sums:
+        rows.append({"token": MASTER_ACTOR, "key_alias": None, "spend": _usd(sums[MASTER_ACTOR])})
+    return _page(sorted(rows, key=lambda row: -row["spend"]), query)
+
+
+@ADMIN.add("GET", "/spend/users")
+async def list_spend_by_user(
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
+) -> list[Object]:
+    """Return the users with their spend, the highest first, in pages."""
+    usage, now = await visible_usage(admin, actor, query), admin.clock()
+    sums = usage.sums(usage.user)
+    users = [user for user in await admin.store.directory(EntryKind.USER) if actor.sees(user)]
+    rows: list[Object] = [
+        {**entry_view(user, now), "spend": _usd(sums.get(user.id, TokenUsage()))}
+        for user in users
+        if query.user_id in (None, user.id)
+    ]
+    return _page(sorted(rows, key=lambda row: -row["spend"]), query)
+
+
+def _page(rows: list[Object], query: SpendQuery) -> list[Object]:
+    start = (query.page - 1) * query.page_size
+    return rows[start : start + query.page_size]
+
+
+@ADMIN.add("GET", "/spend/tags")
+async def list_spend_by_tag(
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
+) -> list[Object]:
+    """Return the spend by tag of keys, the highest first."""
+    usage = await visible_usage(admin, actor, query)
+    sums: dict[str, TokenUsage] = defaultdict(TokenUsage)
+    for line in usage.lines:
+        key = usage.keys.get(line.account.key)
+        tags = key_view(key, 0.0)["tags"] if key is not None else []
+        for tag in dict.fromkeys(map(str, tags if isinstance(tags, list) else [])):
+            sums[tag] += line.used
+    rows: list[Object] = [
+        {"individual_request_tag": tag, "log_count": used.requests, "total_spend": _usd(used)}
+        for tag, used in sorted(sums.items(), key=lambda each: (-each[1].cost, each[0]))
+    ]
+    return _page(rows, query)
+
+
+@ADMIN.add("GET", "/global/spend/report")
+async def get_spend_report(
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
+) -> list[Object]:
+    """Return the spend of all teams by day, or of all keys with `group_by=api_key`."""
+    usage = await visible_usage(admin, actor, _with_days(query, admin.clock()))
+    if query.group_by == "api_key":
+        return [_key_report(usage, name) for name in usage.sums(key_name)]
+    report: list[Object] = []
+    for day in sorted({line.day for line in usage.lines}):
+        teams: dict[str, list[LedgerLine]] = defaultdict(list)
+        for line in usage.lines:
+            if line.day == day:
+                teams[usage.team(line)].append(line)
+        report.append({"group_by_day": day, "teams": [_team_report(*each) for each in sorted(teams.items())]})
+    return report
+
+
+def _with_days(query: SpendQuery, now: float) -> SpendQuery:
+    """Return the query with the last 30 days where it names none."""
+    today = datetime.fromtimestamp(now, UTC).date()
+    first = (today - timedelta(days=REPORT_DAYS - 1)).isoformat()
+    days = {"start_date": query.start_date or first, "end_date": query.end_date or today.isoformat()}
+    return query.model_copy(update=days)
+
+
+def _team_report(team: str, lines: Sequence[LedgerLine]) -> Object:
+    return {
+        "team_name": team or "unassigned",
+        "total_spend": _usd(sum((line.used for line in lines), TokenUsage())),
+        "metadata": [
+            {
+                "model": line.model,
+                "spend": _usd(line.used),
+                "total_tokens": line.used.tokens,
+                "api_key": key_name(line),
+            }
+            for line in lines
+        ],
+    }
+
+
+def _key_report(usage: VisibleUsage, name: str) -> Object:
+    own = VisibleUsage([line for line in usage.lines if key_name(line) == name], usage.keys)
+    models = own.sums(lambda line: line.model)
+    return {
+        "api_key": name,
+        **_totals(sum(models.values(), TokenUsage())),
+        "model_details": [{"model": model, **_totals(used)} for model, used in models.items()],
+    }
+
+
+def _totals(used: TokenUsage) -> Object:
+    return {"total_cost": _usd(used), "total_input_tokens": used.input, "total_output_tokens": used.output}
+
+
+class DailyActivity(AnswerModel):
+    results: list[Object]
+    metadata: Object
+
+
+class ActivityMetrics(AnswerModel):
+    """Usage in LiteLLM's format."""
+
+    spend: float
+    prompt_tokens: Count
+    completion_tokens: Count
+    cache_read_input_tokens: Count
+    total_tokens: Count
+    successful_requests: Count
+    failed_requests: Count
+    api_requests: Count
+
+
+def to_metrics(used: TokenUsage) -> dict[str, Any]:
+    return ActivityMetrics(
+        spend=_usd(used),
+        prompt_tokens=used.input,
+        completion_tokens=used.output,
+        cache_read_input_tokens=used.cached,
+        total_tokens=used.tokens,
+        successful_requests=max(used.requests - used.errors, 0),
+        failed_requests=used.errors,
+        api_requests=used.requests,
+    ).model_dump()
+
+
+@ADMIN.add("GET", "/user/daily/activity")
+async def get_daily_activity(
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
+) -> DailyActivity:
+    """Return usage by day, newest first, with its models and keys."""
+    usage = await visible_usage(admin, actor, _with_days(query, admin.clock()))
+    days = sorted({line.day for line in usage.lines}, reverse=True)
+    start = (query.page - 1) * query.page_size
+    results = [_day(usage, day) for day in days[start : start + query.page_size]]
+    total = to_metrics(sum((line.used for line in usage.lines), TokenUsage()))
+    pages = max(-(-len(days) // query.page_size), 1)
+    counts = {"page": query.page, "total_pages": pages, "has_more": query.page < pages}
+    return DailyActivity(results=results, metadata={f"total_{name}": each for name, each in total.items()} | counts)
+
+
+def _day(usage: VisibleUsage, day: str) -> Object:
+    own = VisibleUsage([line for line in usage.lines if line.day == day], usage.keys)
+    return {
+        "date": day,
+        "metrics": to_metrics(sum((line.used for line in own.lines), TokenUsage())),
+        "breakdown": {
+            "models": {
+                name: {"metrics": to_metrics(used), "metadata": {}}
+                for name, used in own.sums(lambda line: line.model).items()
+            },
+            "api_keys": {
+                name: {"metrics": to_metrics(used), "metadata": _about_key(usage.keys.get(name))}
+                for name, used in own.sums(key_name).items()
+            },
+        },
+    }
+
+
+def _about_key(key: KeyRecord | None) -> Object:
+    if key is None:
+        return {"key_alias": None, "team_id": None, "user_id": None}
+    return {"key_alias": key.name or None, "team_id": team_of(key), "user_id": key.user or None}

@@ -1,0 +1,26 @@
+"""Tokenizer of the gateway for its routes: the vocabulary, and the prompts of chat requests."""
+
+from __future__ import annotations
+
+from unisono.api.chat.routes import ChatRoute
+from unisono.api.tokenizer import Tokenizer
+from unisono.bootstrap.models import allowed_model
+from unisono.config import ModelRegistry
+from unisono.core.access import Caller
+from unisono.errors import UnsupportedValue
+from unisono.harmony.encoding import load_encoding
+from unisono.routing.pool import RoutingPool
+
+
+def build_tokenizer(catalogue: ModelRegistry, pool: RoutingPool, chat: ChatRoute) -> Tokenizer:
+    encoding = load_encoding()
+
+    def check_model(name: str, caller: Caller) -> int | None:
+        model = allowed_model(catalogue, name, caller)
+        if not any(entry.harmony for entry in model.entries):
+            raise UnsupportedValue(
+                f"'model': the gateway has no vocabulary of `{name[:64]}`; ask its server.", param="model"
+            )
+        return pool.context(model.name)
+
+    return Tokenizer(check_model, chat.count, encoding.encode_as_server, encoding.decode)
