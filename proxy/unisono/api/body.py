@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
-from unisono.api.request_options import HEADER_NOTES
 from unisono.api.path_aliases import PATH_MODEL
+from unisono.api.request_options import HEADER_NOTES
 from unisono.api.routing_fields import TAG_HEADER, RoutingFields
 from unisono.core.access import Caller
 from unisono.errors import InvalidRequest
