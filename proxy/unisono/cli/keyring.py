@@ -1,6 +1,6 @@
 """Implementation of `unisono keys`: changes records in the store and prints them.
 
-Each change is conditional on the revision of the record.
+The changes are those of the admin API, with its audit records.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,7 +17,11 @@ from typing import Any, TypeVar
 
 import click
 
-from unisono.access.keys import Issued, Mint, issued, revoked, rotated
+from unisono.access.keys import Issued, issued, rotated
+from unisono.api.admin.administration import Administration
+from unisono.api.admin.key_schema import key_view
+from unisono.api.admin.keys import revoke_key
+from unisono.api.admin.roles import Actor, Role
 from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.store import store_address
 from unisono.cli.param_types import MICRO, written_period
@@ -26,13 +30,13 @@ from unisono.config import Config
 from unisono.core.access import KeyRecord
 from unisono.core.quotas import KeyLimits
 from unisono.core.state_store import Store
-from unisono.errors import ConfigError, StoreConflict, UnisonoError
+from unisono.errors import ConfigError, UnisonoError
 from unisono.store import open_store
 
 # Timeout of one store operation, in seconds. It is long, because no stream depends on it.
 PATIENCE_S = 5.0
-# Attempts to change a key despite concurrent changes.
-TRIES = 5
+# Whoever can read the configuration may do everything, like the master key.
+OPERATOR = Actor(Role.MASTER)
 
 LIMITS = frozenset(KeyLimits.__slots__)
 HEADINGS = ("ID", "NAME", "TENANT", "STATE", "EXPIRES", "MODELS", "LIMITS", "KEY")
@@ -45,8 +49,10 @@ class OpenedKeyring:
     config: Config
     store: Store
 
-    async def mint(self) -> Mint:
-        return Mint(await Salt(self.config, self.store)())
+    @property
+    def admin(self) -> Administration:
+        """Operations of the admin API on this store."""
+        return Administration(self.store, Salt(self.config, self.store), time.time)
 
 
 # -- commands
@@ -60,8 +66,11 @@ def create(config_path: Path, tenant: str, options: Mapping[str, Any], *, as_jso
         )
 
     async def made(opened: OpenedKeyring) -> Issued:
-        new = issued(await opened.mint(), time.time(), tenant=tenant)
-        return replace(new, record=await opened.store.put_key(changed(new.record, options)))
+        admin, now = opened.admin, time.time()
+        new = issued(await admin.mint(), now, tenant=tenant)
+        record = replace(changed(new.record, options), created_by=OPERATOR.id)
+        audit = admin.audit(OPERATOR, "created", "key", record.id, None, key_view(record, now))
+        return replace(new, record=await opened.store.put_key(record, audit))
 
     _warn_of_unknown_names(config, options)
     _print_new_key(_run(config, made), as_json=as_json)
@@ -76,30 +85,28 @@ def show(config_path: Path, *, as_json: bool) -> None:
     if not records:
         click.echo("There are no keys.", err=True)
         return
-    rows = [HEADINGS, *(_row(record, now) for record in records)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table([_row(record, now) for record in records])
 
 
 def update(config_path: Path, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
     config = configured(config_path).config
     _warn_of_unknown_names(config, options)
-    record = _run(config, lambda opened: _change(opened.store, key_id, lambda record: changed(record, options)))
+    record = _run(config, lambda opened: _change(opened, key_id, "updated", lambda record: changed(record, options)))
     document = to_json(record, time.time())
     click.echo(json.dumps(document, ensure_ascii=False, indent=2) if as_json else f"Changed {record.id}.")
 
 
 def revoke(config_path: Path, key_id: str) -> None:
-    now = time.time()
-    config = configured(config_path).config
-    record = _run(config, lambda opened: _change(opened.store, key_id, lambda record: revoked(record, now)))
+    async def gone(opened: OpenedKeyring) -> KeyRecord:
+        return await revoke_key(opened.admin, OPERATOR, await _find(opened, key_id))
+
+    record = _run(configured(config_path).config, gone)
     click.echo(f"{record.id} was revoked at {_time(record.revoked_at)} UTC.")
 
 
 def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> None:
     async def turned(opened: OpenedKeyring) -> Issued:
-        mint, latest = await opened.mint(), ""
+        mint, latest = await opened.admin.mint(), ""
 
         def another(record: KeyRecord) -> KeyRecord:
             # The change may run again after a conflict. Only the secret of the last run is stored.
@@ -110,7 +117,7 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
             latest = new.plaintext
             return new.record
 
-        return Issued(await _change(opened.store, key_id, another), latest)
+        return Issued(await _change(opened, key_id, "rotated", another), latest)
 
     _print_new_key(_run(configured(config_path).config, turned), as_json=as_json)
 
@@ -146,21 +153,18 @@ async def _opened(config: Config) -> AsyncIterator[Store]:
         await store.aclose()
 
 
-async def _change(store: Store, key_id: str, change: Callable[[KeyRecord], KeyRecord]) -> KeyRecord:
-    for tried in range(TRIES):
-        was = await store.key(key_id)
-        if was is None:
-            raise click.ClickException(f"unknown key {key_id!r}; run `unisono keys list` for all keys")
-        now = change(was)
-        # A write without a change would only cause conflicts with concurrent changes.
-        if now == was:
-            return was
-        try:
-            return await store.put_key(now)
-        except StoreConflict:
-            if tried == TRIES - 1:
-                raise
-    raise AssertionError("unreachable")
+async def _find(opened: OpenedKeyring, key_id: str) -> KeyRecord:
+    record = await opened.store.key(key_id)
+    if record is None:
+        raise click.ClickException(f"unknown key {key_id!r}; run `unisono keys list` for all keys")
+    return record
+
+
+async def _change(
+    opened: OpenedKeyring, key_id: str, action: str, change: Callable[[KeyRecord], KeyRecord]
+) -> KeyRecord:
+    await _find(opened, key_id)
+    return await opened.admin.change_key(OPERATOR, key_id, action, change, key_view)
 
 
 def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:
@@ -174,6 +178,14 @@ def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:
 
 
 # -- output
+
+
+def print_table(keys: Sequence[tuple[str, ...]]) -> None:
+    """Print one row per key under the headings."""
+    rows = [HEADINGS, *keys]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def to_json(record: KeyRecord, now: float) -> dict[str, Any]:

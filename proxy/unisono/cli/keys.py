@@ -1,4 +1,4 @@
-"""`unisono keys`: creates and changes virtual keys in the store that the gateways share.
+"""`unisono keys`: creates and changes virtual keys, in the store or over the admin API.
 
 Gateways apply changes within one second. A key is printed to standard output once, when it is created or rotated, alone
 on a line. All other output of these commands goes to standard error.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from unisono.cli.options import CONFIG_REQUIRED, CommandGroup
+from unisono.cli.options import CONFIG, CommandGroup
 from unisono.cli.param_types import AMOUNT, DURATION, LINE, MOMENT, MONEY, NAMES, PERIOD, OptionValue
+
+if TYPE_CHECKING:
+    from unisono.cli.remote_keys import RemoteKeys
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -44,6 +47,36 @@ MAY = (
 )
 
 
+GATEWAY_OPTIONS = (
+    click.option("--url", help="Address of a running gateway, instead of the store of a configuration."),
+    click.option(
+        "--key-env",
+        default="UNISONO_API_KEY",
+        show_default=True,
+        metavar="NAME",
+        help="Environment variable with the master key or an admin's key, for --url.",
+    ),
+)
+
+
+def store_or_gateway(command: Command) -> Command:
+    """Add the options for the store of a configuration, or for a running gateway."""
+    for option in reversed((CONFIG, *GATEWAY_OPTIONS)):
+        command = option(command)
+    return command
+
+
+def _remote(config_path: Path | None, url: str | None, key_env: str) -> RemoteKeys | None:
+    """Return the client for `--url`; None for the store of a configuration."""
+    if url is None:
+        if config_path is None:
+            raise click.UsageError("Missing option '--config' or '--url'.")
+        return None
+    from unisono.cli.remote_keys import RemoteKeys
+
+    return RemoteKeys(url, key_env)
+
+
 def permitting(command: Command) -> Command:
     """Add the options for the permissions of a key."""
     for option in reversed(MAY):
@@ -60,72 +93,101 @@ def keys() -> None:
 
 
 @keys.command()
-@CONFIG_REQUIRED
+@store_or_gateway
 @click.option("--tenant", "--team-id", "tenant", type=LINE, help="Tenant whose keys share state; by default a new one.")
 @permitting
 @JSON
-def create(config_path: Path, tenant: OptionValue[str] | None, as_json: bool, **options: Any) -> None:
+def create(
+    config_path: Path | None,
+    url: str | None,
+    key_env: str,
+    tenant: OptionValue[str] | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Create a key and print it. It cannot be printed again."""
+    if (remote := _remote(config_path, url, key_env)) is not None:
+        remote.create(tenant.value if tenant else "", given_options(options), as_json=as_json)
+        return
     from unisono.cli.keyring import create as run
 
+    assert config_path is not None
     run(config_path, tenant.value if tenant else "", given_options(options), as_json=as_json)
 
 
 @keys.command("list")
-@CONFIG_REQUIRED
+@store_or_gateway
 @JSON
-def list_keys(config_path: Path, as_json: bool) -> None:
+def list_keys(config_path: Path | None, url: str | None, key_env: str, as_json: bool) -> None:
     """List all keys.
 
     The list has their permissions and limits. Secrets are not stored and cannot be listed.
     """
+    if (remote := _remote(config_path, url, key_env)) is not None:
+        remote.show(as_json=as_json)
+        return
     from unisono.cli.keyring import show
 
+    assert config_path is not None
     show(config_path, as_json=as_json)
 
 
 @keys.command()
-@CONFIG_REQUIRED
+@store_or_gateway
 @click.argument("key_id", metavar="ID")
 @permitting
 @JSON
-def update(config_path: Path, key_id: str, as_json: bool, **options: Any) -> None:
+def update(config_path: Path | None, url: str | None, key_env: str, key_id: str, as_json: bool, **options: Any) -> None:
     """Change permissions and limits of a key.
 
     Settings without an option stay unchanged.
     """
-    from unisono.cli.keyring import update as run
-
     changes = given_options(options)
     if not changes:
         raise click.UsageError("nothing to change; give at least one option")
+    if (remote := _remote(config_path, url, key_env)) is not None:
+        remote.update(key_id, changes, as_json=as_json)
+        return
+    from unisono.cli.keyring import update as run
+
+    assert config_path is not None
     run(config_path, key_id, changes, as_json=as_json)
 
 
 @keys.command()
-@CONFIG_REQUIRED
+@store_or_gateway
 @click.argument("key_id", metavar="ID")
-def revoke(config_path: Path, key_id: str) -> None:
+def revoke(config_path: Path | None, url: str | None, key_env: str, key_id: str) -> None:
     """Revoke a key permanently. Running requests finish; new ones are rejected."""
+    if (remote := _remote(config_path, url, key_env)) is not None:
+        remote.revoke(key_id)
+        return
     from unisono.cli.keyring import revoke as run
 
+    assert config_path is not None
     run(config_path, key_id)
 
 
 @keys.command()
-@CONFIG_REQUIRED
+@store_or_gateway
 @click.argument("key_id", metavar="ID")
 @click.option(
     "--grace", type=DURATION, default="0s", show_default=True, help="Time for which the old secret stays valid."
 )
 @JSON
-def rotate(config_path: Path, key_id: str, grace: OptionValue[int], as_json: bool) -> None:
+def rotate(
+    config_path: Path | None, url: str | None, key_env: str, key_id: str, grace: OptionValue[int], as_json: bool
+) -> None:
     """Replace the secret of a key and print it once.
 
     The id, limits and usage of the key, and the state of its tenant, stay unchanged.
     """
+    if (remote := _remote(config_path, url, key_env)) is not None:
+        remote.rotate(key_id, grace.value, as_json=as_json)
+        return
     from unisono.cli.keyring import rotate as run
 
+    assert config_path is not None
     run(config_path, key_id, grace.value, as_json=as_json)
 
 

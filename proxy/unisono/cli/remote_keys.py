@@ -1,0 +1,152 @@
+"""Implementation of `unisono keys --url`: the admin API of a running gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+import click
+
+from unisono.cli.keyring import print_table
+from unisono.cli.param_types import MICRO, written_period
+from unisono.cli.terminal_escape import on_one_line
+
+# Timeout of one request, in seconds.
+TIMEOUT_S: Final = 30.0
+PAGE_SIZE: Final = 100
+# Names of options that the API has under another name.
+LIMIT_FIELDS: Final = {
+    "rpm": "rpm_limit",
+    "tpm": "tpm_limit",
+    "max_parallel": "max_parallel_requests",
+    "token_budget": "token_budget",
+}
+
+
+class RemoteKeys:
+    """Client of the admin API at `url` with the key in the environment variable `key_env`."""
+
+    def __init__(self, url: str, key_env: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise click.BadParameter(f"{url!r} does not begin with http:// or https://", param_hint="--url")
+        self._url = url.rstrip("/")
+        self._key = os.environ.get(key_env, "")
+        if not self._key:
+            raise click.ClickException(f"${key_env} is not set; set it to the master key or to the key of an admin")
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise click.ClickException(
+                f"the value of ${key_env} has characters that no header may have; set it to a key"
+            )
+
+    def create(self, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+        team = {"team_id": tenant} if tenant else {}
+        self._print_new_key(self._send("/key/generate", {**to_body(options), **team}), as_json=as_json)
+
+    def show(self, *, as_json: bool) -> None:
+        keys = [*self._pages()]
+        if as_json:
+            click.echo(json.dumps(keys, ensure_ascii=False, indent=2))
+            return
+        if not keys:
+            click.echo("There are no keys.", err=True)
+            return
+        print_table([_row(key) for key in keys])
+
+    def update(self, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+        key = self._send("/key/update", {"key": key_id, **to_body(options)})
+        click.echo(json.dumps(key, ensure_ascii=False, indent=2) if as_json else f"Changed {key['token']}.")
+
+    def revoke(self, key_id: str) -> None:
+        self._send("/key/delete", {"keys": [key_id]})
+        click.echo(f"{key_id} was revoked.")
+
+    def rotate(self, key_id: str, grace_s: int, *, as_json: bool) -> None:
+        grace = {"grace_period": f"{grace_s}s"} if grace_s else {}
+        self._print_new_key(self._send("/key/regenerate", {"key": key_id, **grace}), as_json=as_json)
+
+    def _pages(self) -> Iterator[dict[str, Any]]:
+        page, pages = 1, 1
+        while page <= pages:
+            found = self._send(f"/key/list?return_full_object=true&sort_order=asc&size={PAGE_SIZE}&page={page}")
+            yield from found["keys"]
+            page, pages = page + 1, found["total_pages"]
+
+    def _print_new_key(self, key: Mapping[str, Any], *, as_json: bool) -> None:
+        if as_json:
+            click.echo(json.dumps(key, ensure_ascii=False, indent=2))
+            return
+        # Only the key is written to standard output, so that a script can capture it.
+        click.echo(f"{key['token']}, of tenant {key['team_id'] or key['token']}. This is shown once:", err=True)
+        click.echo(key["key"])
+
+    def _send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the parsed answer. Raises `ClickException` with the message of the gateway."""
+        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        # The scheme of the address was checked.
+        request = Request(quote(self._url + path, safe=":/?&=%[]"), data=data, headers=headers)  # noqa: S310
+        try:
+            with urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+                return json.load(answer)
+        except HTTPError as error:
+            raise click.ClickException(_message(error)) from error
+        except (URLError, OSError, HTTPException, ValueError) as error:
+            raise click.ClickException(f"{self._url}: {error}") from error
+
+
+def _message(error: HTTPError) -> str:
+    try:
+        return on_one_line(str(json.load(error)["error"]["message"]))
+    except (ValueError, KeyError, TypeError):
+        return f"the gateway answered with status {error.code}"
+
+
+def to_body(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body for options, given by field of a key or of its limits."""
+    converted: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+        "name": lambda name: {"key_alias": name},
+        "models": lambda names: {"models": [] if names is None else sorted(names) or ["no-default-models"]},
+        "mcp_servers": lambda names: {"object_permission": {"mcp_servers": None if names is None else sorted(names)}},
+        "expires_at": lambda at: {"duration": "-1" if at is None else f"{max(1, round(at - time.time()))}s"},
+        "money_budget": lambda micro: {"max_budget": None if micro is None else micro / MICRO},
+        "budget_period": lambda period: {"budget_duration": written_period(period)},
+        "tags": lambda tags: {"tags": [f"{name}={value}" for name, value in tags.items()]},
+        "raw": lambda raw: {"raw": raw},
+    }
+    body: dict[str, Any] = {}
+    for option, given in options.items():
+        body |= {LIMIT_FIELDS[option]: given} if option in LIMIT_FIELDS else converted[option](given)
+    return body
+
+
+def _row(key: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        key["token"],
+        key["key_alias"] or "-",
+        key["team_id"] or key["token"],
+        key["status"],
+        "never" if key["expires"] is None else str(key["expires"])[:16].replace("T", " "),
+        ",".join(key["models"]) or "all",
+        ", ".join(_limits(key)) or "none",
+        str(key["key_name"]).removeprefix("sk-"),
+    )
+
+
+def _limits(key: Mapping[str, Any]) -> Iterator[str]:
+    per = "" if key["budget_duration"] is None else f"/{key['budget_duration']}"
+    for name, text in (
+        ("rpm_limit", "{} rpm"),
+        ("tpm_limit", "{} tpm"),
+        ("max_parallel_requests", "{} at once"),
+        ("token_budget", "{} tokens" + per),
+        ("max_budget", "{:g} USD" + per),
+    ):
+        if key[name] is not None:
+            yield text.format(key[name])

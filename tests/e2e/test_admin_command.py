@@ -1,0 +1,81 @@
+"""`unisono keys` with `--url`: the same commands over the admin API of a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.e2e.administered import AdminClient, administered
+from tests.e2e.keyed import MASTER
+from tests.e2e.test_admin_keys import becomes, works
+from unisono.cli import main
+
+
+@pytest.fixture
+async def admin(tmp_path: Path) -> AsyncIterator[AdminClient]:
+    async with administered(f"sqlite://{tmp_path}/state.db") as running:
+        yield running
+
+
+async def run(admin: AdminClient, *arguments: str, key: str = MASTER) -> Result:
+    options = ["keys", arguments[0], "--url", admin.gateway.url, *arguments[1:]]
+    return await asyncio.to_thread(CliRunner().invoke, main, options, env={"UNISONO_API_KEY": key})
+
+
+async def run_json(admin: AdminClient, *arguments: str) -> Any:
+    result = await run(admin, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+async def test_a_key_is_created_listed_changed_rotated_and_revoked(admin: AdminClient) -> None:
+    created = await run(admin, "create", "--name", "CI", "--rpm", "60", "--money-budget", "5", "--budget-period", "30d")
+    assert created.exit_code == 0, created.output
+    [secret] = created.stdout.splitlines()
+    assert await works(admin, secret) == 200
+    (key,) = await run_json(admin, "list")
+    assert (key["key_alias"], key["rpm_limit"], key["max_budget"], key["budget_duration"]) == ("CI", 60, 5.0, "30d")
+    row = (await run(admin, "list")).stdout.splitlines()[1].split()
+    assert row[:4] == [key["token"], "CI", key["token"], "active"]
+    changed = await run_json(admin, "update", key["token"], "--rpm", "none", "--models", "none", "--expires", "1h")
+    assert (changed["rpm_limit"], changed["models"]) == (None, ["no-default-models"])
+    assert changed["expires"] is not None
+    rotated = await run_json(admin, "rotate", key["token"], "--grace", "1h")
+    assert (rotated["token"], rotated["key"]) != (key["token"], secret)
+    revoked = await run(admin, "revoke", key["token"])
+    assert revoked.exit_code == 0, revoked.output
+    await becomes(admin, secret, 401)
+    logs = (await admin.get("/audit")).body["audit_logs"]
+    assert [log["action"] for log in logs] == ["deleted", "rotated", "updated", "created"]
+
+
+async def test_long_lists_are_read_in_pages(admin: AdminClient) -> None:
+    for _ in range(101):
+        await admin.made("/key/generate")
+    assert len({key["token"] for key in await run_json(admin, "list")}) == 101
+
+
+async def test_refusals_print_the_message_of_the_gateway(admin: AdminClient) -> None:
+    plain = (await admin.made("/key/generate"))["key"]
+    for key, arguments, message in (
+        (plain, ("create",), "may not use /key/generate"),
+        ("sk-wrong", ("list",), "The API key is not valid."),
+        (MASTER, ("update", "key_none", "--rpm", "1"), "There is no key 'key_none'."),
+        (MASTER, ("create", "--tenant", "none"), "There is no team 'none'."),
+        ("", ("list",), "$UNISONO_API_KEY is not set"),
+    ):
+        result = await run(admin, *arguments, key=key)
+        assert result.exit_code == 1
+        assert message in result.output
+
+
+def test_an_unreachable_gateway_and_an_invalid_address_are_errors() -> None:
+    for url, status, message in (("http://127.0.0.1:9", 1, "127.0.0.1:9"), ("ftp://x", 2, "http://")):
+        result = CliRunner().invoke(main, ["keys", "list", "--url", url], env={"UNISONO_API_KEY": "k"})
+        assert (result.exit_code, message in result.output) == (status, True), result.output
