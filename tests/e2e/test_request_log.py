@@ -81,7 +81,7 @@ async def test_a_line_has_the_facts_of_an_answer(tmp_path: Path, path: str, body
     async with FakeVllm(script=lambda _: VllmScript(tokens=ANSWER, cached_tokens=3)) as fake:
         with logged() as log:
             async with keyed(priced(fake.url), tmp_path) as (running, keys):
-                record, key = await keys.issue("acme", name="alice", raw=True, tags={"team": "blue"})
+                record, key = await keys.issue("acme", name="alice", raw=True)
                 answer = await running.post(path, json.dumps(body).encode(), **bearing(key))
                 assert answer.status == 200
                 [line] = await log.until(1)
@@ -90,7 +90,7 @@ async def test_a_line_has_the_facts_of_an_answer(tmp_path: Path, path: str, body
     assert line["message"].startswith(f"POST {path} 200 in ")
     assert (line["method"], line["route"], line["status"]) == ("POST", path, 200)
     assert line["id"] == answer.headers["x-request-id"]
-    assert (line["tenant"], line["key"], line["key_name"], line["team"]) == ("acme", record.id, "alice", "blue")
+    assert (line["tenant"], line["key"], line["key_name"]) == ("acme", record.id, "alice")
     assert (line["model"], line["served_model"], line["deployment"]) == ("gpt-oss", "gpt-oss", "vllm-1")
     assert line["attempts"] == [{"deployment": "vllm-1"}] * choices
     assert (line["input_tokens"], line["output_tokens"]) == (prompts, len(ANSWER) * choices)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.administered import administered
 from tests.e2e.gateway import Answer, Gateway, config_of
 from tests.e2e.keyed import MASTER, bearing, keyed
 from tests.fakes import FakeVllm, VllmScript
@@ -23,7 +24,7 @@ ANSWER = ENCODING.encode_marked("<|channel|>final<|message|>Hello, canary.<|retu
 
 @dataclass(frozen=True)
 class Team:
-    """A gateway with the keys of alice, who is in the team blue, and of bob."""
+    """A gateway with the keys of alice, of the tenant blue, and of bob."""
 
     gateway: Gateway
     alice: str
@@ -51,7 +52,7 @@ async def team(tmp_path: Path) -> AsyncIterator[Team]:
         config = config_of(f"vllm@{fake.url}")
         config["model_list"][0]["litellm_params"]["output_cost_per_token"] = 0.00001
         async with keyed(config, tmp_path) as (running, keys):
-            record, alice = await keys.issue(name="alice", tags={"team": "blue"})
+            record, alice = await keys.issue("blue", name="alice")
             _, bob = await keys.issue(name="bob")
             yield Team(running, alice, bob, record.id)
 
@@ -178,3 +179,43 @@ async def test_records_survive_a_restart(tmp_path: Path) -> None:
         async with keyed(config, tmp_path) as (running, _):
             found = await running.get(f"/v1/requests/{first.headers['x-request-id']}", **bearing(MASTER))
     assert (found.status, found.body["output_tokens"]) == (200, len(ANSWER))
+
+
+async def test_an_admin_of_a_team_sees_the_requests_of_the_team(tmp_path: Path) -> None:
+    async with administered(f"sqlite://{tmp_path}/state.db") as master:
+        users = {}
+        for name, role in (("boss", "admin"), ("member", "user")):
+            made = await master.made("/user/new", user_id=name, user_role="internal_user", auto_create_key=False)
+            users[role] = made["user_id"]
+        members = [{"user_id": name, "role": role} for role, name in users.items()]
+        await master.made("/team/new", team_id="blue", members_with_roles=members)
+        admin_user = (await master.made("/user/new", user_id="root", user_role="proxy_admin"))["key"]
+        keys = {
+            role: (await master.made("/key/generate", team_id="blue", user_id=name))["key"]
+            for role, name in users.items()
+        }
+        keys["stranger"] = (await master.made("/key/generate"))["key"]
+        ids = {}
+        for role, key in keys.items():
+            answer = await master.gateway.chat_as(key)
+            assert answer.status == 200
+            ids[role] = answer.headers["x-request-id"]
+
+        async def seen(key: str, query: str = "") -> set[str]:
+            found = (await master.using(key).get(f"/v1/requests?limit=200{query}")).body["data"]
+            return {each["id"] for each in found} & set(ids.values())
+
+        async with asyncio.timeout(10):
+            while len(await seen(MASTER)) < 3:
+                await asyncio.sleep(0.05)
+        assert await seen(admin_user) == set(ids.values())
+        assert await seen(keys["admin"], "&team=blue") == {ids["admin"], ids["user"]}
+        assert await seen(keys["admin"]) == {ids["admin"]}
+        assert await seen(keys["admin"], "&team=red") == set()
+        assert await seen(keys["user"], "&team=blue") == {ids["user"]}
+        assert await seen(keys["stranger"], "&team=blue") == set()
+        statuses = [
+            (await master.using(keys[role]).get(f"/v1/requests/{ids['user']}")).status
+            for role in ("admin", "user", "stranger")
+        ]
+        assert statuses == [200, 200, 404]

@@ -26,7 +26,7 @@ from unisono.api.path_aliases import PathAliases
 from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
 from unisono.core.access import Caller
 from unisono.core.observer import GenerationDone
-from unisono.core.request_record import GENERATIONS, MAX_ENTRIES, MAX_VALUE_LENGTH, TEAM_TAG, RecordSink, RequestRecord
+from unisono.core.request_record import GENERATIONS, MAX_ENTRIES, MAX_VALUE_LENGTH, RecordSink, RequestRecord
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.errors import NotAllowed
 
@@ -126,7 +126,6 @@ def _record(scope: Scope, at: float, duration_s: float, status: int) -> RequestR
         tenant=caller.tenant,
         key=caller.key,
         key_name=caller.key_name,
-        team=caller.tags.get(TEAM_TAG, ""),
         user=state.get(END_USER, "")[:MAX_VALUE_LENGTH],
         model=state.get(REQUESTED_MODEL, "")[:MAX_VALUE_LENGTH],
         notes=tuple(_noted(state)[:MAX_ENTRIES]),

@@ -1,6 +1,6 @@
 """Routes `GET /v1/requests...`: records of requests, and their counts over time.
 
-The master key sees all records, a virtual key its own.
+The master key and admins see all records, an admin of a team those of the team, any other key its own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import Query
+from fastapi import Depends, Query
+from starlette.requests import Request
 
+from unisono.api.admin.administration import Administration
+from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
-from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, provided
-from unisono.core.access import Caller
+from unisono.api.route_table import READ_404, PathId, RouteTable, dependency, provided
 from unisono.core.request_record import COST_UNIT, RequestRecord, to_facts
 from unisono.core.request_store import HOUR_S, MAX_POINTS, MINUTE_S, RequestFilter, RequestStore, percentile
 from unisono.errors import InvalidRequest, NotFound
@@ -41,6 +43,12 @@ class RequestSource:
     kept_s: float
 
 
+async def _actor(request: Request) -> Actor:
+    """Return the sender of a request with its role."""
+    return await dependency(request, Administration).actor(request.state.caller)
+
+
+CurrentActor = Annotated[Actor, Depends(_actor)]
 Source = Annotated[RequestSource, provided(RequestSource)]
 Name = Annotated[str, Query(max_length=256)]
 Time = Annotated[float, Query(ge=0, lt=2**40, description="Time in seconds since 1970.")]
@@ -96,11 +104,11 @@ class RequestStats(AnswerModel):
 @REQUESTS.add("GET", "/requests")
 async def list_requests(
     source: Source,
-    caller: CurrentCaller,
+    actor: CurrentActor,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Maximum number of records.")] = LISTED,
     cursor: Annotated[Name, Query(description="`next_cursor` of the previous page.")] = "",
     key: Annotated[Name, Query(description="Id of a virtual key.")] = ABSENT,
-    team: Annotated[Name, Query(description="Tag `team` of the key.")] = "",
+    team: Annotated[Name, Query(description="Team of the key.")] = ABSENT,
     model: Annotated[Name, Query(description="Requested model.")] = "",
     status: Annotated[int, Query(ge=0, le=599, description="HTTP status.")] = 0,
     failed: Annotated[bool, Query(description="True lists only requests that failed.")] = False,
@@ -114,7 +122,7 @@ async def list_requests(
     """
     wanted = RequestFilter(
         key=key,
-        team=team,
+        tenant=team,
         model=model,
         status=status,
         failed=failed,
@@ -123,7 +131,7 @@ async def list_requests(
         until=until,
     )
     try:
-        page = await source.store.requests(visible_to(caller, wanted), limit, cursor)
+        page = await source.store.requests(visible_to(actor, wanted), limit, cursor)
     except ValueError:
         raise InvalidRequest(
             "Invalid value for 'cursor': must be the 'next_cursor' of an earlier page.", param="cursor"
@@ -139,8 +147,9 @@ async def list_requests(
 @REQUESTS.add("GET", "/requests/stats")
 async def get_request_stats(
     source: Source,
-    caller: CurrentCaller,
+    actor: CurrentActor,
     step: Annotated[Literal["minute", "hour"], Query(description="Length of an interval.")] = ABSENT,
+    team: Annotated[Name, Query(description="Team of the key.")] = ABSENT,
     key: Annotated[Name, Query(description="Id of a virtual key.")] = ABSENT,
     model: Annotated[Name, Query(description="Requested model.")] = "",
     since: Time = ABSENT,
@@ -162,35 +171,37 @@ async def get_request_stats(
             f"{', or use step=hour' if step_s == MINUTE_S else ''}.",
             param="since",
         )
-    wanted = visible_to(caller, RequestFilter(key=key, model=model, since=since, until=until))
+    wanted = visible_to(actor, RequestFilter(key=key, tenant=team, model=model, since=since, until=until))
     points = await source.store.request_counts(wanted, step_s)
     data = [to_point(at, counts) for at, counts in points.items()]
     return RequestStats(object="unisono.request_stats", step_s=step_s, since=since, until=until, data=data)
 
 
 @REQUESTS.add("GET", "/requests/{id}", READ_404)
-async def get_request(source: Source, caller: CurrentCaller, id: PathId) -> RequestEntry:
+async def get_request(source: Source, actor: CurrentActor, id: PathId) -> RequestEntry:
     """Retrieve the record of a request."""
     record = await source.store.request(id)
-    if record is None or not _may_see(caller, record):
+    if record is None or not _may_see(actor, record):
         raise NotFound("The request does not exist: its record may have expired, or belongs to another key.")
     return RequestEntry(**to_facts(record))
 
 
-def visible_to(caller: Caller, wanted: RequestFilter) -> RequestFilter:
-    """Return the filter limited to the records that a caller may see.
+def visible_to(actor: Actor, wanted: RequestFilter) -> RequestFilter:
+    """Return the filter limited to the records that the caller may see.
 
-    A key that asks for the records of another one finds none.
+    A caller that asks for others finds none.
     """
-    if not caller.key:
+    if actor.sees_all or (wanted.tenant is not None and wanted.tenant in actor.teams):
         return wanted
-    if wanted.key not in (None, caller.key):
-        return replace(wanted, key=caller.key, until=0.0)
-    return replace(wanted, key=caller.key)
+    assert actor.key is not None
+    if wanted.key not in (None, actor.key.id):
+        return replace(wanted, key=actor.key.id, until=0.0)
+    return replace(wanted, key=actor.key.id)
 
 
-def _may_see(caller: Caller, record: RequestRecord) -> bool:
-    return not caller.key or record.key == caller.key
+def _may_see(actor: Actor, record: RequestRecord) -> bool:
+    is_own = actor.key is not None and record.key == actor.key.id
+    return actor.sees_all or is_own or record.tenant in actor.teams
 
 
 def to_point(at: int, counts: Mapping[str, int]) -> RequestPoint:

@@ -12,8 +12,6 @@ from typing import Any, Final, TypeAlias
 
 from unisono.core.observer import GenerationDone, GenerationOutcome
 
-# Tag of a virtual key that names its team.
-TEAM_TAG: Final = "team"
 # Maximum characters of a value that the client chooses.
 MAX_VALUE_LENGTH: Final = 256
 # Maximum number of attempts, recoveries and notes of a record.
@@ -27,9 +25,10 @@ class RequestRecord:
     """Facts about a request that has ended.
 
     `at` is its start in seconds since 1970, `route` the path template, empty for an unknown path. `status` is the HTTP
-    status, `error` an error code. `key` is the public id of a virtual key, `key_name` its alias, `user` the end user
-    that the request names. `model` is the requested model, `served_model` the one that answered. `attempts` are pairs
-    of a deployment and its error code, in order. Costs are in micro-dollars, times in seconds.
+    status, `error` an error code. `tenant` is the team of a key that has one. `key` is the public id of a virtual key,
+    `key_name` its alias, `user` the end user that the request names. `model` is the requested model, `served_model` the
+    one that answered. `attempts` are pairs of a deployment and its error code, in order. Costs are in micro-dollars,
+    times in seconds.
     """
 
     id: str
@@ -42,7 +41,6 @@ class RequestRecord:
     tenant: str = ""
     key: str = ""
     key_name: str = ""
-    team: str = ""
     user: str = ""
     model: str = ""
     served_model: str = ""

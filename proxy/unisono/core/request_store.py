@@ -35,7 +35,6 @@ class RequestFilter:
 
     tenant: str | None = None
     key: str | None = None
-    team: str = ""
     model: str = ""
     status: int = 0
     failed: bool = False
@@ -51,7 +50,6 @@ class RequestFilter:
             *([f"status:{self.status}"] if self.status else []),
             *([FAILED] if self.failed else []),
             *([] if self.key is None else [f"key:{self.key}"]),
-            *([f"team:{self.team}"] if self.team else []),
             *([] if self.tenant is None else [f"tenant:{self.tenant}"]),
             *([f"model:{self.model}"] if self.model else []),
         ]
@@ -64,7 +62,6 @@ def facets_of(record: RequestRecord) -> tuple[str, ...]:
         f"tenant:{record.tenant}",
         f"key:{record.key}",
         f"status:{record.status}",
-        *([f"team:{record.team}"] if record.team else []),
         *([f"model:{record.model}"] if record.model else []),
         *([FAILED] if has_failed(record) else []),
         *([RECOVERED] if record.recoveries else []),
