@@ -72,6 +72,7 @@ async def test_the_master_key_sees_all_requests_and_a_key_its_own(team: Team) ->
     assert every[0]["id"] == unknown.headers["x-request-id"]
     assert every[2]["cost"] == pytest.approx(0.00001 * len(ANSWER))
     assert "canary" not in json.dumps(every)
+    assert all(value is not None for each in every for value in each.values())
     assert [each["key_name"] for each in await team.listed(team.alice)] == ["alice"] * 3
     assert [each["key_name"] for each in await team.listed(team.bob)] == ["bob"]
 

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import Depends, Query
 from starlette.requests import Request
+from starlette.responses import Response
 
 from unisono.api.admin.administration import Administration
 from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
 from unisono.api.route_table import READ_404, PathId, RouteTable, dependency, provided
+from unisono.api.whole import to_whole
 from unisono.core.request_record import COST_UNIT, RequestRecord, to_facts
 from unisono.core.request_store import HOUR_S, MAX_POINTS, MINUTE_S, RequestFilter, RequestStore, percentile
 from unisono.errors import InvalidRequest, NotFound
@@ -101,7 +103,7 @@ class RequestStats(AnswerModel):
     data: list[RequestPoint]
 
 
-@REQUESTS.add("GET", "/requests")
+@REQUESTS.add("GET", "/requests", answer=RequestList)
 async def list_requests(
     source: Source,
     actor: CurrentActor,
@@ -115,7 +117,7 @@ async def list_requests(
     recovery: Annotated[Name, Query(description="Name of a recovery rule, or `any`.")] = "",
     since: Time = 0.0,
     until: Time = ABSENT,
-) -> RequestList:
+) -> Response:
     """List the latest requests: those of the key, or of all keys for the master key.
 
     A page may be shorter than `limit` although `has_more` is true, because a query visits a limited number of records.
@@ -136,12 +138,8 @@ async def list_requests(
         raise InvalidRequest(
             "Invalid value for 'cursor': must be the 'next_cursor' of an earlier page.", param="cursor"
         ) from None
-    return RequestList(
-        object="list",
-        data=[RequestEntry(**to_facts(record)) for record in page.records],
-        has_more=page.cursor is not None,
-        next_cursor=page.cursor,
-    )
+    data = [to_facts(record) for record in page.records]
+    return to_whole({"object": "list", "data": data, "has_more": page.cursor is not None, "next_cursor": page.cursor})
 
 
 @REQUESTS.add("GET", "/requests/stats")
@@ -177,13 +175,13 @@ async def get_request_stats(
     return RequestStats(object="unisono.request_stats", step_s=step_s, since=since, until=until, data=data)
 
 
-@REQUESTS.add("GET", "/requests/{id}", READ_404)
-async def get_request(source: Source, actor: CurrentActor, id: PathId) -> RequestEntry:
+@REQUESTS.add("GET", "/requests/{id}", READ_404, answer=RequestEntry)
+async def get_request(source: Source, actor: CurrentActor, id: PathId) -> Response:
     """Retrieve the record of a request."""
     record = await source.store.request(id)
     if record is None or not _may_see(actor, record):
         raise NotFound("The request does not exist: its record may have expired, or belongs to another key.")
-    return RequestEntry(**to_facts(record))
+    return to_whole(to_facts(record))
 
 
 def visible_to(actor: Actor, wanted: RequestFilter) -> RequestFilter:
