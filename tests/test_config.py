@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "unsupported mode": (
         {"model_list": [entry(model_info={"mode": "telepathy"})]},
         "model_list[0].model_info.mode: input should be 'chat', 'responses', 'completion', 'embedding', 'rerank', "
-        "'score', 'moderation', 'image_generation' or 'audio_speech'",
+        "'score', 'moderation', 'image_generation', 'audio_speech' or 'audio_transcription'",
     ),
     "empty master key": (
         {"general_settings": {"master_key": "  "}},

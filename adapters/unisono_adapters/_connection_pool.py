@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import cache
 
 from aiohappyeyeballs import AddrInfoType, start_connection
@@ -17,6 +17,7 @@ from yarl import URL
 from unisono.errors import BackendUnavailable
 from unisono_adapters._connection_faults import ClosedBeforeResponse, ConnectFailed, ConnectionLost, ConnectTimeout
 from unisono_adapters._http_connection import RECEIVE_BUFFER_BYTES, BackendConnection, HttpResponse
+from unisono_adapters._upload import UploadConnection
 
 KEEP_ALIVE_S = 4.0  # lifetime of idle connections, below uvicorn's default of 5 s
 DNS_CACHE_S = 10.0  # lifetime of a DNS lookup
@@ -52,6 +53,19 @@ class ConnectionPool:
         connection = await self._connect(connect_s)
         return await _with_head(connection.send(head, body))
 
+    async def send_upload(self, head: bytes, pieces: AsyncIterator[bytes], connect_s: float) -> HttpResponse:
+        """Send a request with a large body on a new connection; return the response after its head.
+
+        The caller must close the response. Raises as `send`.
+        """
+        connection = await self._connect(connect_s, UploadConnection)
+        assert isinstance(connection, UploadConnection)
+        try:
+            return await _with_head(await connection.send_pieces(head, pieces))
+        except BaseException:
+            connection.close()
+            raise
+
     def close(self) -> None:
         """Close all connections; the readers of open responses fail. Repeatable."""
         self._is_closed = True
@@ -75,11 +89,11 @@ class ConnectionPool:
         if self._is_closed:
             raise BackendUnavailable("the backend is being removed")
 
-    async def _connect(self, connect_s: float) -> BackendConnection:
+    async def _connect(self, connect_s: float, kind: type[BackendConnection] = BackendConnection) -> BackendConnection:
         self._check_open()
         try:
             async with asyncio.timeout(connect_s):
-                connection = await self._new_connection()
+                connection = await self._new_connection(kind)
         except TimeoutError as error:
             raise ConnectTimeout("no connection within the time limit") from error
         # ValueError: a host name that cannot be encoded. RuntimeError: the event loop still uses the file descriptor.
@@ -91,7 +105,7 @@ class ConnectionPool:
         self._check_open()
         return connection
 
-    async def _new_connection(self) -> BackendConnection:
+    async def _new_connection(self, kind: type[BackendConnection]) -> BackendConnection:
         loop = asyncio.get_running_loop()
         # Before the connection is opened, so that a cancellation here leaves nothing open.
         context = None
@@ -105,7 +119,7 @@ class ConnectionPool:
         )
         try:
             transport, connection = await loop.create_connection(
-                lambda: BackendConnection(self._add_idle, self._open.discard, polite=self._polite), sock=sock
+                lambda: kind(self._add_idle, self._open.discard, polite=self._polite), sock=sock
             )
         except BaseException:
             sock.close()

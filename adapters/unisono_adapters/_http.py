@@ -19,6 +19,7 @@ import orjson
 from yarl import URL
 
 from unisono.core.generation import Timeouts
+from unisono.core.passthrough_request import Upload
 from unisono.core.ports import BackendOptions
 from unisono.core.renamed import renamed
 from unisono.core.trace_context import TraceContext
@@ -195,13 +196,20 @@ class BackendHttp:
                 finally:
                     response.close()
 
-    async def post_bytes(self, path: str, body: bytes, job: Job) -> BackendBytes:
-        """Send a JSON body and return the answer after its head. Raises the `BackendError` family."""
+    async def post_bytes(self, path: str, body: bytes | Upload, job: Job, model: str) -> BackendBytes:
+        """Send a JSON body or an upload and return the answer after its head.
+
+        `model` is the server's name. Raises the `BackendError` family.
+        """
         ends_at = asyncio.get_running_loop().time() + job.timeouts.total_s
         with _mapped_failures(NOT_COMPLETE):
             async with asyncio.timeout_at(ends_at):
-                headers = self._headers_for(job, "*/*")
-                response = await self._send("POST", path, headers, body, job.timeouts.connect_s)
+                headers, connect_s = self._headers_for(job, "*/*"), job.timeouts.connect_s
+                if isinstance(body, bytes):
+                    response = await self._send("POST", path, headers, body, connect_s)
+                else:
+                    head = self._head("POST", path, headers, body.size(model), body.media_type)
+                    response = await self._pool.send_upload(head, body.pieces(model), connect_s)
                 if response.status != 200:
                     with closing(response):
                         body_read = await _read_body(response)
@@ -265,11 +273,16 @@ class BackendHttp:
         self, method: str, path: str, headers: dict[str, str], body: bytes, connect_s: float
     ) -> HttpResponse:
         """Send a request and return its response after the head has arrived."""
+        return await self._pool.send(self._head(method, path, headers, len(body)), body, connect_s)
+
+    def _head(
+        self, method: str, path: str, headers: dict[str, str], size: int, media_type: str = "application/json"
+    ) -> bytes:
         lines = [f"{method} {self._base.joinpath(path).raw_path_qs} HTTP/1.1"]
         lines += (f"{name}: {value}" for name, value in (self._headers | headers).items())
         if method == "POST":
-            lines += ("Content-Type: application/json", f"Content-Length: {len(body)}")
-        return await self._pool.send("\r\n".join((*lines, "", "")).encode("latin-1"), body, connect_s)
+            lines += (f"Content-Type: {media_type}", f"Content-Length: {size}")
+        return "\r\n".join((*lines, "", "")).encode("latin-1")
 
     async def _expect_events(self, response: HttpResponse, framing: Framing) -> None:
         if response.status != 200:

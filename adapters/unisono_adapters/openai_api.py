@@ -22,6 +22,7 @@ from unisono.core.passthrough_request import (
     AnswerPart,
     Api,
     PassthroughJob,
+    Upload,
     has_output,
     named,
 )
@@ -78,6 +79,8 @@ class OpenAiApi:
                 "completion, or use a model of another server.",
                 param="model",
             )
+        if job.upload is not None:
+            return self._answer_bytes(job, job.upload)
         has_defaults = self._defaults and job.api in TEXT_APIS
         fields = with_defaults(job.body, self._defaults, job.api) if has_defaults else job.body
         body = orjson.dumps({**fields, "model": named(self._model, job.requested_model)})
@@ -101,8 +104,9 @@ class OpenAiApi:
             raise self._wire.failures.error_object(answer)
         yield [answer]
 
-    async def _answer_bytes(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[AnswerBytes]]:
-        answer = await self._wire.post_bytes(f"v1/{job.api}", body, job)
+    async def _answer_bytes(self, job: PassthroughJob, body: bytes | Upload) -> AsyncGenerator[list[AnswerBytes]]:
+        path, model = f"v1/{job.api}", named(self._model, job.requested_model)
+        answer = await self._wire.post_bytes(path, body, job, model)
         try:
             while data := await answer.read():
                 yield [AnswerBytes(data, answer.media_type)]

@@ -246,6 +246,8 @@ def _make_app(
                 open_paths=HEALTH_PATHS | PATHS,
                 max_body_bytes=config.unisono.max_body_bytes,
                 body_deadline_s=config.unisono.body_timeout_s,
+                max_upload_bytes=config.unisono.max_upload_bytes,
+                upload_deadline_s=config.unisono.upload_timeout_s,
                 sinks=sinks,
                 formats=FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),

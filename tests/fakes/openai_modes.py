@@ -55,12 +55,19 @@ class FakeModes(WireServer):
             window = {} if self.context is None else {"max_model_len": self.context}
             listed = [{"id": name, "object": "model", **window} for name in ("bge", "bge:large", "qwen")]
             return _json({"object": "list", "data": listed}).steps()
+        if seen.path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
+            return self._transcript(seen)
         asked = seen.json
         refusal = self.script(asked) if callable(self.script) else self.script
         waits: list[Step] = [Sleep(self.delay_s)] if self.delay_s else []
         if refusal is None and seen.path == "/v1/audio/speech":
             return [*waits, *self._speech()]
         return [*waits, *(refusal or _json({**self._answer(seen.path, asked), **self.extra})).steps()]
+
+    def _transcript(self, seen: Seen) -> list[Step]:
+        refusal = self.script(seen) if callable(self.script) else self.script
+        waits: list[Step] = [Sleep(self.delay_s)] if self.delay_s else []
+        return [*waits, *(refusal or _json({"text": "Said.", **self._usage(3)})).steps()]
 
     def _speech(self) -> list[Step]:
         pieces: list[Step] = [Write(piece, framed=True) for piece in self.audio]

@@ -320,6 +320,8 @@ def asgi_layers(
     open_paths: Collection[str] = HEALTH_PATHS,
     max_body_bytes: int = MAX_BODY_BYTES,
     body_deadline_s: float = BODY_DEADLINE_S,
+    max_upload_bytes: int = MAX_BODY_BYTES,
+    upload_deadline_s: float = BODY_DEADLINE_S,
     sinks: Sequence[RecordSink] = (),
     formats: Formats = MappingProxyType({}),
     networks: Container[str] | None = None,
@@ -345,5 +347,11 @@ def asgi_layers(
         Middleware(ErrorResponses),
         *local,
         Middleware(Authentication, authenticate=authenticate, open_paths=open_paths, rules=rules),
-        Middleware(BodyLimits, max_bytes=max_body_bytes, deadline_s=body_deadline_s),
+        Middleware(
+            BodyLimits,
+            max_bytes=max_body_bytes,
+            deadline_s=body_deadline_s,
+            max_upload_bytes=max_upload_bytes,
+            upload_deadline_s=upload_deadline_s,
+        ),
     ]

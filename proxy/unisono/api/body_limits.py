@@ -24,6 +24,10 @@ else:
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 BODY_DEADLINE_S = 60.0
+# Paths with forms instead of JSON, whose routes check the media type.
+UPLOAD_PATHS = frozenset(
+    f"{prefix}/audio/{name}" for prefix in ("/v1", "") for name in ("transcriptions", "translations")
+)
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 # Accepted charsets. JSON is always UTF-8; a body in another charset would be misread.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
@@ -154,18 +158,27 @@ class BodyLimits:
     Bytes are counted on arrival, independent of Content-Length, and again when they are unpacked.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, deadline_s: float = BODY_DEADLINE_S) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int = MAX_BODY_BYTES,
+        deadline_s: float = BODY_DEADLINE_S,
+        max_upload_bytes: int = MAX_BODY_BYTES,
+        upload_deadline_s: float = BODY_DEADLINE_S,
+    ) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._deadline_s = deadline_s
+        self._limits = {False: (max_bytes, deadline_s), True: (max_upload_bytes, upload_deadline_s)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        coding = self._check_headers(scope)
+        is_upload = scope["path"] in UPLOAD_PATHS
+        max_bytes, deadline_s = self._limits[is_upload]
+        coding = _check_headers(scope, max_bytes, is_upload=is_upload)
         # One deadline for the whole body. A client that sends single bytes gains no time.
-        until = asyncio.get_running_loop().time() + self._deadline_s
+        until = asyncio.get_running_loop().time() + deadline_s
         received, complete = 0, False
 
         async def limited() -> Message:
@@ -176,60 +189,63 @@ class BodyLimits:
                 async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError:
-                raise BodyTimeout(f"The body did not arrive within {self._deadline_s:g} s.") from None
+                raise BodyTimeout(f"The body did not arrive within {deadline_s:g} s.") from None
             received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if received > self._max_bytes:
-                raise self._too_large()
+            if received > max_bytes:
+                raise _too_large(max_bytes)
             return message
 
-        await self._app(scope, self._unpacked(limited, coding) if coding else limited, send)
+        await self._app(scope, _unpacked(limited, coding, max_bytes) if coding else limited, send)
 
-    def _unpacked(self, packed: Receive, coding: str) -> Receive:
-        """Return the source of the unpacked body. Each piece is unpacked in a thread."""
-        unpacking = Unpacking(coding, self._max_bytes)
-        has_more, complete = True, False
 
-        async def unpacked() -> Message:
-            nonlocal has_more, complete
-            while not complete:
-                if piece := await asyncio.to_thread(unpacking.piece):
-                    return {"type": "http.request", "body": piece, "more_body": True}
-                if not has_more:
-                    unpacking.finish()
-                    complete = True
-                    return {"type": "http.request", "body": b"", "more_body": False}
-                message = await packed()
-                if message["type"] != "http.request":
-                    return message
-                has_more = message.get("more_body", False)
-                unpacking.feed(message.get("body", b""))
-            return await packed()
+def _unpacked(packed: Receive, coding: str, max_bytes: int) -> Receive:
+    """Return the source of the unpacked body. Each piece is unpacked in a thread."""
+    unpacking = Unpacking(coding, max_bytes)
+    has_more, complete = True, False
 
-        return unpacked
+    async def unpacked() -> Message:
+        nonlocal has_more, complete
+        while not complete:
+            if piece := await asyncio.to_thread(unpacking.piece):
+                return {"type": "http.request", "body": piece, "more_body": True}
+            if not has_more:
+                unpacking.finish()
+                complete = True
+                return {"type": "http.request", "body": b"", "more_body": False}
+            message = await packed()
+            if message["type"] != "http.request":
+                return message
+            has_more = message.get("more_body", False)
+            unpacking.feed(message.get("body", b""))
+        return await packed()
 
-    def _check_headers(self, scope: Scope) -> str:
-        """Return the coding of the body; empty if it is not compressed."""
-        lengths = header_values(scope, b"content-length")
-        if len(set(lengths)) > 1 or any(not (value.isascii() and value.isdigit()) for value in lengths):
-            raise InvalidRequest("'Content-Length' must be a single decimal number.")
-        if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self._max_bytes):
-            raise self._too_large()
-        codings = [coding.strip().lower() for coding in header_values(scope, b"content-encoding")]
-        codings = [coding for coding in codings if coding not in {"", "identity"}]
-        if len(codings) > 1 or any(coding not in CODINGS for coding in codings):
-            raise UnsupportedMediaType(
-                f"'Content-Encoding: {', '.join(codings)[:MAX_QUOTED_LENGTH]}' is not supported: use one of gzip and "
-                "zstd, or send the body uncompressed."
-            )
-        has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
-        types = header_values(scope, b"content-type")
-        if scope["method"] in BODY_METHODS and (has_body or types) and not _is_json(types):
-            raise UnsupportedMediaType("The body must be JSON in UTF-8, with 'Content-Type: application/json'.")
-        return codings[0] if codings else ""
+    return unpacked
 
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The body is larger than {self._max_bytes:,} bytes.")
+
+def _check_headers(scope: Scope, max_bytes: int, *, is_upload: bool) -> str:
+    """Return the coding of the body; empty if it is not compressed."""
+    lengths = header_values(scope, b"content-length")
+    if len(set(lengths)) > 1 or any(not (value.isascii() and value.isdigit()) for value in lengths):
+        raise InvalidRequest("'Content-Length' must be a single decimal number.")
+    if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > max_bytes):
+        raise _too_large(max_bytes)
+    codings = [coding.strip().lower() for coding in header_values(scope, b"content-encoding")]
+    codings = [coding for coding in codings if coding not in {"", "identity"}]
+    if len(codings) > 1 or any(coding not in CODINGS for coding in codings):
+        raise UnsupportedMediaType(
+            f"'Content-Encoding: {', '.join(codings)[:MAX_QUOTED_LENGTH]}' is not supported: use one of gzip and "
+            "zstd, or send the body uncompressed."
+        )
+    has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
+    types = header_values(scope, b"content-type")
+    if scope["method"] in BODY_METHODS and (has_body or types) and not (is_upload or _is_json(types)):
+        raise UnsupportedMediaType("The body must be JSON in UTF-8, with 'Content-Type: application/json'.")
+    return codings[0] if codings else ""
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {max_bytes:,} bytes.")
 
 
 def _is_json(content_types: list[str]) -> bool:

@@ -17,7 +17,7 @@ OPERATIONS: Final = tuple(
     sorted(
         (
             *("chat/completions", "completions", "embeddings", "rerank", "score", "moderations"),
-            *("images/generations", "audio/speech"),
+            *("images/generations", "audio/speech", "audio/transcriptions", "audio/translations"),
         ),
         key=len,
         reverse=True,

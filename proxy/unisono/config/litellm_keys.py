@@ -57,7 +57,7 @@ FOREIGN_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
 
 
 UNSERVED = (
-    *("image_edit", "audio_transcription"),
+    "image_edit",
     *("batch", "realtime", "video_generation", "ocr", "search", "vector_store"),
 )
 """Values of `model_info.mode` other than text generation."""

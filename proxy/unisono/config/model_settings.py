@@ -126,6 +126,7 @@ class ModelInfo(Costs):
         "moderation",
         "image_generation",
         "audio_speech",
+        "audio_transcription",
     ] = "chat"
     """LiteLLM's type of the model, or `score`. The first three values have the same effect.
     Models of the others [pass through](passthrough.md#serve-models-that-generate-no-text). Entries of any other type,

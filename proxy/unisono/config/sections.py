@@ -245,6 +245,11 @@ class GatewaySettings(Section):
     A change takes effect after a restart."""
     body_timeout_s: Seconds = 60.0
     """Limit until the body of a request is complete, in seconds."""
+    max_upload_bytes: Count = 25 * 1024 * 1024
+    """Maximum size of a form with a file, such as audio, in bytes.
+    Larger requests are rejected with 413. The form is stored in a temporary file until it is answered."""
+    upload_timeout_s: Seconds = 300.0
+    """Limit until a form with a file is complete, in seconds."""
     write_timeout_s: Seconds = 60.0
     """Time after which a client that reads nothing of its response is disconnected, in seconds.
     A change takes effect after a restart."""

@@ -6,10 +6,10 @@ answer it. The answer consists of `events.Passed`, which surfaces emit unchanged
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from unisono.core.conversation import Json
 from unisono.core.generation import Timeouts
@@ -27,6 +27,8 @@ class Api(StrEnum):
     MODERATIONS = "moderations"
     IMAGES = "images/generations"
     SPEECH = "audio/speech"
+    TRANSCRIPTIONS = "audio/transcriptions"
+    TRANSLATIONS = "audio/translations"
 
 
 class ModelMode(StrEnum):
@@ -39,6 +41,7 @@ class ModelMode(StrEnum):
     MODERATION = "moderation"
     IMAGE_GENERATION = "image_generation"
     AUDIO_SPEECH = "audio_speech"
+    AUDIO_TRANSCRIPTION = "audio_transcription"
 
 
 # Modes of the models that can answer a request of an API.
@@ -52,11 +55,30 @@ MODES: Final[Mapping[Api, frozenset[ModelMode]]] = {
     Api.MODERATIONS: frozenset({ModelMode.MODERATION}),
     Api.IMAGES: frozenset({ModelMode.IMAGE_GENERATION}),
     Api.SPEECH: frozenset({ModelMode.AUDIO_SPEECH}),
+    Api.TRANSCRIPTIONS: frozenset({ModelMode.AUDIO_TRANSCRIPTION}),
+    Api.TRANSLATIONS: frozenset({ModelMode.AUDIO_TRANSCRIPTION}),
 }
 # APIs whose answers are generated token by token.
 TEXT_APIS: Final = frozenset({Api.CHAT, Api.RESPONSES})
 # APIs whose answers are bytes of a media type.
-BYTE_APIS: Final = frozenset({Api.SPEECH})
+BYTE_APIS: Final = frozenset({Api.SPEECH, Api.TRANSCRIPTIONS, Api.TRANSLATIONS})
+# APIs whose requests are forms with a file.
+UPLOAD_APIS: Final = frozenset({Api.TRANSCRIPTIONS, Api.TRANSLATIONS})
+
+
+class Upload(Protocol):
+    """Body of a request that is no JSON, and that can be sent several times."""
+
+    @property
+    def media_type(self) -> str: ...
+
+    def size(self, model: str) -> int:
+        """Return the bytes of the body for a server's name of the model."""
+        ...
+
+    def pieces(self, model: str) -> AsyncIterator[bytes]:
+        """Yield the body for a server's name of the model."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +232,8 @@ class PassthroughRequest:
     # Number of inputs to embed, None if unknown, and the maximum for one request to a deployment, None for any number.
     inputs: int | None = None
     batch_size: int | None = None
+    # Replaces the body, except for the model.
+    upload: Upload | None = None
     # True if the client gets the usage; a Chat Completions stream reports it only on request.
     is_usage_requested: bool = True
 
@@ -228,3 +252,4 @@ class PassthroughJob:
     timeouts: Timeouts = field(default_factory=Timeouts)
     request_id: str = ""
     trace: TraceContext | None = None
+    upload: Upload | None = None

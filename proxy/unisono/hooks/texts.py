@@ -30,6 +30,7 @@ FIELD: Final = {
     "moderations": "input",
     "images": "prompt",
     "speech": "input",
+    "transcriptions": "prompt",
 }
 
 # Returns the text that replaces a text, possibly the same. Raises `Refused` for a text that must not be used.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from json import JSONDecoder
+from math import ceil
 from typing import Final
 
 from unisono.core.conversation import Json
@@ -203,6 +205,43 @@ class BytesRelay(Relay):
         return None
 
 
+class TranscriptRelay(BytesRelay):
+    """Relay of a transcript: JSON, text, subtitles or events.
+
+    Its usage is in the end of JSON or events.
+    """
+
+    def __init__(self, passthrough: PassthroughRequest) -> None:
+        super().__init__(passthrough)
+        self._end = b""
+
+    def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
+        events = super().feed(bodies)
+        for event in events:
+            if isinstance(event, PassedBytes):
+                self._end = (self._end + event.data)[-MAX_END_BYTES:]
+        self.pieces = self._bytes // CHARACTERS_PER_TOKEN
+        if self.is_complete:
+            self._read_usage()
+        return events
+
+    def _read_usage(self) -> None:
+        start = self._end.rfind(b'"usage"')
+        try:
+            usage, _ = JSONDecoder().raw_decode(self._end[start + 7 :].decode("utf-8", "replace").lstrip(" :\r\n\t"))
+        except (ValueError, RecursionError):
+            return
+        if start < 0 or not isinstance(usage, Mapping):
+            return
+        seconds = usage.get("seconds")
+        if isinstance(seconds, (int, float)) and 0 <= seconds < MAX_TOKENS:
+            usage = {**usage, "input_tokens": ceil(seconds * AUDIO_TOKENS_PER_SECOND)}
+        self._reported_usage = usage, "input_tokens", "output_tokens"
+
+
+# Bytes at the end of a transcript in which its usage is searched.
+MAX_END_BYTES: Final = 4_096
+AUDIO_TOKENS_PER_SECOND: Final = 10
 # MP3 of 128 kbit/s has 16,000 bytes a second, and OpenAI's models count about 10 tokens a second.
 AUDIO_BYTES_PER_TOKEN: Final = 1_600
 # Fields with the tokens of the input, by APIs of OpenAI and of servers; the first one present applies.
@@ -212,6 +251,8 @@ KINDS: Final[Mapping[Api, type[Relay]]] = {
     Api.RESPONSES: ResponsesRelay,
     Api.EMBEDDINGS: EmbeddingsRelay,
     Api.SPEECH: BytesRelay,
+    Api.TRANSCRIPTIONS: TranscriptRelay,
+    Api.TRANSLATIONS: TranscriptRelay,
 }
 
 

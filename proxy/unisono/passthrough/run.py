@@ -112,6 +112,7 @@ class PassthroughGeneration(BatchStream):
             places.start_attempt(place),
             request.origin.request_id,
             places.trace_span(0),
+            passthrough.upload,
         )
 
 

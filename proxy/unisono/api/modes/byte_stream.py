@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -30,8 +30,12 @@ SAFE_TYPES: Final = (
 OTHER_TYPE: Final = "application/octet-stream"
 
 
-async def started_bytes(request: Request, stream: GenerationStream) -> Response:
-    """Return the response once its first bytes have arrived.
+def _nothing() -> None:
+    """Close nothing."""
+
+
+async def started_bytes(request: Request, stream: GenerationStream, close: Callable[[], None] = _nothing) -> Response:
+    """Return the response once its first bytes have arrived; `close` is called at its end.
 
     Raises the error of a request that fails before that.
     """
@@ -41,7 +45,7 @@ async def started_bytes(request: Request, stream: GenerationStream) -> Response:
     except BaseException:
         await stream.aclose()
         raise
-    return ByteStream(stream, first, batches)
+    return ByteStream(stream, first, batches, close)
 
 
 async def _first(batches: AsyncIterator[list[Event]]) -> list[PassedBytes]:
@@ -58,11 +62,18 @@ class ByteStream(Response):
     If the answer breaks off, the connection is cut, so that it does not look complete.
     """
 
-    def __init__(self, stream: GenerationStream, first: list[PassedBytes], rest: AsyncIterator[list[Event]]) -> None:
+    def __init__(
+        self,
+        stream: GenerationStream,
+        first: list[PassedBytes],
+        rest: AsyncIterator[list[Event]],
+        close: Callable[[], None],
+    ) -> None:
         super().__init__()
         self._stream = stream
         self._first = first
         self._rest = rest
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._stream):
@@ -74,6 +85,7 @@ class ByteStream(Response):
                     raise failure
             finally:
                 await cancel_all(pump, disconnect)
+                self._close()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self._head()})

@@ -10,9 +10,12 @@ from unisono.api.passthrough_routes import BYTES_PER_TOKEN, readable_text, text_
 from unisono.api.request_options import request_fields
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Json, Preamble, UserMessage
-from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest
+from unisono.core.passthrough_request import UPLOAD_APIS, AnswerMode, Api, PassthroughRequest, Upload
 from unisono.engine.request import AnswerOptions, GenerationRequest, PromptOptions, RequestOrigin
 from unisono.errors import InvalidRequest, UnsupportedValue
+
+# Bytes of audio for each token of an estimate; MP3 of 128 kbit/s has 16,000 bytes a second.
+AUDIO_BYTES_PER_TOKEN: Final = 1_600
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ TRAITS: Final[Mapping[Api, ModeTraits]] = {
     ),
     Api.MODERATIONS: ModeTraits("moderations", ("input",), ("input",)),
     Api.IMAGES: ModeTraits("images", ("prompt",), ("prompt",), generates=True),
+    Api.TRANSCRIPTIONS: ModeTraits("transcriptions", ("prompt",), ("file",), generates=True),
+    Api.TRANSLATIONS: ModeTraits("transcriptions", ("prompt",), ("file",), generates=True),
     Api.SPEECH: ModeTraits("speech", ("input", "instructions"), ("input",), generates=True),
 }
 
@@ -61,12 +66,19 @@ def requested_model(body: Mapping[str, Json]) -> str:
 
 
 def to_generation_request(
-    api: Api, body: Mapping[str, Json], model: ModeModel, caller: Caller, request_id: str
+    api: Api,
+    body: Mapping[str, Json],
+    model: ModeModel,
+    caller: Caller,
+    request_id: str,
+    upload: Upload | None = None,
 ) -> GenerationRequest:
-    """Convert a body. Raises InvalidRequest, naming the field."""
+    """Convert a body, or the fields of an upload. Raises InvalidRequest, naming the field."""
     traits = TRAITS[api]
     _check(api, body)
     tokens = text_bytes(body) // BYTES_PER_TOKEN + _token_ids(body.get("input"))
+    if upload is not None:
+        tokens += upload.size("") // AUDIO_BYTES_PER_TOKEN
     return GenerationRequest(
         model=model.group,
         # The conversation is the readable part of the body, for hooks.
@@ -77,6 +89,7 @@ def to_generation_request(
             body,
             requested_model(body) or model.group,
             tokens=tokens,
+            upload=upload,
             inputs=_inputs(body),
             batch_size=model.max_embedding_batch_size,
         ),
@@ -94,7 +107,7 @@ def _check(api: Api, body: Mapping[str, Json]) -> None:
         check_input(body.get("input"))
     if api is Api.RERANK and not isinstance(body.get("documents"), list):
         raise InvalidRequest("'documents' is required: it must be a list.", param="documents")
-    if body.get("stream"):
+    if body.get("stream") and api not in UPLOAD_APIS:
         raise UnsupportedValue("'stream' is not supported by this API; remove it.", param="stream")
 
 

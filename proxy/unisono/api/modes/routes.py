@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import off_loop, read_model_request
+from unisono.api.body import caller_with_options, check_end_user, off_loop, read_model_request
 from unisono.api.modes.byte_stream import started_bytes
 from unisono.api.modes.inbound import ModeModel, requested_model, to_generation_request
 from unisono.api.modes.schema import (
+    AudioTranscript,
     EmbeddingList,
     EmbeddingsRequest,
     Images,
@@ -24,7 +26,9 @@ from unisono.api.modes.schema import (
     ScoreRequest,
     SpeechRequest,
 )
+from unisono.api.modes.upload import read_upload
 from unisono.api.passthrough_routes import whole
+from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import until_disconnect
 from unisono.api.unisono_object import backend_header
@@ -57,6 +61,24 @@ class ModeRoute:
 
     async def answer_bytes(self, request: Request, api: Api) -> Response:
         return await started_bytes(request, await self._start(request, api))
+
+    async def answer_upload(self, request: Request, api: Api) -> Response:
+        """Answer a form. Its file is deleted when the response was sent."""
+        upload = await read_upload(request)
+        try:
+            fields: dict[str, Any] = {**upload.fields, **dict.fromkeys(upload.files, "")}
+            if model := getattr(request.state, PATH_MODEL, ""):
+                fields["model"] = model
+            check_end_user(request, fields, "user")
+            caller = request.state.caller = caller_with_options(
+                request, request.state.caller, {"model": fields.get("model")}
+            )
+            found = self.find(api, requested_model(fields), caller)
+            generation_request = to_generation_request(api, fields, found, caller, request.state.request_id, upload)
+            return await started_bytes(request, self.service.start(generation_request), upload.close)
+        except BaseException:
+            upload.close()
+            raise
 
     async def _start(self, request: Request, api: Api) -> GenerationStream:
         body = await read_model_request(request, "user")
@@ -154,3 +176,19 @@ async def generate_images(request: Request) -> Response:
 async def create_speech(request: Request) -> Response:
     """Generate spoken text, with a model of the mode `audio_speech`."""
     return await dependency(request, ModeRoute).answer_bytes(request, Api.SPEECH)
+
+
+@OTHER_MODES.add(
+    "POST", "/audio/transcriptions", MODEL_CALL_ERRORS, answer=AudioTranscript, headers=ANSWER_HEADERS, direct=True
+)
+async def create_transcription(request: Request) -> Response:
+    """Transcribe audio, with a model of the mode `audio_transcription`. The body is a form."""
+    return await dependency(request, ModeRoute).answer_upload(request, Api.TRANSCRIPTIONS)
+
+
+@OTHER_MODES.add(
+    "POST", "/audio/translations", MODEL_CALL_ERRORS, answer=AudioTranscript, headers=ANSWER_HEADERS, direct=True
+)
+async def create_translation(request: Request) -> Response:
+    """Translate audio to English; the mode is `audio_transcription`, and the body is a form."""
+    return await dependency(request, ModeRoute).answer_upload(request, Api.TRANSLATIONS)

@@ -99,3 +99,9 @@ class SpeechRequest(OpenModel):
     response_format: str | None = None
     speed: float | None = None
     stream_format: str | None = None
+
+
+class AudioTranscript(AnswerModel):
+    """Text of audio; other values of `response_format` have other media types."""
+
+    text: str

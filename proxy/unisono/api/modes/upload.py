@@ -1,0 +1,203 @@
+"""Multipart bodies of requests, stored in a temporary file until they are answered.
+
+The file makes it possible to read the model wherever it stands in the body, and to send the body to another deployment
+after a failure, with bounded memory. All parts except the model are forwarded with their own headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from secrets import token_hex
+from tempfile import SpooledTemporaryFile
+from typing import Final
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect, Request
+
+from unisono.core.passthrough_request import Upload
+from unisono.errors import InvalidRequest, StoreUnavailable, UnsupportedMediaType
+
+# Bytes of a body that stay in memory.
+MEMORY_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 64 * 1024
+MAX_PARTS: Final = 100
+MAX_FIELD_BYTES: Final = 64 * 1024
+# Header fields of a part that are forwarded.
+FORWARDED: Final = (b"content-disposition", b"content-type")
+MODEL: Final = "model"
+
+
+class SpooledUpload(Upload):
+    """Multipart body of a request. `fields` are its text fields, including the model."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, str] = {}
+        self.files: set[str] = set()
+        self._boundary = token_hex(16)
+        self._size = 0
+        self._file = SpooledTemporaryFile[bytes](MEMORY_BYTES)
+
+    @property
+    def media_type(self) -> str:
+        return f"multipart/form-data; boundary={self._boundary}"
+
+    def size(self, model: str) -> int:
+        return self._size + len(self._begin(model)) + len(self._end)
+
+    async def pieces(self, model: str) -> AsyncIterator[bytes]:
+        yield self._begin(model)
+        position = 0
+        while data := await asyncio.to_thread(self._read, position):
+            position += len(data)
+            yield data
+        yield self._end
+
+    async def write(self, data: bytes) -> None:
+        """Append to the parts. Raises StoreUnavailable if the disk is full."""
+        self._size += len(data)
+        try:
+            # Small bodies stay in memory, where a write takes no time.
+            if self._size <= MEMORY_BYTES:
+                self._file.write(data)
+            else:
+                await asyncio.to_thread(self._file.write, data)
+        except OSError as error:
+            raise StoreUnavailable("The gateway has no disk space for this upload; try again later.") from error
+
+    def part_head(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in headers if name in FORWARDED)
+        return b"--%b\r\n%b\r\n" % (self._boundary.encode(), lines)
+
+    def close(self) -> None:
+        """Delete the file. Repeatable."""
+        self._file.close()
+
+    def _begin(self, model: str) -> bytes:
+        name = model.encode("utf-8", "replace")
+        return self.part_head([(b"content-disposition", b'form-data; name="model"')]) + name + b"\r\n"
+
+    @property
+    def _end(self) -> bytes:
+        return b"--%b--\r\n" % self._boundary.encode()
+
+    def _read(self, position: int) -> bytes:
+        self._file.seek(position)
+        return self._file.read(PIECE_BYTES)
+
+
+class PartReader:
+    """Reader of the parts of a multipart body; `output` holds bytes that are not stored yet."""
+
+    def __init__(self, upload: SpooledUpload, boundary: bytes) -> None:
+        self.output = bytearray()
+        self.is_complete = False
+        self._upload = upload
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._name_bytes = self._value_bytes = b""
+        self._name = ""
+        self._text: bytearray | None = None  # of a text field
+        self._parts = 0
+        self.parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._on_part_begin,
+                "on_header_field": self._on_header_field,
+                "on_header_value": self._on_header_value,
+                "on_header_end": self._on_header_end,
+                "on_headers_finished": self._on_headers_finished,
+                "on_part_data": self._on_part_data,
+                "on_part_end": self._on_part_end,
+                "on_end": self._on_end,
+            },
+        )
+
+    def feed(self, data: bytes) -> None:
+        """Read bytes of the body. Raises InvalidRequest and FormParserError."""
+        if data:
+            self.parser.write(data)
+
+    def finish(self) -> None:
+        """Raise InvalidRequest if the body is not complete."""
+        if not self.is_complete:
+            raise InvalidRequest("The multipart body ends before its last part is complete.")
+
+    def _on_part_begin(self) -> None:
+        self._headers = []
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise InvalidRequest(f"The body has more than {MAX_PARTS} parts.")
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name_bytes += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value_bytes += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._headers.append((self._name_bytes.lower(), self._value_bytes))
+        self._name_bytes = self._value_bytes = b""
+
+    def _on_headers_finished(self) -> None:
+        kind, options = parse_options_header(dict(self._headers).get(b"content-disposition"))
+        name = options.get(b"name")
+        if kind != b"form-data" or name is None:
+            raise InvalidRequest("A part of the body has no name in its 'Content-Disposition'.")
+        self._name = name.decode("utf-8", "replace")
+        if b"filename" in options:
+            self._text = None
+            self._upload.files.add(self._name)
+        else:
+            if self._name in self._upload.fields and self._name == MODEL:
+                raise InvalidRequest("'model' occurs twice in the body.", param=MODEL)
+            self._text = bytearray()
+        if self._name != MODEL:
+            self.output += self._upload.part_head(self._headers)
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._text is not None:
+            self._text += data[start:end]
+            if len(self._text) > MAX_FIELD_BYTES:
+                name = self._name[:64]
+                raise InvalidRequest(f"'{name}' is longer than {MAX_FIELD_BYTES:,} bytes; shorten it.", param=name)
+        if self._name != MODEL:
+            self.output += data[start:end]
+
+    def _on_part_end(self) -> None:
+        if self._text is not None:
+            self._upload.fields[self._name] = self._text.decode("utf-8", "replace")
+        if self._name != MODEL:
+            self.output += b"\r\n"
+
+    def _on_end(self) -> None:
+        self.is_complete = True
+
+
+async def read_upload(request: Request) -> SpooledUpload:
+    """Return the multipart body of a request, which the caller must close.
+
+    Raises InvalidRequest for a body that is not valid, UnsupportedMediaType, StoreUnavailable, and the errors of the
+    layer `BodyLimits`.
+    """
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise UnsupportedMediaType("The body must be a form, with 'Content-Type: multipart/form-data; boundary=...'.")
+    upload = SpooledUpload()
+    try:
+        reader = PartReader(upload, options[b"boundary"])
+        async for data in request.stream():
+            reader.feed(data)
+            await upload.write(bytes(reader.output))
+            reader.output.clear()
+        reader.finish()
+    except FormParserError as error:
+        upload.close()
+        raise InvalidRequest(f"The body is not valid multipart/form-data: {str(error)[:200]}.") from None
+    except ClientDisconnect:
+        upload.close()
+        raise InvalidRequest("The connection was closed before the body was complete.") from None
+    except BaseException:
+        upload.close()
+        raise
+    return upload
