@@ -30,7 +30,13 @@ MASTER_KEY = "sk-the-only-key"
 START_S = 60.0
 END_S = 15.0
 # Models that generate no text, with their modes.
-OTHER_MODES = {"embedder": "embedding", "moderator": "moderation", "painter": "image_generation"}
+OTHER_MODES = {
+    "embedder": "embedding",
+    "moderator": "moderation",
+    "painter": "image_generation",
+    "speaker": "audio_speech",
+    "listener": "audio_transcription",
+}
 ADDRESS = re.compile(rb"listens on (http://\S+)/v1")
 TOOL_ADDRESS = re.compile(rb" at (http://\S+)")
 # The only page that the browser tool can open, `capital.md`.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import openai
+import pytest
 from openai import OpenAI
 
 if TYPE_CHECKING:
@@ -38,3 +40,22 @@ def test_images_are_returned_with_their_usage(scripted: OpenAI) -> None:
     answer = scripted.images.generate(model="painter", prompt="a cat", n=2, response_format="b64_json")
     assert answer.data is not None
     assert [image.b64_json for image in answer.data] == ["QUJD", "QUJD"]
+
+
+def test_speech_is_streamed_and_read_whole(scripted: OpenAI) -> None:
+    request = {"model": "speaker", "voice": "alloy", "input": "Say this."}
+    whole = scripted.audio.speech.create(**request).read()
+    with scripted.audio.speech.with_streaming_response.create(**request) as response:
+        streamed = b"".join(response.iter_bytes())
+    assert whole == streamed
+    assert whole.startswith(b"RIFF")
+
+
+def test_audio_is_transcribed(stage: Stage, connect: Callable[..., OpenAI]) -> None:
+    # The usage of the scripted answer is not that of the SDK's types.
+    client = connect(f"{stage.scripted}/v1", api_key=stage.key, _strict_response_validation=False)
+    audio = ("a.wav", b"RIFF" + bytes(10_000), "audio/wav")
+    assert client.audio.transcriptions.create(model="listener", file=audio, language="de").text == "Said."
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.audio.transcriptions.create(model="scripted", file=audio)
+    assert raised.value.param == "model"
