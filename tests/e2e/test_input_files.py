@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import sys
@@ -19,7 +20,7 @@ from tests.e2e.surfaces import unisono_object
 from tests.e2e.test_media import ANSWERED, CALL, CHAT_CALL, TEXT, USE, result, send, user
 from tests.e2e.wires import WIRES
 from tests.passthrough.test_passing_chat import passed
-from unisono.api.input_files import quoted_file
+from unisono.api.input_files import MAX_FILES, quoted_file
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -358,6 +359,28 @@ async def test_a_bomb_is_refused_in_bounded_memory_and_neighbours_are_served(har
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
         assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 600 * 1024
     assert (await send(harness, "responses", ["Hi"])).status == 200
+
+
+@pytest.mark.parametrize(("surface", "part"), SURFACES.values(), ids=SURFACES)
+async def test_a_file_that_takes_too_long_is_refused_and_others_are_read(surface: str, part: Part) -> None:
+    async with line(WIRES["vllm"], unisono={"files": {"timeout_s": 1}}) as running:
+        slow = part("a.html", "text/html", b"<div>" * 1_400_000)
+        answers = await asyncio.gather(
+            send(running, surface, [user(slow)]),
+            *(send(running, surface, [user(part(f"{n}.txt", "text/plain", b"Tea"))]) for n in range(20)),
+        )
+        at, data_field, _ = FIELDS[surface]
+        refused(answers[0], f"{at}.{data_field}", "not read within 1 s")
+        assert [answer.status for answer in answers[1:]] == [200] * 20
+
+
+async def test_the_newest_files_are_read_if_there_are_too_many(harness: Line) -> None:
+    files = [input_file(f"{number}.txt", "text/plain", b"Tea") for number in range(MAX_FILES + 1)]
+    refused(await send(harness, "responses", [user(*files)]), "input.0.content.0.file_data", f"{MAX_FILES} newest")
+    answer = await send(harness, "responses", [user(files[0]), ANSWERED, user(*files[1:])])
+    assert answer.status == 200, answer.raw
+    assert harness.prompts[-1].count("</file mark=") == MAX_FILES
+    assert unisono_object(answer)["recoveries"] == ["media-left-out"]
 
 
 async def test_a_stored_response_keeps_the_text_of_its_file(harness: Line) -> None:

@@ -21,6 +21,6 @@ class FileSettings(Section):
     """Maximum length of the text of a file, in characters."""
     timeout_s: Seconds = 20.0
     """Limit for the download of a file and for the extraction of its text, in seconds each."""
-    memory_bytes: Count = 512 * 1024 * 1024
+    memory_bytes: Count = 256 * 1024 * 1024
     """Memory of the process that reads an HTML or PDF file, in bytes.
-    Each worker runs up to four of them. macOS does not enforce the limit."""
+    Each worker runs up to two of them. macOS does not enforce the limit."""

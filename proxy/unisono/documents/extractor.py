@@ -24,7 +24,7 @@ from unisono.errors import FilesBusy, well_formed
 
 WORKER: Final = Path(__file__).with_name("worker.py")
 # Concurrent processes, and files that wait for one. Beyond that, requests are refused.
-AT_ONCE = 4
+AT_ONCE = 2
 MAX_WAITING = 64
 # Time in seconds to start the process, in addition to the limit for the file itself.
 START_S: Final = 5.0
@@ -45,7 +45,7 @@ class FileLimits:
     max_pages: int = 500
     max_characters: int = 1_000_000
     timeout_s: float = 20.0
-    memory: int = 512 * 1024 * 1024
+    memory: int = 256 * 1024 * 1024
 
     @property
     def resources(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ from unisono.toolservers.python.sandbox import SET_NO_NEW_PRIVILEGES, SET_PARENT
 
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 NICE: Final = 5
+OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 
 def html_text(data: bytes, settings: dict[str, Any]) -> dict[str, Any]:
@@ -96,6 +98,9 @@ def main() -> None:
     prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     prctl(SET_NO_NEW_PRIVILEGES, 1)
     os.nice(NICE)
+    # If memory runs out, the kernel kills this process instead of the gateway.
+    with suppress(OSError):
+        OOM_SCORE.write_text("1000")
     is_pdf = settings["format"] == FileFormat.PDF
     if is_pdf:
         # Limits for the import would only depend on its version.
