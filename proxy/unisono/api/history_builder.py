@@ -37,27 +37,17 @@ MEDIA_PARTS = {
 }
 
 
-# Parts with files, whose texts replace them before the validation, with descriptions of their fields.
-_FILE_FIELDS = {
-    "file": {"file": {"description": "`file_data` (base64 or a `data:` URL) and `filename`."}},
-    "input_file": {
-        "file_data": {"description": "Base64 or a `data:` URL."},
-        "file_url": {"description": "URL at a host that the operator allows."},
-        "filename": {"description": "Name that the model reads. Its ending tells the type of base64 data."},
-    },
-}
 # Required fields of each kind of part, for the OpenAPI document.
 _FORMS: list[Any] = [
     {"properties": {"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}}, "required": ["text"]},
     {"properties": {"type": {"enum": sorted(KINDS - TEXT_PARTS)}}},
-    *({"properties": {"type": {"enum": [kind]}, **fields}} for kind, fields in _FILE_FIELDS.items()),
 ]
 
 
 class ContentPart(OpenModel):
     model_config = ConfigDict(json_schema_extra={"anyOf": _FORMS})
 
-    type: Annotated[str, Field(json_schema_extra={"enum": sorted({*KINDS, *_FILE_FIELDS})})]
+    type: Annotated[str, Field(json_schema_extra={"enum": sorted(KINDS)})]
     text: Text | None = Field(None, validate_default=True)
     thinking: Text | None = None
     refusal: Text | None = None

@@ -83,7 +83,7 @@ class SearchResultBlock(ContentBlock):
 
 
 class BlockSource(OpenModel):
-    type: Annotated[Literal["text", "content"], FieldInput(Literal["text", "content", "base64", "url"])]
+    type: Literal["text", "content"]
     data: Text = ""
     # `to_blocks` and `GivenBlock` are defined below, because documents and results contain blocks themselves.
     content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value)), AnyContent] = Field(
