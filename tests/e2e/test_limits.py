@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,7 +22,9 @@ from tests.e2e.gateway import config_of, gateway, message_of
 from tests.e2e.keyed import MASTER, Ring, bearing, keyed, ring, with_keys
 from tests.e2e.replicas import replica
 from tests.fakes import FakeVllm
-from unisono.core.quotas import KeyLimits, Period
+from unisono.core.access import shared_account
+from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.quotas import KeyLimits, Period, QuotaReservation
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(180)
@@ -86,6 +89,34 @@ async def test_of_fifty_parallel_requests_exactly_the_limit_passes(
                 if status == 429:
                     assert body["error"]["code"] == "rate_limit_exceeded"
                     assert int(headers["retry-after"]) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["redis", "file"])
+async def test_of_fifty_requests_exactly_the_tightest_limit_of_key_user_and_team_passes(
+    kind: str, tmp_path: Path, redis_server: Server
+) -> None:
+    async with (
+        FakeVllm(tokens=ANSWER, first_delay_s=4.0) as fake,
+        gateways(kind, tmp_path, redis_server, fake.url) as (urls, keys),
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
+    ):
+        for tightest in ("key", "user", "team"):
+            limits = {owner: KeyLimits(rpm=11 if owner == tightest else 30) for owner in ("key", "user", "team")}
+            names = {each: f"{each} of {tightest}" for each in (EntryKind.USER, EntryKind.TEAM)}
+            for owner, name in names.items():
+                await keys.store.put_entry(DirectoryEntry(owner, name, time.time(), limits=limits[owner]))
+            _, key = await keys.issue(names[EntryKind.TEAM], limits["key"], user=names[EntryKind.USER])
+            responses = await asyncio.gather(
+                *(chat(session, urls[n % len(urls)], key, max_tokens=24) for n in range(CLIENTS))
+            )
+            assert Counter(status for status, _, _ in responses) == {200: 11, 429: CLIENTS - 11}
+            # Refused requests took nothing of the other limits.
+            for owner, name in names.items():
+                if owner != tightest:
+                    account = shared_account(owner, name)
+                    probe = QuotaReservation(account, "probe", limits[owner], 1, 1, 1, 30.0)
+                    assert (await keys.store.reserve(probe)).requests_left == 30 - 11 - 1
 
 
 async def chat(session: aiohttp.ClientSession, url: str, key: str, **fields: Any) -> tuple[int, Any, Any]:
