@@ -202,7 +202,9 @@ async def test_requests_are_counted_by_interval_and_owner(factory: StoreFactory)
     for owner in owners:
         (part,) = (await store.request_counts(replace(wanted, **owner), HOUR_S)).values()
         assert part["requests"] == 4
-    assert await store.request_counts(replace(wanted, key="b"), HOUR_S) == {}
+    nobody: list[dict[str, Any]] = [{"key": "b"}, {"key": "", "model": "m"}, {"model": "n"}]
+    for none in nobody:
+        assert await store.request_counts(replace(wanted, **none), HOUR_S) == {}
 
 
 async def test_records_are_shared_by_replicas(factory: StoreFactory) -> None:

@@ -153,6 +153,7 @@ INVALID = {
     "step": "/v1/requests/stats?step=day",
     "since": "/v1/requests/stats?since=0&step=minute",
     "until": "/v1/requests/stats?since=100&until=50",
+    "team": "/v1/requests/stats?team=blue&key=key_1",
 }
 
 
@@ -215,6 +216,14 @@ async def test_an_admin_of_a_team_sees_the_requests_of_the_team(tmp_path: Path) 
         assert await seen(keys["admin"], "&team=red") == set()
         assert await seen(keys["user"], "&team=blue") == {ids["user"]}
         assert await seen(keys["stranger"], "&team=blue") == set()
+
+        async def counted(key: str, query: str = "") -> int:
+            points = (await master.using(key).get(f"/v1/requests/stats?model=gpt-oss{query}")).body["data"]
+            return sum(point["requests"] for point in points)
+
+        assert [await counted(MASTER), await counted(admin_user, "&team=blue")] == [3, 2]
+        assert [await counted(keys["admin"], "&team=blue"), await counted(keys["admin"])] == [2, 1]
+        assert [await counted(keys["user"], "&team=blue"), await counted(keys["stranger"], "&team=blue")] == [1, 1]
         statuses = [
             (await master.using(keys[role]).get(f"/v1/requests/{ids['user']}")).status
             for role in ("admin", "user", "stranger")

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import sys
 import time
+from functools import partial
 
 from tests.e2e.gateway import gateway
 from tests.engines_all.engines import running
@@ -55,9 +56,13 @@ async def _faults(wire: str, cases: list[Case]) -> list[str]:
     with running(wire) as engine:
         config = {"model_list": [engine.deployment()], "unisono": {"current_date": CURRENT_DATE}}
         async with gateway(config) as site:
-            figures = await measure(site, cases)
+            figures = await measure(site, cases, partial(_report, wire, len(cases)))
     print(f"\n{figures.table(wire)}\n\n{len(cases)} cases in {time.monotonic() - began_s:.0f} s", flush=True)
     return [*_invalid(wire, figures), *_too_few_valid(wire, figures)]
+
+
+def _report(wire: str, total: int, finished: int, figures: Figures) -> None:
+    print(f"\n{finished} of {total} cases\n{figures.table(wire)}", file=sys.stderr, flush=True)
 
 
 def _invalid(wire: str, figures: Figures) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -14,6 +14,8 @@ from tests.structured.cases import Case
 MAX_TOKENS = 200
 CONCURRENCY = 4
 REQUEST_TIMEOUT_S = 300
+# Cases after which the figures so far are reported. The whole measurement may take hours.
+REPORTED_EVERY = 25
 
 
 class Outcome(StrEnum):
@@ -48,12 +50,23 @@ class Figures:
         return "\n".join(rows)
 
 
-async def measure(gateway: Gateway, cases: Iterable[Case]) -> Figures:
-    """Send all cases, half of them streamed, at temperature 0 unless a case has its own."""
+async def measure(
+    gateway: Gateway, cases: Iterable[Case], report: Callable[[int, Figures], None] = lambda _, __: None
+) -> Figures:
+    """Send all cases, half of them streamed, at temperature 0 unless a case has its own.
+
+    `report` receives the number of finished cases and the figures so far.
+    """
     figures = Figures()
     free = asyncio.Semaphore(CONCURRENCY)
 
     async def send(number: int, case: Case) -> None:
+        await measured(number, case)
+        finished = sum(counts.total() for counts in figures.outcomes.values())
+        if finished % REPORTED_EVERY == 0:
+            report(finished, figures)
+
+    async def measured(number: int, case: Case) -> None:
         try:
             async with free, asyncio.timeout(REQUEST_TIMEOUT_S):
                 answer = await gateway.chat(

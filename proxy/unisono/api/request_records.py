@@ -158,6 +158,10 @@ async def get_request_stats(
     The range is from `since` (by default an hour before `until`) to `until` (by default now). By default an interval is
     a minute up to a range of 6 hours, else an hour. Intervals without requests are omitted.
     """
+    if team is not None and key is not None:
+        raise InvalidRequest(
+            "Invalid value for 'team': counts are those of a team or of a key; omit one.", param="team"
+        )
     until = source.clock() if until is None else until
     since = max(0.0, until - DEFAULT_RANGE_S) if since is None else since
     step_s = {"minute": MINUTE_S, "hour": HOUR_S}.get(step, MINUTE_S if until - since <= 6 * HOUR_S else HOUR_S)

@@ -92,29 +92,41 @@ class RequestPage:
 
 @dataclass(frozen=True, slots=True)
 class CountedGroup:
-    """Owner of counts in an interval of `step_s` seconds.
+    """Requests with a facet in an interval of `step_s` seconds.
 
-    `start` is its beginning in seconds since 1970.
+    `start` is its beginning in seconds since 1970. `facet` is empty for all requests.
     """
 
     step_s: int
     start: int
-    tenant: str
-    key: str
-    model: str
+    facet: str
 
 
 def counts_of(records: Sequence[RequestRecord]) -> dict[CountedGroup, dict[str, int]]:
     """Return the counts of these records, in minutes and in hours."""
     counts: dict[CountedGroup, dict[str, int]] = {}
     for record in records:
-        ended = ended_ms(record) // 1000
-        for step_s in COUNTS_KEPT_S:
-            group = CountedGroup(step_s, ended // step_s * step_s, record.tenant, record.key, record.model)
-            sums = counts.setdefault(group, {})
-            for name, number in _counts_of(record):
-                sums[name] = sums.get(name, 0) + number
+        ended, numbers = ended_ms(record) // 1000, tuple(_counts_of(record))
+        for facet in _count_facets(record.tenant, record.key, record.model):
+            for step_s in COUNTS_KEPT_S:
+                sums = counts.setdefault(CountedGroup(step_s, ended // step_s * step_s, facet), {})
+                for name, number in numbers:
+                    sums[name] = sums.get(name, 0) + number
     return counts
+
+
+def _count_facets(tenant: str, key: str, model: str) -> tuple[str, ...]:
+    """Return the facets under which a request is counted: every combination that a query may name."""
+    owners = ("", f"tenant:{tenant}", f"key:{key}")
+    return (*owners, *(f"{owner} model:{model}" for owner in owners)) if model else owners
+
+
+def count_facet(wanted: RequestFilter) -> str:
+    """Return the facet of the counts that fit the tenant, key and model of a filter."""
+    # A key belongs to one tenant.
+    owner = f"tenant:{wanted.tenant}" if wanted.tenant is not None else ""
+    owner = f"key:{wanted.key}" if wanted.key is not None else owner
+    return f"{owner} model:{wanted.model}" if wanted.model else owner
 
 
 def _counts_of(record: RequestRecord) -> Iterator[tuple[str, int]]:
@@ -165,7 +177,7 @@ class RequestStore(Protocol):
     async def request_counts(self, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
         """Return the counts by the start of each interval from `since` to `until`.
 
-        Only `tenant`, `key` and `model` of the filter apply.
+        Only `model` and `key` or `tenant` of the filter apply.
         """
         ...
 

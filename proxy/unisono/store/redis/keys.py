@@ -18,7 +18,7 @@
     t:{<tenant>:traces}:t:o, :t:e          recordings: their order, their ends
     t:{<tenant>:traces}:t:a, :t:d          what is listed of them, and their documents
     t:{requests}:d, t:{requests}:f:<facet> records of requests by id, and their ids by facet, in order of their ends
-    t:{requests}:c:<step>:<start>          counts of requests in an interval
+    t:{requests}:c:<step>:<start>:<facet>  counts of requests in an interval
     t:ledgers                              all accounts and days that have a ledger
     t:secret:<name>, t:runs                secrets, and watched runs
     t:never                                never exists
@@ -118,8 +118,8 @@ def request_facet(facet: str) -> str:
     return f"t:{{requests}}:f:{quote(facet, safe='', errors='replace')}"
 
 
-def request_counts(step_s: int, start: int) -> str:
-    return f"t:{{requests}}:c:{step_s}:{start}"
+def request_counts(step_s: int, start: int, facet: str) -> str:
+    return f"t:{{requests}}:c:{step_s}:{start}:{quote(facet, safe='', errors='replace')}"
 
 
 def secret(name: str) -> str:

@@ -16,6 +16,7 @@ from unisono.core.request_store import (
     MAX_VISITED,
     RequestFilter,
     RequestPage,
+    count_facet,
     counts_of,
     ended_ms,
     facets_of,
@@ -30,12 +31,12 @@ from unisono.store.request_codec import decode_request, encode_request
 
 # Records of one write, which must meet the deadline of an operation.
 RECORDS_PER_WRITE: Final = 100
+# Groups of counts in one write.
+GROUPS_PER_WRITE: Final = 500
 # Intervals of one read of counts.
 INTERVALS_PER_READ: Final = 200
 # Facet of every record.
 ALL: Final = ""
-# Names of counters in a hash are joined by a character that no quoted name contains.
-SEPARATOR: Final = "\x1f"
 
 # The value of a record in the hash is the list of its sets, each on a line, an empty line, and the JSON.
 KEEP_REQUESTS = Script(
@@ -147,19 +148,15 @@ class RedisRequests:
             await self._count([record for record, is_new in zip(together, added, strict=True) if is_new])
 
     async def _count(self, records: Sequence[RequestRecord]) -> None:
-        counters: dict[str, list[str | bytes | int]] = {}
-        kept_s: dict[str, int] = {}
-        for group, counts in counts_of(records).items():
-            key = keys.request_counts(group.step_s, group.start)
-            kept_s[key] = COUNTS_KEPT_S[group.step_s]
-            for name, number in counts.items():
-                owner = SEPARATOR.join((group.tenant, group.key, group.model, name))
-                counters.setdefault(key, []).extend((_name(owner), number))
-        if counters:
+        counted = [*counts_of(records).items()]
+        for start in range(0, len(counted), GROUPS_PER_WRITE):
+            names: list[str] = []
             args: Args = []
-            for key, values in counters.items():
-                args += [milliseconds(kept_s[key]), len(values) // 2, *values]
-            await self._link.act(ADD_COUNTS, [*counters], args)
+            for group, counts in counted[start : start + GROUPS_PER_WRITE]:
+                names.append(keys.request_counts(group.step_s, group.start, group.facet))
+                args += [milliseconds(COUNTS_KEPT_S[group.step_s]), len(counts)]
+                args += [value for counter in counts.items() for value in counter]
+            await self._link.act(ADD_COUNTS, names, args)
 
     async def request(self, id: str) -> RequestRecord | None:
         (value,) = await self._link.read(("HGET", keys.requests(), _name(id)))
@@ -183,26 +180,16 @@ class RedisRequests:
     async def request_counts(self, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
         until = wanted.until if wanted.until is not None else wanted.since + step_s * MAX_POINTS
         starts = range(int(wanted.since) // step_s * step_s, int(until) + 1, step_s)
+        facet = count_facet(wanted)
         points: dict[int, dict[str, int]] = {}
         for first in range(0, len(starts), INTERVALS_PER_READ):
             together = starts[first : first + INTERVALS_PER_READ]
-            names = [keys.request_counts(step_s, start) for start in together]
+            names = [keys.request_counts(step_s, start, facet) for start in together]
             for start, counters in zip(together, await self._link.act(READ_COUNTS, names, []), strict=True):
-                sums = _summed(counters, wanted)
-                if sums:
-                    points[start] = sums
+                if counters:
+                    pairs = zip(counters[::2], counters[1::2], strict=True)
+                    points[start] = {bytes(name).decode(): int(number) for name, number in pairs}
         return points
-
-
-def _summed(counters: Sequence[bytes], wanted: RequestFilter) -> dict[str, int]:
-    """Return the sums of a hash of counters over the owners that are wanted."""
-    sums: dict[str, int] = {}
-    for owner, number in zip(counters[::2], counters[1::2], strict=True):
-        tenant, key, model, name = bytes(owner).decode("utf-8", "surrogatepass").split(SEPARATOR)
-        if wanted.tenant not in (None, tenant) or wanted.key not in (None, key) or wanted.model not in ("", model):
-            continue
-        sums[name] = sums.get(name, 0) + int(number)
-    return sums
 
 
 def _record(value: bytes) -> RequestRecord:

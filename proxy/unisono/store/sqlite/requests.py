@@ -11,6 +11,7 @@ from unisono.core.request_store import (
     MAX_VISITED,
     RequestFilter,
     RequestPage,
+    count_facet,
     counts_of,
     ended_ms,
     facets_of,
@@ -55,10 +56,10 @@ def write_requests(act: Transaction, records: Sequence[RequestRecord], for_s: fl
 
 def _count(act: Transaction, records: Sequence[RequestRecord]) -> None:
     act.db.executemany(
-        "INSERT INTO request_counts (step, start, tenant, key, model, name, n) VALUES (?, ?, ?, ?, ?, ?, ?) "
+        "INSERT INTO request_counts (step, facet, start, name, n) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET n = n + excluded.n",
         (
-            (group.step_s, group.start, _text(group.tenant), group.key, _text(group.model), name, number)
+            (group.step_s, _text(group.facet), group.start, name, number)
             for group, counts in counts_of(records).items()
             for name, number in counts.items()
         ),
@@ -95,17 +96,19 @@ def page(act: Transaction, wanted: RequestFilter, limit: int, cursor: str) -> Re
         "ORDER BY ended DESC, id DESC LIMIT ?"
     )
     since = round(wanted.since * 1000)
+    # Without other facets, every visited record is found.
+    most = MAX_VISITED if others else limit + 1
     found = act.db.execute(
         f"SELECT f.ended, f.id, r.data FROM ({visited}) f JOIN requests r ON r.id = f.id WHERE 1{also} "  # noqa: S608
         "ORDER BY f.ended DESC, f.id DESC LIMIT ?",
-        (first, since, *before, MAX_VISITED, *others, limit + 1),
+        (first, since, *before, most, *others, limit + 1),
     ).fetchall()
     records = tuple(decode_request(row[2]) for row in found[:limit])
     if len(found) > limit:
         return RequestPage(records, to_cursor(*found[limit - 1][:2]))
     last = act.db.execute(
         f"SELECT ended, id FROM ({visited}) ORDER BY ended, id LIMIT 1",  # noqa: S608
-        (first, since, *before, MAX_VISITED),
+        (first, since, *before, most),
     ).fetchone()
     visited_all = last is None or _is_last(act, first, since, last)
     return RequestPage(records, None if visited_all else to_cursor(*last))
@@ -118,18 +121,20 @@ def _is_last(act: Transaction, facet: str, since: int, last: tuple[int, str]) ->
 
 
 def counts(act: Transaction, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
-    conditions = {"tenant": wanted.tenant, "key": wanted.key, "model": wanted.model or None}
-    used = {name: _text(value) for name, value in conditions.items() if value is not None}
-    also = "".join(f" AND {name} = ?" for name in used)
     rows: Iterable[tuple[int, str, int]] = act.db.execute(
-        f"SELECT start, name, sum(n) FROM request_counts WHERE step = ? AND start > ? AND start <= ?{also} "  # noqa: S608
-        "GROUP BY start, name",
-        (step_s, wanted.since - step_s, FAR_MS if wanted.until is None else wanted.until, *used.values()),
+        "SELECT start, name, n FROM request_counts WHERE step = ? AND facet = ? AND start > ? AND start <= ? "
+        "ORDER BY start",
+        (
+            step_s,
+            _text(count_facet(wanted)),
+            wanted.since - step_s,
+            FAR_MS if wanted.until is None else wanted.until,
+        ),
     )
     points: dict[int, dict[str, int]] = {}
     for start, name, number in rows:
         points.setdefault(start, {})[name] = number
-    return dict(sorted(points.items()))
+    return points
 
 
 def _text(value: str) -> str:

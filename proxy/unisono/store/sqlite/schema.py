@@ -89,8 +89,9 @@ CREATE TABLE IF NOT EXISTS request_facets (
     facet TEXT, ended INTEGER, id TEXT, PRIMARY KEY (facet, ended, id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS request_total (one INTEGER PRIMARY KEY, n INTEGER);
 CREATE TABLE IF NOT EXISTS request_counts (
-    step INTEGER, start INTEGER, tenant TEXT, key TEXT, model TEXT, name TEXT, n INTEGER,
-    PRIMARY KEY (step, start, tenant, key, model, name)) WITHOUT ROWID;
+    step INTEGER, facet TEXT, start INTEGER, name TEXT, n INTEGER,
+    PRIMARY KEY (step, facet, start, name)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS request_counts_in_order ON request_counts (step, start);
 CREATE TABLE IF NOT EXISTS directory (
     kind TEXT, id TEXT, revision INTEGER, data BLOB, PRIMARY KEY (kind, id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY AUTOINCREMENT, data BLOB);
