@@ -1,4 +1,6 @@
-"""Time of queries on a million request records, while records are written: `python -m bench.request_records`.
+"""Time of queries on many request records, while others are written.
+
+Run it with `python -m bench.request_records`.
 
 `--records` sets their number, `--rate` the records written per second during the queries. Each query is repeated, and
 the table has the median and the longest time in milliseconds.
