@@ -116,7 +116,7 @@ def counts_of(records: Sequence[RequestRecord]) -> dict[CountedGroup, dict[str, 
 
 
 def _count_facets(tenant: str, key: str, model: str) -> tuple[str, ...]:
-    """Return the facets under which a request is counted: every combination that a query may name."""
+    """Return the facets of a request's counts: every combination that a query may name."""
     owners = ("", f"tenant:{tenant}", f"key:{key}")
     return (*owners, *(f"{owner} model:{model}" for owner in owners)) if model else owners
 

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import caller_with_options, check_end_user, off_loop, read_model_request
+from unisono.api.body import REQUESTED_MODEL, caller_with_options, check_end_user, off_loop, read_model_request
 from unisono.api.modes.byte_stream import started_bytes
 from unisono.api.modes.inbound import ModeModel, requested_model, to_generation_request
 from unisono.api.modes.schema import (
@@ -73,7 +73,9 @@ class ModeRoute:
             caller = request.state.caller = caller_with_options(
                 request, request.state.caller, {"model": fields.get("model")}
             )
-            found = self.find(api, requested_model(fields), caller)
+            name = requested_model(fields)
+            setattr(request.state, REQUESTED_MODEL, name)
+            found = self.find(api, name, caller)
             generation_request = to_generation_request(api, fields, found, caller, request.state.request_id, upload)
             return await started_bytes(request, self.service.start(generation_request), upload.close)
         except BaseException:
