@@ -158,7 +158,7 @@ async def get_request_stats(
     The range is from `since` (by default an hour before `until`) to `until` (by default now). By default an interval is
     a minute up to a range of 6 hours, else an hour. Intervals without requests are omitted.
     """
-    if team is not None and key is not None:
+    if None not in (team, key):
         raise InvalidRequest(
             "Invalid value for 'team': counts are those of a team or of a key; omit one.", param="team"
         )
