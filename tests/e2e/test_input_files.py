@@ -357,7 +357,8 @@ async def test_a_bomb_is_refused_in_bounded_memory_and_neighbours_are_served(har
     refused(await send(harness, "responses", [user(part)]), "input.0.content.0.file_data", "too much memory")
     if sys.platform == "linux":
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
-        assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 600 * 1024
+        # A new process counts the memory of its parent until it starts its program.
+        assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(600 * 1024, before + 100 * 1024)
     assert (await send(harness, "responses", ["Hi"])).status == 200
 
 

@@ -130,6 +130,8 @@ CONNECTING = {
     "adapters/unisono_adapters/_connection_pool.py": "configured",
     "proxy/unisono/cli/agents.py": "configured",
     "proxy/unisono/cli/discover.py": "configured",
+    "proxy/unisono/cli/remote_keys.py": "configured",
+    "proxy/unisono/documents/download.py": "guard",
     "proxy/unisono/mcp/http_transport.py": "guard",
     "proxy/unisono/toolservers/browser/searxng.py": "configured",
     "proxy/unisono/hooks/presidio.py": "configured",

@@ -19,8 +19,11 @@ from redis.exceptions import InvalidResponse, ResponseError
 from tests.contract.servers import Server, cluster, end
 from tests.contract.state import conversation, response, said
 from unisono.core.access import KeyRecord
+from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
 from unisono.core.quotas import Account, KeyLimits, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
 from unisono.core.recordings import StoredTrace
+from unisono.core.request_record import RequestRecord
+from unisono.core.request_store import MINUTE_S, RequestFilter
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Store
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore
@@ -46,6 +49,8 @@ ACCOUNT = Account("ann", "key")
 LEASE = Lease("ann", "resp", "me", 1)
 CLAIM = QuotaReservation(ACCOUNT, "once", KeyLimits(rpm=5), input=1, expected_output=1, max_output=1, for_s=30.0)
 RUN = BackgroundRun("ann", "resp")
+ENTRY = DirectoryEntry(EntryKind.TEAM, "team", 0.0)
+AUDIT = AuditRecord("audit", 0.0, "key", "created", "team", "team")
 
 OPERATIONS: dict[str, Callable[[Store], Awaitable[Any]]] = {
     "start": lambda store: store.start(),
@@ -90,6 +95,15 @@ OPERATIONS: dict[str, Callable[[Store], Awaitable[Any]]] = {
     "keep_traces": lambda store: store.keep_traces(StoredTrace("ann", "req", 0.0), for_s=5, most=5),
     "trace": lambda store: store.trace("ann", "req"),
     "traces": lambda store: store.traces("ann"),
+    "keep_requests": lambda store: store.keep_requests(RequestRecord("req", 0.0, 1.0), for_s=5, most=5),
+    "request": lambda store: store.request("req"),
+    "requests": lambda store: store.requests(RequestFilter(), 5),
+    "request_counts": lambda store: store.request_counts(RequestFilter(since=0.0, until=60.0), MINUTE_S),
+    "put_entry": lambda store: store.put_entry(ENTRY, AUDIT),
+    "delete_entry": lambda store: store.delete_entry(ENTRY, AUDIT),
+    "entries": lambda store: store.entries((EntryKind.TEAM, "team")),
+    "directory": lambda store: store.directory(EntryKind.TEAM),
+    "audit_records": lambda store: store.audit_records(0, 5),
 }
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 WAITING = frozenset({"events"})
 
 # Routes of probes, scrapers and browsers that load the page.
-PROBES = HEALTH_PATHS | {"/metrics", "/", "/page/{name}"}
+PROBES = HEALTH_PATHS | {"/metrics", "/", "/docs", "/page/{name}", "/ping"}
 
 # Operations at the start and at the end of the process, which delay no request.
 ALWAYS_ON = frozenset({"start", "aclose"})

@@ -41,7 +41,6 @@ class Caller:
 
     tenant: str
     key: str = ""
-    key_name: str = ""
     limits: KeyLimits = NO_LIMITS
     models: frozenset[str] | None = None
     mcp_servers: frozenset[str] | None = None
@@ -52,6 +51,7 @@ class Caller:
     routing: RequestedRouting = NO_ROUTING
     shared_limits: tuple[SharedLimits, ...] = ()
     shared_models: tuple[frozenset[str], ...] = ()
+    key_name: str = ""
 
     @property
     def is_limited(self) -> bool:
