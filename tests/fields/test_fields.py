@@ -12,6 +12,9 @@ from tests.fields.cases import CASES, UNSEEN, WORD
 from tests.fields.table import COMMAND, Measured, measured, page
 from unisono.observe.metrics import NOTED_FIELDS
 
+# The measurement sends 1,300 requests, which take a minute of two cores.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def fields() -> list[Measured]:
