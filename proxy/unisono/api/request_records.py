@@ -197,6 +197,7 @@ def visible_to(actor: Actor, wanted: RequestFilter) -> RequestFilter:
         return wanted
     assert actor.key is not None
     if wanted.key not in (None, actor.key.id):
+        # No request ended before 1970.
         return replace(wanted, key=actor.key.id, until=0.0)
     return replace(wanted, key=actor.key.id)
 
