@@ -280,14 +280,14 @@ def test_usage_is_a_separate_chunk_and_only_on_request() -> None:
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_only_the_last_chunk_has_the_unisono_field(include_usage: bool) -> None:
     report = GenerationReport("vllm-1", 1, ["missing-end", "trailing-stop"])
-    chat_frame = frame(include_usage=include_usage, notes=("user: no effect",))
+    chat_frame = frame(include_usage=include_usage, notes=("metadata: no effect",))
     chunks = streamed([[*final(0, "a"), finished()]], chat_frame, report)
     assert [index for index, chunk in enumerate(chunks[:-1]) if "unisono" in chunk] == [len(chunks) - 2]
     expected = {
         "recoveries": ["missing-end", "trailing-stop"],
         "failovers": 1,
         "backend": "vllm-1",
-        "notes": ["user: no effect"],
+        "notes": ["metadata: no effect"],
     }
     assert chunks[-2]["unisono"] == expected
     assert to_completion([collect([finished()])], [report], chat_frame)["unisono"] == expected

@@ -337,14 +337,17 @@ def test_a_neutral_value_has_no_effect(field: str, value: Any) -> None:
     assert generation_of(**{field: value}) == generation_of()
 
 
+@pytest.mark.parametrize("field", [{"user": "u"}, {"user": 5}, {"safety_identifier": "x"}, {"user": ""}])
+def test_the_end_user_is_not_noted_as_without_effect(field: dict[str, Any]) -> None:
+    assert generation_of(**field).notes == ()
+
+
 @pytest.mark.parametrize(
     "field",
     [
-        {"user": "u"},
         {"metadata": {"a": "b"}},
         {"store": True},
         {"service_tier": "flex"},
-        {"safety_identifier": "x"},
         {"prompt_cache_retention": "24h"},
         {"verbosity": "low"},
         {"prediction": {"type": "content"}},
@@ -355,7 +358,6 @@ def test_a_neutral_value_has_no_effect(field: str, value: Any) -> None:
         # Values that look like nothing ask for something too.
         {"store": False},
         {"metadata": {}},
-        {"user": ""},
         {"something_new": 0},
         {"priority": 0},
         {"tags": []},

@@ -211,7 +211,7 @@ _STRICT: Final = "in effect: the arguments of calls are valid under the schema"
 _STRICT_FORM: Final = "in effect: the schema must have the form of a strict schema"
 _PARALLEL: Final = "in effect: an answer ends after its first call"
 _CACHED: Final = "always in effect: backends cache the beginning of every prompt, and decide how long"
-_END_USER: Final = "in effect where `enforce_user_param` is set"
+_END_USER: Final = "in effect: recorded as the end user; required where `enforce_user_param` is set"
 _COMPACTION: Final = "in effect from the threshold on: the conversation is summarized"
 _SENT: Final = "in effect: sent to this server only"
 _STICKY: Final = "in effect: requests with the same key go to the same backend"
@@ -243,6 +243,7 @@ UNSEEN: Final[Mapping[str, list[Unseen]]] = {
         Unseen(r"response_format.*strict", _STRICT_FORM),
         Unseen(r"tools\[function\].*strict", _STRICT),
         Unseen(r"tools\[custom\].*format$", "in effect: free text", ({"type": "text"},)),
+        Unseen(r"(safety_identifier|user)", _END_USER),
     ],
     "responses": [
         Unseen(r"context_management", _COMPACTION),

@@ -316,6 +316,9 @@ class ChatRequest(SamplingFields, StructuredFields, ChatInput):
     num_retries: int | None = None
     max_retries: int | None = None
     prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
+    # Recorded as the end user of the request.
+    user: Text | int | None = None
+    safety_identifier: Text | int | None = None
     unisono: GatewayOptions | None = None
 
     _neutral = field_validator(*NEUTRAL, mode="before")(neutral)
