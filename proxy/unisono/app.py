@@ -70,7 +70,7 @@ from unisono.bootstrap.observability import kinds_of
 from unisono.bootstrap.parts import Parts, build_parts
 from unisono.bootstrap.salt import Salt, cache_salts
 from unisono.bootstrap.status import Overview, deployment_health
-from unisono.bootstrap.store import build_spool
+from unisono.bootstrap.store import build_ledger
 from unisono.bootstrap.tokenizer import build_tokenizer
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import Config, GatewaySettings, ModelRegistry
@@ -153,9 +153,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     lenient = config.unisono.when_store_is_down == "known_keys"
     virtual_keys = VirtualKeys(store, salt, known_while_down=lenient)
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt, rules)
-    ledger = UsageLedger(
-        store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.check_now
-    )
+    ledger = build_ledger(config.store, store, upkeep, parts.observing.quota_observers())
     hooks = build_hooks(config, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     harmony = build_engine(pool, hosting.host, parts, salts, library_parser=config.unisono.library_parser)

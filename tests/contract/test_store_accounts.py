@@ -11,7 +11,16 @@ import pytest
 
 from tests.contract.state import fresh
 from tests.contract.stores import StoreFactory
-from unisono.core.quotas import Account, KeyLimits, LedgerLine, QuotaKind, QuotaReservation, TokenUsage, UsageRecord
+from unisono.core.quotas import (
+    Account,
+    BudgetState,
+    KeyLimits,
+    LedgerLine,
+    QuotaKind,
+    QuotaReservation,
+    TokenUsage,
+    UsageRecord,
+)
 from unisono.core.state_store import Store
 
 DAY = "2026-11-21"
@@ -213,6 +222,20 @@ async def test_output_limit_fits_the_remaining_budget(factory: StoreFactory) -> 
     await store.settle(settlement(reservation, TokenUsage(requests=1, input=100, output=69, cost=30)))
     tight = await store.reserve(claim(owner, limits, expected_output=500, max_output=500, **priced))
     assert tight.output == 189
+
+
+async def test_status_has_the_spent_amount_of_each_money_budget(factory: StoreFactory) -> None:
+    store, own, team = await factory.open(), account(), Account("\x00shared", fresh("team t"))
+    priced = {"input_cost": 7, "output_price": 333_333}
+    first = claim(own, KeyLimits(money_budget=100, rpm=9), period="day:1", **priced)
+    assert (await store.reserve(first)).budgets == (BudgetState(own, 100, 0, "day:1"),)
+    assert (await store.reserve(claim(own, KeyLimits(rpm=9, token_budget=10_000)))).budgets == ()
+    await store.settle(settlement(first, TokenUsage(requests=1, cost=30)))
+    second = claim(own, KeyLimits(money_budget=100), period="day:1", **priced)
+    shared = replace(second, account=team, limits=KeyLimits(money_budget=1), period="none")
+    refused = await store.reserve(second, shared)
+    assert refused.refused is QuotaKind.MONEY_BUDGET
+    assert refused.budgets == (BudgetState(own, 100, 30, "day:1"), BudgetState(team, 1, 0))
 
 
 async def test_owed_claim_is_never_refused(factory: StoreFactory) -> None:

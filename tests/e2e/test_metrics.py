@@ -270,7 +270,7 @@ async def test_metric_names_have_units_and_a_description() -> None:
         await running.chat()
         metrics = await read(running.url)
     for family in metrics.families:
-        assert re.fullmatch(r"unisono_[a-z_]+", family.name)
+        assert re.fullmatch(r"(unisono|gen_ai)_[a-z_]+", family.name)
         assert family.documentation.endswith(".")
         if family.type == "histogram":
-            assert family.name.endswith("_seconds")
+            assert family.name.endswith(("_seconds", "_token_usage"))

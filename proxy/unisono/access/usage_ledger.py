@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from unisono.access.budget_watch import BudgetWatch
 from unisono.access.local_limits import LocalLimits
 from unisono.access.usage_spool import SCAN_INTERVAL_S, UsageSpool
 from unisono.core.quotas import (
     Account,
     AccountStore,
     LedgerLine,
+    QuotaObserver,
     QuotaReservation,
     QuotaStatus,
     TokenUsage,
@@ -71,7 +73,7 @@ class UsageLedger:
     """Reserves and settles for the generations of this process.
 
     Claims are reserved for `held_s` seconds at a time. `on_failure` is called when the store rejects a write that it
-    should accept.
+    should accept. `observers` receive changes of budgets and refusals.
     """
 
     def __init__(
@@ -81,12 +83,14 @@ class UsageLedger:
         held_s: float,
         spool: UsageSpool | None = None,
         on_failure: Callable[[], None] = _ignore,
+        observers: Sequence[QuotaObserver] = (),
     ) -> None:
         self.reservation_s = held_s
         self._accounts = accounts
         self._spool = spool or UsageSpool()
         self._on_failure = on_failure
         self._local = LocalLimits()
+        self._watch = BudgetWatch(observers)
         self._open: dict[tuple[Account, str], QuotaReservation] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._waiting: deque[_Waiting] = deque()
@@ -123,6 +127,7 @@ class UsageLedger:
             raise
         if len(claims) == 1:
             status = replace(status, limits=claims[0].limits, account=claims[0].account)
+        self._watch.reserved(status)
         # Settlements that could not be written still hold their reservations.
         self._store_is_back.set()
         if status.refused is None:
@@ -165,6 +170,7 @@ class UsageLedger:
         if settlement.claim is not None:
             self._open.pop((settlement.claim.account, settlement.claim.once), None)
             self._local.settle(settlement.claim, settlement.entry.used.tokens)
+            self._watch.settled(settlement)
         waiting = _Waiting(settlement, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if len(self._waiting) > MAX_WAITING_RECORDS:

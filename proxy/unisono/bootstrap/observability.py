@@ -20,6 +20,7 @@ from unisono.bootstrap.backends import deployment_names
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.config import Config, ModelRegistry, RequestRecordSettings, TraceSettings
 from unisono.core.observer import Observer
+from unisono.core.quotas import QuotaObserver
 from unisono.core.recordings import TraceStore
 from unisono.core.request_record import RecordSink
 from unisono.core.request_store import RequestStore
@@ -99,6 +100,10 @@ class Observing:
         sinks: list[RecordSink] = [] if self.request_log is None else [self.request_log]
         return sinks if writer is None else [*sinks, writer]
 
+    def quota_observers(self) -> Sequence[QuotaObserver]:
+        """Return the observers of quotas and budgets."""
+        return () if self.metrics is None else (self.metrics.owners,)
+
     @property
     def hook_failed(self) -> Failed | None:
         return None if self.metrics is None else self.metrics.hook_failed
@@ -132,8 +137,8 @@ class Observing:
                     models=[model.name for model in catalogue.groups()],
                     backends=[(model, live.name) for model, members in pool.members().items() for live in members],
                     servers=config.mcp_servers,
+                    kinds=kinds_of(config),
                 )
-                metrics.per_key = config.unisono.metrics_per_key
                 looking = metrics.watch(pool.status, lambda: not upkeep.reason, unaccounted)
                 opened.callback(looking.cancel)
             if self.listener is not None:
@@ -159,6 +164,9 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
 
         metrics = Metrics(__version__)
     on = metrics if settings.metrics else None
+    if on is not None:
+        on.owners.is_per_key = settings.metrics_per_key
+        on.owners.limit_labels(settings.metrics_max_keys)
     listener: SharedResource[MetricsListener] | None = None
     if settings.metrics_listen is not None:
         if on is None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from unisono.access.usage_ledger import UsageLedger
 from unisono.access.usage_spool import UsageSpool
 from unisono.config import StoreSettings, data_folder
+from unisono.core.quotas import QuotaObserver
 from unisono.core.state_store import Retention, Store
 from unisono.errors import ConfigError
 from unisono.store import open_store, sqlite_path
+from unisono.store.health_monitor import Upkeep
 
 
 def build_store(settings: StoreSettings, share: int = 1) -> Store:
@@ -30,6 +34,14 @@ def build_store(settings: StoreSettings, share: int = 1) -> Store:
         replicas=settings.replicas,
         or_memory=settings.url is None and share == 1,
     )
+
+
+def build_ledger(
+    settings: StoreSettings, store: Store, upkeep: Upkeep, observers: Sequence[QuotaObserver]
+) -> UsageLedger:
+    """Return the ledger of this process. `observers` receive changes of budgets and refusals."""
+    spool, on_failure = build_spool(settings), upkeep.check_now
+    return UsageLedger(store, held_s=settings.lease_s, spool=spool, on_failure=on_failure, observers=observers)
 
 
 def build_spool(settings: StoreSettings) -> UsageSpool:

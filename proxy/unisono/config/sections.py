@@ -303,7 +303,10 @@ class GatewaySettings(Section):
     metrics_listen: str | None = None
     """`host:port` on loopback that serves `/metrics` without a key. By default none."""
     metrics_per_key: bool = False
-    """True also counts tokens by key. Then `/metrics` requires the master key."""
+    """True also has metrics by key and team: requests, tokens, cost, and the rest of budgets.
+    Then `/metrics` requires the master key."""
+    metrics_max_keys: Count = 1000
+    """Maximum keys, teams and users that metrics name. Others count as `other`."""
     otel: OtelSettings | None = None
     """Export of OpenTelemetry spans. By default off. It needs the extra `unisono[otel]`."""
     traces: TraceSettings = Field(default_factory=TraceSettings)

@@ -144,6 +144,20 @@ class QuotaReservation:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetState:
+    """Money budget of an account in its current period.
+
+    The limit and the spent amount are in micro-USD. `period` is the name of the period. Reservations of running
+    requests are not spent.
+    """
+
+    account: Account
+    limit: int
+    spent: int
+    period: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaStatus:
     """State of an account after a reservation.
 
@@ -164,6 +178,8 @@ class QuotaStatus:
     limits: KeyLimits = NO_LIMITS
     # Account whose limit refused the request; the store sets it only for several claims.
     account: Account | None = None
+    # Money budgets that were checked.
+    budgets: tuple[BudgetState, ...] = ()
 
     def windows(self) -> Iterator[tuple[str, int, int, float]]:
         """Yield each limit per minute: name, limit, remaining amount, seconds until full again."""
@@ -183,9 +199,10 @@ def combined(claims: Sequence[QuotaReservation], statuses: Sequence[QuotaStatus]
     if len(claims) == 1:
         return statuses[0]
     last = statuses[-1]
+    budgets = tuple(budget for status in statuses for budget in status.budgets)
     if last.refused is not None:
         claim = claims[len(statuses) - 1]
-        return replace(last, limits=claim.limits, account=claim.account)
+        return replace(last, limits=claim.limits, account=claim.account, budgets=budgets)
     outputs = [status.output for status in statuses if status.output is not None]
     both = list(zip(claims, statuses, strict=False))
     requests = min((each for each in both if each[1].requests_left is not None), key=_requests_left, default=both[0])
@@ -197,6 +214,7 @@ def combined(claims: Sequence[QuotaReservation], statuses: Sequence[QuotaStatus]
         tokens_left=tokens[1].tokens_left,
         tokens_reset_s=tokens[1].tokens_reset_s,
         limits=replace(claims[0].limits, rpm=requests[0].limits.rpm, tpm=tokens[0].limits.tpm),
+        budgets=budgets,
     )
 
 
@@ -281,6 +299,16 @@ def entries_of(
             yield LedgerLine(account, model, day, own)
         for other, used in others.items():
             yield LedgerLine(account, model, day, used, other)
+
+
+class QuotaObserver(Protocol):
+    """Observer of quotas. Both methods return at once and do not raise."""
+
+    def budget_changed(self, budget: BudgetState) -> None:
+        """Receive the state of a budget, after a reservation or a settlement."""
+        ...
+
+    def quota_refused(self, limit: QuotaKind, account: Account) -> None: ...
 
 
 class AccountStore(Protocol):

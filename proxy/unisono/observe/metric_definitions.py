@@ -86,6 +86,7 @@ class Instruments:
         self._define_requests()
         self._define_backends()
         self._define_tools()
+        self._define_owners()
         self._define_process()
 
     # Names and labels are public: dashboards and alerts use them. The library adds `_total` to the names of counters.
@@ -119,7 +120,6 @@ class Instruments:
         self.queue = self._histogram(
             "request_queue_time", "Time that requests wait for a slot on a backend.", "model", bounds=FIRST_S
         )
-        self.key_tokens = self._counter("key_tokens", "Tokens, by public id of the key.", "key", "kind")
         self.prompt = self._counter("prompt_tokens", "Prompt tokens of client requests.", "model")
         self.cached = self._counter(
             "prompt_tokens_cached", "Prompt tokens of client requests that were in a backend's cache.", "model"
@@ -181,6 +181,22 @@ class Instruments:
             "tool_call_duration", "Duration of a server tool call.", "server", bounds=WHOLE_S
         )
         self.hooks = self._counter("hook_failures", "Hook calls that failed or timed out.", "hook", "call")
+
+    def _define_owners(self) -> None:
+        self.spend = self._counter("spend_dollars", "Cost of answers in dollars.", "model")
+        self.refusals = self._counter("refusals", "Requests that were refused before a backend, by reason.", "reason")
+        self.quota_refusals = self._counter(
+            "quota_refusals", "Requests that a limit or a budget refused.", "limit", "owner"
+        )
+        # Several workers know the same budget: the latest value counts.
+        budget = ("owner", "id")
+        self.budget_limit = self._gauge("budget_dollars", "Budget in dollars.", *budget, over="mostrecent")
+        self.budget_left = self._gauge(
+            "budget_remaining_dollars", "Rest of a budget after the last request.", *budget, over="mostrecent"
+        )
+        self.key_tokens = self._counter("key_tokens", "Tokens, by public id of the key.", "key", "kind")
+        self.key_spend = self._counter("key_spend_dollars", "Cost of answers in dollars, by key.", "key", "team")
+        self.key_requests = self._counter("key_requests", "HTTP requests, by key.", "key", "team", "outcome")
 
     def _define_process(self) -> None:
         self.store_s = self._histogram(

@@ -19,14 +19,14 @@ from prometheus_client.metrics_core import Metric
 
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer, StepDone
 from unisono.core.request_record import RequestRecord
+from unisono.observe.genai_metrics import GenAiMetrics
 from unisono.observe.metric_definitions import Instruments
+from unisono.observe.owner_metrics import OTHER, OwnerMetrics
 
 # Interval between two samples of backends and the process, in seconds.
 LOOK_S: Final = 1.0
 # Interval between two measurements of event loop lag, in seconds.
 BEAT_S: Final = 0.1
-# Label for values that no table and no configuration contains.
-OTHER: Final = "other"
 # Any other method is counted as `other`: clients choose methods, and each label value costs memory.
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Fields of requests that are counted by name if they have no effect. Clients may send any others. Objects in lists have
@@ -81,12 +81,13 @@ class DeploymentMetrics(Protocol):
 
 
 class Metrics(Observer):
-    """Metrics of this process. `per_key` also counts tokens by key."""
+    """Metrics of this process. `owners` are those of keys, teams and budgets."""
 
     def __init__(self, version: str) -> None:
         self._all = Instruments()
         self._all.build.labels(version).set(1)
-        self.per_key = False
+        self.owners = OwnerMetrics(self._all, self._model_label)
+        self._genai = GenAiMetrics(self._all.registry, self._model_label)
         self._servers: frozenset[str] = frozenset()
         self._models: frozenset[str] = frozenset()
         self._backends: frozenset[tuple[str, str]] = frozenset()
@@ -95,22 +96,31 @@ class Metrics(Observer):
         self._cpu_s = 0.0
         self._circuits: set[tuple[str, str, str]] = set()
 
-    def know(self, models: Collection[str], backends: Collection[tuple[str, str]], servers: Collection[str]) -> None:
-        """Set the configured names; backends are pairs of model and deployment name.
+    def know(
+        self,
+        models: Collection[str],
+        backends: Collection[tuple[str, str]],
+        servers: Collection[str],
+        kinds: Mapping[str, str],
+    ) -> None:
+        """Set the configured names.
+
+        Backends are pairs of model and deployment name; `kinds` are the kinds of deployments by name.
 
         Any other model or tool server is counted as `other`. Gauges of removed backends are no longer exported.
         """
         self._models = frozenset(models)
         self._backends = frozenset(backends)
         self._servers = frozenset(servers)
+        self._genai.kinds = kinds
 
     # -- generations
 
     def generation_started(self, began: GenerationStarted) -> None:
-        self._all.in_flight.labels(self._model(began)).inc()
+        self._all.in_flight.labels(self._model_label(began.model)).inc()
 
     def ended(self, done: GenerationDone) -> None:
-        every, model, surface = self._all, self._model(done.start), done.start.surface
+        every, model, surface = self._all, self._model_label(done.start.model), done.start.surface
         every.in_flight.labels(model).dec()
         every.requests.labels(model, surface, done.outcome.value, done.error).inc()
         every.duration.labels(model, surface).observe(done.ended_s)
@@ -133,9 +143,11 @@ class Metrics(Observer):
             server = tool.server if tool.server in self._servers else OTHER
             every.tools.labels(server, tool.outcome.value).inc()
             every.tools_s.labels(server).observe(tool.ended_s - tool.started_s)
+        self.owners.ended(done)
+        self._genai.observe(done)
 
-    def _model(self, began: GenerationStarted) -> str:
-        return began.model if began.model in self._models else OTHER
+    def _model_label(self, model: str) -> str:
+        return model if model in self._models else OTHER
 
     def _count_tokens(self, done: GenerationDone, model: str) -> None:
         every, usage = self._all, done.usage
@@ -152,9 +164,6 @@ class Metrics(Observer):
         rest = generated - sum(done.channels.values())
         if rest > 0:
             every.tokens.labels(model, OTHER).inc(rest)
-        if self.per_key and done.start.key:
-            every.key_tokens.labels(done.start.key, "prompt").inc(prompt)
-            every.key_tokens.labels(done.start.key, "generation").inc(generated)
 
     def _count_recoveries(self, done: GenerationDone, model: str) -> None:
         for repair in done.repairs:
@@ -185,6 +194,7 @@ class Metrics(Observer):
         method = record.method if record.method in METHODS else OTHER
         self._all.http.labels(route, method, str(record.status)).inc()
         self._all.http_s.labels(route).observe(record.duration_s)
+        self.owners.answered(record)
 
     def stored(self, operation: str, took_s: float, error: str = "") -> None:
         """Count one operation of the store, and its error code if it failed."""

@@ -76,7 +76,8 @@ def _ns(started_at: float, after_s: float) -> int:
     return int((started_at + after_s) * 1e9)
 
 
-def _operation(began: GenerationStarted) -> str:
+def operation_of(began: GenerationStarted) -> str:
+    """Return the name of the operation in the conventions."""
     return OPERATIONS.get(began.surface, "chat")
 
 
@@ -85,7 +86,7 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
     # Names with the prefix `gen_ai` are those of the OpenTelemetry conventions for generative AI. All others belong
     # to this gateway.
     attributes: dict[str, Value] = {
-        "gen_ai.operation.name": _operation(began),
+        "gen_ai.operation.name": operation_of(began),
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": began.model,
         "unisono.request.id": began.request_id,
@@ -113,7 +114,14 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
     error = LEFT if done.outcome is GenerationOutcome.LEFT else done.error
     times = 0.0, done.ended_s
     return _span(
-        f"{_operation(began)} {began.model}", SpanType.SERVER, at, began.span_parent, began.at, times, attributes, error
+        f"{operation_of(began)} {began.model}",
+        SpanType.SERVER,
+        at,
+        began.span_parent,
+        began.at,
+        times,
+        attributes,
+        error,
     )
 
 
@@ -128,7 +136,7 @@ def _step(number: int, tries: Sequence[StepDone], at: TraceContext, span: TraceC
 def _attempt(done: GenerationDone, index: int, step: StepDone, below: TraceContext, kinds: Mapping[str, str]) -> Span:
     model = done.start.model
     attributes: dict[str, Value] = {
-        "gen_ai.operation.name": _operation(done.start),
+        "gen_ai.operation.name": operation_of(done.start),
         "gen_ai.provider.name": kinds.get(step.deployment, PROVIDER),
         "gen_ai.request.model": model,
         "gen_ai.request.stream": True,
@@ -145,7 +153,7 @@ def _attempt(done: GenerationDone, index: int, step: StepDone, below: TraceConte
     times = step.started_s, step.ended_s
     at = below.child(try_span(index))
     return _span(
-        f"{_operation(done.start)} {model}",
+        f"{operation_of(done.start)} {model}",
         SpanType.CLIENT,
         at,
         below.span_id,

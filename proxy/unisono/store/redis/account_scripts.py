@@ -119,7 +119,8 @@ local function add_status(claim, refused, again, output)
   local left_requests = claim.rpm and math.max(0, claim.rpm - sums.requests) or -1
   local left_tokens = claim.tpm and math.max(0, claim.tpm - sums.tokens) or -1
   local all_requests, all_tokens = until_free(sums.last_requests, now), until_free(sums.last_tokens, now)
-  answers[#answers + 1] = {refused, again or -1, output or -1, left_requests, all_requests, left_tokens, all_tokens}
+  answers[#answers + 1] = {refused, again or -1, output or -1, left_requests, all_requests, left_tokens, all_tokens,
+    claim.spent_cost or -1}
 end
 
 -- Returns the output tokens that the budgets permit, or nil and the exhausted budget.
@@ -161,6 +162,7 @@ local function refusal(claim)
   local sum = redis.call('HMGET', claim.spent, 'tokens', 'cost')
   local spent_tokens, spent_cost = tonumber(sum[1] or 0), tonumber(sum[2] or 0)
   local used_tokens, used_cost = spent_tokens, spent_cost
+  claim.spent_cost = spent_cost
   for _, one in ipairs(redis.call('HVALS', claim.held)) do
     local held_tokens, held_cost = string.match(one, '^%d+:%d+:(%d+):(%d+):')
     used_tokens, used_cost = used_tokens + tonumber(held_tokens), used_cost + tonumber(held_cost)

@@ -22,6 +22,7 @@ from unisono.core.quotas import (
     SHARE,
     USED,
     Account,
+    BudgetState,
     LedgerLine,
     QuotaKind,
     QuotaReservation,
@@ -59,7 +60,8 @@ class RedisAccounts:
         """Reserve in one operation. The status of a refused claim is the last one."""
         named = [key for claim in claims for key in _named(claim)]
         args: Args = [SHARE, *(part for claim in claims for part in _claim_args(claim))]
-        return [_to_status(row) for row in await self._link.act(RESERVE, named, args)]
+        rows = await self._link.act(RESERVE, named, args)
+        return [_to_status(claim, row) for claim, row in zip(claims, rows, strict=False)]
 
     async def _reserve_in_turn(self, claims: Sequence[QuotaReservation]) -> list[QuotaStatus]:
         """Reserve one after the other, and undo all if one is refused or fails.
@@ -175,8 +177,9 @@ def _claim_args(claim: QuotaReservation) -> Args:
     ]
 
 
-def _to_status(row: Sequence[Any]) -> QuotaStatus:
-    refused, again, output, requests, requests_ms, tokens, tokens_ms = row
+def _to_status(claim: QuotaReservation, row: Sequence[Any]) -> QuotaStatus:
+    refused, again, output, requests, requests_ms, tokens, tokens_ms, spent = row
+    limit = claim.limits.money_budget
     return QuotaStatus(
         refused=QuotaKind(bytes(refused).decode()) if refused else None,
         retry_after_s=None if again < 0 else again / 1000,
@@ -185,6 +188,7 @@ def _to_status(row: Sequence[Any]) -> QuotaStatus:
         requests_reset_s=requests_ms / 1000,
         tokens_left=None if tokens < 0 else tokens,
         tokens_reset_s=tokens_ms / 1000,
+        budgets=() if limit is None or spent < 0 else (BudgetState(claim.account, limit, spent, claim.period),),
     )
 
 

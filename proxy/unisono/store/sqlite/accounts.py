@@ -6,6 +6,7 @@ They match the Redis scripts, but use the gateway's clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from unisono.core.minute import Minute
@@ -15,6 +16,7 @@ from unisono.core.quotas import (
     USED,
     WINDOW_S,
     Account,
+    BudgetState,
     LedgerLine,
     QuotaKind,
     QuotaReservation,
@@ -56,28 +58,38 @@ COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' *
 
 def reserve(act: Transaction, claims: Sequence[QuotaReservation]) -> QuotaStatus:
     statuses: list[QuotaStatus] = []
-    rooms: list[int | None] = []
+    rooms: list[BudgetRoom] = []
     for position, claim in enumerate(claims):
         found = _check(act, claim)
         if isinstance(found, QuotaStatus):
             if found.refused is not None:
-                return combined(claims, [QuotaStatus()] * position + [found])
+                before = [QuotaStatus(budgets=room.budgets) for room in rooms]
+                before += [QuotaStatus()] * (position - len(before))
+                return combined(claims, [*before, found])
             statuses.append(found)
         else:
-            rooms.append(found[0])
+            rooms.append(found)
     if statuses:
         # The claims were reserved together before.
         return combined(claims, statuses)
-    room = min((each for each in rooms if each is not None), default=None)
-    for claim, own_room in zip(claims, rooms, strict=True):
-        output = None if own_room is None else room
+    room = min((each.output for each in rooms if each.output is not None), default=None)
+    for claim, own in zip(claims, rooms, strict=True):
+        output = None if own.output is None else room
         _insert_reservation(act, claim, output)
-        statuses.append(_minute(act, claim.account).status(claim, output=output))
+        statuses.append(replace(_minute(act, claim.account).status(claim, output=output), budgets=own.budgets))
     return combined(claims, statuses)
 
 
-def _check(act: Transaction, claim: QuotaReservation) -> QuotaStatus | tuple[int | None]:
-    """Return the tokens that the budgets permit, None for any.
+@dataclass(frozen=True, slots=True)
+class BudgetRoom:
+    """Tokens that the budgets permit, None for any, and the state of the money budget."""
+
+    output: int | None = None
+    budgets: tuple[BudgetState, ...] = ()
+
+
+def _check(act: Transaction, claim: QuotaReservation) -> QuotaStatus | BudgetRoom:
+    """Return the room that the budgets have.
 
     A status is returned for a claim that is refused or was reserved before.
     """
@@ -95,26 +107,27 @@ def _check(act: Transaction, claim: QuotaReservation) -> QuotaStatus | tuple[int
         running = act.db.execute(count, whose).fetchone()[0]
     if (refusal := minute.refusal(claim, running)) is not None:
         return refusal
-    room = _room(act, claim)
-    if room is QuotaKind.BUDGET_RESERVED:
-        return minute.status(claim, room)
-    if isinstance(room, QuotaKind):
-        again = None if claim.period_ends is None else max(0.0, claim.period_ends - act.now)
-        return minute.status(claim, room, again)
-    return (room,)
-
-
-def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
-    """Return the number of tokens that the budgets permit.
-
-    None means no limit. If the budgets have no room for the claim, the kind of the refusal is returned.
-    """
-    if not claim.limits.has_budget:
-        return None
-    spent = act.db.execute(
-        "SELECT tokens, cost FROM account_spent WHERE tenant = ? AND key = ? AND period = ?",
-        (*_account_columns(claim.account), claim.period),
+    if not limits.has_budget:
+        return BudgetRoom()
+    tokens, cost = act.db.execute(
+        "SELECT tokens, cost FROM account_spent WHERE tenant = ? AND key = ? AND period = ?", (*whose, claim.period)
     ).fetchone() or (0, 0)
+    budget = limits.money_budget
+    budgets = () if budget is None else (BudgetState(claim.account, budget, cost, claim.period),)
+    room = _room(act, claim, (tokens, cost))
+    if isinstance(room, int):
+        return BudgetRoom(room, budgets)
+    again = None
+    if room is not QuotaKind.BUDGET_RESERVED and claim.period_ends is not None:
+        again = max(0.0, claim.period_ends - act.now)
+    return replace(minute.status(claim, room, again), budgets=budgets)
+
+
+def _room(act: Transaction, claim: QuotaReservation, spent: tuple[int, int]) -> int | QuotaKind:
+    """Return the number of tokens that the budgets permit, or the kind of the refusal.
+
+    `spent` are the tokens and the cost that were spent in the period.
+    """
     reserved = act.db.execute(
         "SELECT total(budget_tokens), total(budget_cost) FROM account_claims WHERE tenant = ? AND key = ?",
         _account_columns(claim.account),

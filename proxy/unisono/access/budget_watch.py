@@ -1,0 +1,57 @@
+"""Known state of budgets, for metrics and alerts.
+
+It is the last state that the store returned, with the settlements since.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from unisono.core.quotas import Account, BudgetState, QuotaObserver, QuotaStatus, UsageRecord
+
+# Maximum number of budgets whose state is known. The least recently used is forgotten.
+MAX_BUDGETS: Final = 10_000
+
+
+class BudgetWatch:
+    """Reports changes of budgets and refusals to observers."""
+
+    def __init__(self, observers: Sequence[QuotaObserver] = ()) -> None:
+        self._observers = tuple(observers)
+        self._budgets: OrderedDict[tuple[Account, str], BudgetState] = OrderedDict()
+
+    def reserved(self, status: QuotaStatus) -> None:
+        """Report the status of a reservation."""
+        if not self._observers:
+            return
+        for budget in status.budgets:
+            self._report(budget)
+        if status.refused is not None and status.account is not None:
+            for observer in self._observers:
+                observer.quota_refused(status.refused, status.account)
+
+    def settled(self, settlement: UsageRecord) -> None:
+        """Report the cost of a request.
+
+        The amounts of a continued one are cumulative, so they are not added.
+        """
+        claim, cost = settlement.claim, settlement.entry.used.cost
+        if claim is None or claim.is_owed or not cost or not self._observers:
+            return
+        known = self._budgets.get((claim.account, claim.period))
+        if known is not None:
+            self._report(replace(known, spent=known.spent + cost))
+
+    def _report(self, budget: BudgetState) -> None:
+        place = (budget.account, budget.period)
+        if self._budgets.get(place) == budget:
+            return
+        self._budgets[place] = budget
+        self._budgets.move_to_end(place)
+        if len(self._budgets) > MAX_BUDGETS:
+            self._budgets.popitem(last=False)
+        for observer in self._observers:
+            observer.budget_changed(budget)

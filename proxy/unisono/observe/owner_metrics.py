@@ -1,0 +1,120 @@
+"""Metrics of spend, budgets, refusals, keys and teams.
+
+Keys and teams are created at run time, so their label values are bounded: those beyond a maximum are counted as
+`other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from unisono.core.observer import GenerationDone
+from unisono.core.quotas import MILLION, SHARED_TENANT, Account, BudgetState, QuotaKind
+from unisono.core.request_record import RequestRecord
+from unisono.observe.metric_definitions import Instruments
+
+# Label for values that no table and no configuration contains, and for those beyond a maximum.
+OTHER: Final = "other"
+# Maximum number of reasons of refusals. Hooks may define codes of their own.
+MAX_REASONS: Final = 100
+# Owners of budgets whose names are in the configuration.
+CONFIGURED_OWNERS: Final = frozenset({"gateway", "provider"})
+CLIENT_LEFT: Final = 499
+
+
+class BoundedLabel:
+    """Label with at most `most` values besides the empty one.
+
+    They are the first ones; all others become `other`.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.max_values = most
+        self._values: set[str] = set()
+
+    def __call__(self, value: str) -> str:
+        if value and value not in self._values:
+            if len(self._values) >= self.max_values:
+                return OTHER
+            self._values.add(value)
+        return value
+
+
+def owner_of(account: Account) -> tuple[str, str]:
+    """Return the kind and the id of an account's owner.
+
+    Kinds: `key`, `team`, `user`, `gateway` and `provider`.
+    """
+    if account.tenant != SHARED_TENANT:
+        return "key", account.key
+    kind, _, name = account.key.partition(" ")
+    return kind, name
+
+
+class OwnerMetrics:
+    """Counters of spend and refusals, and gauges of budgets; also an observer of quotas.
+
+    `is_per_key` adds labels for keys, teams and users.
+    """
+
+    def __init__(self, instruments: Instruments, model_label: Callable[[str], str]) -> None:
+        self._all = instruments
+        self._model_label = model_label
+        self._reason = BoundedLabel(MAX_REASONS)
+        self.is_per_key = False
+        self.limit_labels(0)
+
+    def limit_labels(self, most: int) -> None:
+        """Set the maximum number of keys, and of teams and users, that are counted by name."""
+        self._key, self._team, self._user = BoundedLabel(most), BoundedLabel(most), BoundedLabel(most)
+
+    def ended(self, done: GenerationDone) -> None:
+        """Count the cost of a generation."""
+        dollars = done.cost / MILLION
+        if dollars:
+            self._all.spend.labels(self._model_label(done.start.model)).inc(dollars)
+        if self.is_per_key:
+            labels = self._key_and_team(done.start.key, done.start.tenant)
+            if dollars:
+                self._all.key_spend.labels(*labels).inc(dollars)
+            usage = done.usage or done.usage_so_far
+            self._all.key_tokens.labels(labels[0], "prompt").inc(usage.prompt_tokens)
+            self._all.key_tokens.labels(labels[0], "generation").inc(usage.completion_tokens)
+
+    def answered(self, record: RequestRecord) -> None:
+        """Count one HTTP request."""
+        if record.status >= 400 and record.status != CLIENT_LEFT and not record.attempts:
+            self._all.refusals.labels(self._reason(record.error or str(record.status))).inc()
+        if self.is_per_key and record.tenant:
+            self._all.key_requests.labels(*self._key_and_team(record.key, record.tenant), outcome_of(record)).inc()
+
+    def _key_and_team(self, key: str, tenant: str) -> tuple[str, str]:
+        # A key without a team has a tenant of its own.
+        return self._key(key), self._team(tenant) if key and tenant != key else ""
+
+    # -- quotas
+
+    def budget_changed(self, budget: BudgetState) -> None:
+        kind, name = owner_of(budget.account)
+        if kind not in CONFIGURED_OWNERS:
+            if not self.is_per_key:
+                return
+            name = {"key": self._key, "team": self._team}.get(kind, self._user)(name)
+            # The amounts of several owners under one name would overwrite each other.
+            if name == OTHER:
+                return
+        self._all.budget_limit.labels(kind, name).set(budget.limit / MILLION)
+        self._all.budget_left.labels(kind, name).set((budget.limit - budget.spent) / MILLION)
+
+    def quota_refused(self, limit: QuotaKind, account: Account) -> None:
+        self._all.quota_refusals.labels(limit.value, owner_of(account)[0]).inc()
+
+
+def outcome_of(record: RequestRecord) -> str:
+    """Return the outcome of a request: `ok`, `refused`, `failed`, or `left` if the client left."""
+    if record.status == CLIENT_LEFT:
+        return "left"
+    if 400 <= record.status < 500:
+        return "refused"
+    return "failed" if record.status >= 500 or record.error else "ok"
