@@ -21,12 +21,13 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from unisono import __version__
+from unisono.access.end_users import EndUsers
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
 from unisono.api.admin.routes import ADMIN, Administration, BackendHealth
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
-from unisono.api.body import RequestRules
+from unisono.api.body import ApplyEndUser, RequestRules
 from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
@@ -249,7 +250,7 @@ def _make_app(
                 sinks=sinks,
                 formats=FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
-                rules=request_rules(config, gateway.catalogue),
+                rules=request_rules(config, gateway.catalogue, EndUsers(gateway.store).apply),
             ),
             Middleware(DirectRoutes, routes=ROUTES),
         ],
@@ -352,12 +353,13 @@ def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
     return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
 
 
-def request_rules(config: Config, catalogue: ModelRegistry) -> RequestRules:
+def request_rules(config: Config, catalogue: ModelRegistry, apply_end_user: ApplyEndUser | None = None) -> RequestRules:
     """Return the operator's rules for requests to models."""
     return RequestRules(
         needs_user=config.general_settings.enforce_user_param,
         guardrails=frozenset(guardrail.guardrail_name for guardrail in config.guardrails),
         routing=RoutingFields(partial(fallback_model, catalogue), config.router_settings.enable_tag_filtering),
+        apply_end_user=apply_end_user,
     )
 
 

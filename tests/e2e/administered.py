@@ -41,9 +41,13 @@ class AdminClient:
 
 
 @asynccontextmanager
-async def administered(address: str, **sections: Any) -> AsyncIterator[AdminClient]:
+async def administered(
+    address: str, price: Mapping[str, float] | None = None, **sections: Any
+) -> AsyncIterator[AdminClient]:
     """Run a gateway with one scripted model on the store at `address`."""
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         config = config_of(f"vllm@{fake.url}", **sections)
+        if price is not None:
+            config["model_list"][0]["unisono"] = {"price": price}
         async with gateway(with_keys(config, address)) as running:
             yield AdminClient(running)

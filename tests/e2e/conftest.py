@@ -6,12 +6,14 @@ The gateway runs on uvloop, so tests of closed sockets and blocked event loops u
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import uvloop
 
 from tests.contract.servers import Server
+from tests.e2e.administered import AdminClient, administered
 
 ON_UVLOOP = (
     "test_engines.py",
@@ -40,3 +42,21 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server.start()
     finally:
         server.end()
+
+
+@pytest.fixture(params=["file", "redis"])
+def store_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Address of an empty store of each kind."""
+    if request.param == "file":
+        return f"sqlite://{tmp_path}/state.db"
+    server: Server = request.getfixturevalue("redis_server")
+    with server.client() as client:
+        client.flushall()
+    return server.url
+
+
+@pytest.fixture
+async def admin(store_address: str) -> AsyncIterator[AdminClient]:
+    """A gateway with the master key, on each kind of store."""
+    async with administered(store_address) as running:
+        yield running

@@ -36,6 +36,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "/user/info": ("user_id",),
     "/user/update": ("user_id",),
     "/user/delete": ("user_ids",),
+    "/key/{key}/regenerate": ("key",),
     "/budget/info": ("budgets",),
     "/budget/update": ("budget_id",),
 }
@@ -75,6 +76,7 @@ async def clients(admin: AdminClient) -> dict[Role, AdminClient]:
 
 
 async def send(client: AdminClient, method: str, path: str, fields: dict[str, Any]) -> Answer:
+    path = path.replace("{key}", str(fields.get("key", "key_none")))
     if method == "GET":
         query = "&".join(f"{name}={value}" for name, value in fields.items())
         return await client.get(f"{path}?{query}")
@@ -92,7 +94,7 @@ async def test_a_role_without_permission_is_refused_whatever_it_sends(admin: Adm
     for method, path in ROUTES:
         for role in set(Role) - PERMISSIONS[path]:
             bodies = set()
-            for fields in ({}, {"team_id": "own"}, {"key": "key_none"}, {"colour": "red"}):
+            for fields in ({}, {"team_id": "own", "key": "key_none", "colour": "red"}):
                 answer = await send(everyone[role], method, path, fields)
                 assert answer.status == 403, (role, path, answer.raw)
                 bodies.add(answer.raw)

@@ -5,35 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.contract.servers import Server
-from tests.e2e.administered import ANSWER, ENCODING, AdminClient
-from tests.e2e.gateway import config_of, gateway
-from tests.e2e.keyed import with_keys
+from tests.e2e.administered import ENCODING, AdminClient, administered
 from tests.e2e.test_admin_keys import refused_field
-from tests.fakes import FakeVllm
 
 # USD per million tokens.
 PRICE = {"input": 1000.0, "output": 2000.0}
 
 
-@pytest.fixture(params=["file", "redis"])
-async def admin(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AdminClient]:
-    address = f"sqlite://{tmp_path}/state.db"
-    if request.param == "redis":
-        server: Server = request.getfixturevalue("redis_server")
-        with server.client() as client:
-            client.flushall()
-        address = server.url
-    async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
-        config = config_of(f"vllm@{fake.url}")
-        config["model_list"][0]["unisono"] = {"price": PRICE}
-        async with gateway(with_keys(config, address)) as running:
-            yield AdminClient(running)
+@pytest.fixture
+async def admin(store_address: str) -> AsyncIterator[AdminClient]:
+    async with administered(store_address, price=PRICE) as running:
+        yield running
 
 
 def today() -> str:
@@ -173,11 +159,9 @@ INVALID: dict[str, tuple[str, dict[str, Any], int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("path", "body", "status", "field"), INVALID.values(), ids=INVALID)
-async def test_invalid_tokenizer_field_is_named(
-    admin: AdminClient, path: str, body: dict[str, Any], status: int, field: str
-) -> None:
-    assert refused_field(await admin.post(path, **body)) == (status, field)
+async def test_invalid_tokenizer_field_is_named(admin: AdminClient) -> None:
+    for name, (path, body, status, field) in INVALID.items():
+        assert refused_field(await admin.post(path, **body)) == (status, field), name
 
 
 async def test_tokenizer_obeys_the_models_of_a_key(admin: AdminClient) -> None:

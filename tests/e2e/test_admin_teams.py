@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.contract.servers import Server
-from tests.e2e.administered import AdminClient, administered
+from tests.e2e.administered import AdminClient
 from tests.e2e.test_admin_keys import becomes, refused_field, works
-
-
-@pytest.fixture(params=["file", "redis"])
-async def admin(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AdminClient]:
-    address = f"sqlite://{tmp_path}/state.db"
-    if request.param == "redis":
-        server: Server = request.getfixturevalue("redis_server")
-        with server.client() as client:
-            client.flushall()
-        address = server.url
-    async with administered(address) as running:
-        yield running
 
 
 async def test_team_is_created_read_changed_and_deleted(admin: AdminClient) -> None:

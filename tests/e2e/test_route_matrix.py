@@ -42,7 +42,12 @@ ROUTES = tuple(places_of(build(parse(with_keys(config(), "memory://"), {}).confi
 # `/` is the page, which contains no data; its files are open as well.
 OPEN_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/ping", "/", "/docs"})
 CLOSED_ROUTES = [place for place in ROUTES if place.path not in OPEN_PATHS]
-ROUTES_WITH_IDS = [place for place in CLOSED_ROUTES if place.parameters and place.parameters != ("model",)]
+# The permissions of admin routes follow from roles: tests/e2e/test_admin_roles.py.
+ROUTES_WITH_IDS = [
+    place
+    for place in CLOSED_ROUTES
+    if place.parameters and place.parameters != ("model",) and place.path not in PERMISSIONS
+]
 
 MODEL_PATHS = re.compile(
     r".*/(completions|responses|responses/compact|responses/input_tokens|messages|messages/count_tokens)"

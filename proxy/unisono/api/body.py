@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
@@ -54,17 +54,22 @@ NO_NUMBER = re.compile(r"NaN|Infinity")
 Result = TypeVar("Result")
 
 
+# Return the caller with the limits of an end user, whom a field of the request names. Raises NotAllowed.
+ApplyEndUser: TypeAlias = Callable[[Caller, str, str], Awaitable[Caller]]
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRules:
     """Operator's rules for all requests to models.
 
     With `needs_user`, a request must name its end user. `guardrails` are the names that a request may contain.
-    `routing` reads the fields for routing.
+    `routing` reads the fields for routing. `apply_end_user` returns the caller with the limits of an end user.
     """
 
     needs_user: bool = False
     guardrails: frozenset[str] = frozenset()
     routing: RoutingFields = field(default_factory=RoutingFields)
+    apply_end_user: ApplyEndUser | None = None
 
 
 NO_RULES: Final = RequestRules()
@@ -82,25 +87,32 @@ END_USER: Final = "end_user"
 async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
     """Return the body of a request to a model, with the model that its path names.
 
-    Its guardrails and its routing are moved to the caller in the request's state. Raises the errors of `read_json` and
-    `with_options`, and InvalidRequest if the operator requires an end user and none of `user_fields` names one.
+    Its guardrails and its routing are moved to the caller in the request's state. Raises the errors of `read_json`,
+    `identify_end_user` and `with_options`.
     """
     body = await read_json(request)
     if model := getattr(request.state, PATH_MODEL, ""):
         body = {**body, "model": model}
-    check_end_user(request, body, *user_fields)
+    await identify_end_user(request, body, *user_fields)
     return with_options(request, body)
 
 
-def check_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
-    """Check that a request names its end user if the operator requires it.
+async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
+    """Add the limits and models of the end user that a request names to its caller.
 
-    Raises InvalidRequest if none of `user_fields` names one.
+    The caller is in the request's state. Raises InvalidRequest if the operator requires an end user and none of
+    `user_fields` names one, and the errors of the operator's rules for end users.
     """
-    users = [value for field in user_fields if (value := _value_at(body, field))]
-    if users:
-        setattr(connection.state, END_USER, str(users[0]) if isinstance(users[0], str | int) else "")
-    if users or not _rules_of(connection).needs_user:
+    rules = _rules_of(connection)
+    for name in user_fields:
+        if not (value := _value_at(body, name)):
+            continue
+        user = str(value) if isinstance(value, str | int) else ""
+        setattr(connection.state, END_USER, user)
+        if user and rules.apply_end_user is not None:
+            connection.state.caller = await rules.apply_end_user(connection.state.caller, user, name)
+        return
+    if not rules.needs_user:
         return
     first = user_fields[0]
     raise InvalidRequest(

@@ -290,15 +290,15 @@ def provided(kind: type[Kind]) -> Any:
     return Depends(find)
 
 
-def parsed_body(kind: type[Model]) -> Any:
+def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
     """Return FastAPI's dependency on the body of a request.
 
-    FastAPI's own parsing has none of the limits of `read_json`, and validates large bodies on the event loop. Raises
-    the errors of `read_json`, and pydantic's ValidationError.
+    With `may_lack`, no body is like an empty object. FastAPI's own parsing has none of the limits of `read_json`, and
+    validates large bodies on the event loop. Raises the errors of `read_json`, and pydantic's ValidationError.
     """
 
     async def parsed(request: Request) -> Model:
-        body = await read_json(request)
+        body = {} if may_lack and not await request.body() else await read_json(request)
         return await off_loop(lambda: kind.model_validate(body), len(await request.body()))
 
     return Depends(parsed)

@@ -20,10 +20,14 @@ LOCAL_TENANT = "local"
 
 @dataclass(frozen=True, slots=True)
 class SharedLimits:
-    """Limits of the team or the user of a key. `account` counts the usage of all its keys."""
+    """Limits of the team or the user of a key, or of the end user of a request.
+
+    `account` counts the usage. With `is_counted`, it does so even if no limit is set.
+    """
 
     account: Account
     limits: KeyLimits
+    is_counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,8 @@ class Caller:
     permitted client-side model names and access groups, `mcp_servers` permitted labels of configured tool servers; None
     permits all. `raw` permits completions that the gateway does not render. `expires_at` is in seconds since 1970.
     `guardrails` are the names of guardrails that the request asks for besides those that always apply, `routing` is the
-    routing that it asks for. `shared_limits` and `shared_models` are those of the key's team and user, which apply
-    besides its own.
+    routing that it asks for. `shared_limits` and `shared_models` are those of the key's team and user, and of the
+    end user, which apply besides its own.
     """
 
     tenant: str
@@ -162,7 +166,7 @@ class AccessStore(KeyStore, DirectoryStore, Protocol):
 
 
 def shared_account(kind: EntryKind, id: str) -> Account:
-    """Return the account that counts the usage of all keys of a team or of a user."""
+    """Return the account that counts the usage of a team, a user or an end user."""
     return Account(SHARED_TENANT, f"{kind} {id}")
 
 

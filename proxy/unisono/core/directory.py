@@ -1,4 +1,4 @@
-"""Directory of teams, users and named budgets, and audit records of all changes.
+"""Directory of teams, users, end users and named budgets, and audit records of all changes.
 
 Changes of keys have audit records too. A team is a tenant with an entry: its keys share stored state and the limits of
 the entry.
@@ -19,11 +19,13 @@ class EntryKind(StrEnum):
     TEAM = "team"
     USER = "user"
     BUDGET = "budget"
+    # End user of a client application, by the name that requests send.
+    CUSTOMER = "customer"
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryEntry:
-    """Team, user or named budget.
+    """Team, user, end user or named budget.
 
     `models` are permitted model names, None for all. `members` of a team are user ids with their role in it. `role` is
     the role of a user in the gateway. `budget` is the id of a named budget, which gives the limits that `limits` lacks.

@@ -270,7 +270,14 @@ class QuotaGate(Gate):
         mine = next((claim for claim in self._reservations if claim.account == own), None)
         others = (claim for claim in self._reservations if claim.account != own)
         shared = [replace(record, entry=replace(record.entry, account=claim.account), claim=claim) for claim in others]
-        return [replace(record, claim=mine), *shared]
+        return [replace(record, claim=mine), *shared, *self._counted_only(record)]
+
+    def _counted_only(self, record: UsageRecord) -> Iterator[UsageRecord]:
+        """Yield the records of accounts that count usage without a reservation."""
+        caller, reserved = self._request.origin.caller, {claim.account for claim in self._reservations}
+        for shared in () if caller is None else caller.shared_limits:
+            if shared.is_counted and shared.account not in reserved:
+                yield replace(record, entry=replace(record.entry, account=shared.account), claim=None)
 
     def release(self) -> None:
         if self._is_owed:

@@ -1,4 +1,4 @@
-"""Operations on teams, users and budgets: creation, change, deletion, members."""
+"""Operations on teams, users, end users and budgets: creation, change, deletion, members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.api.admin.administration import (
     creation_name,
     no_such,
 )
-from unisono.api.admin.entry_schema import EntrySettings, TeamMember, entry_view
+from unisono.api.admin.entry_schema import ID_FIELDS, EntrySettings, TeamMember, entry_view
 from unisono.api.admin.fields import AdminBody, LimitFields
 from unisono.api.admin.key_schema import key_view
 from unisono.api.admin.keys import revoke_key
@@ -34,7 +34,7 @@ async def find_entry(
     """Return the entry. Raises `NotFound`, also if the actor may not see it."""
     entry = await admin.entry(kind, id)
     if entry is None or not actor.sees(entry):
-        raise no_such(kind, id, param or f"{kind}_id")
+        raise no_such(kind, id, param or ID_FIELDS[kind])
     return entry
 
 
@@ -50,7 +50,7 @@ async def create_entry(
 
     Raises `InvalidRequest` if the id is in use, `KeyReused` for an Idempotency-Key with another body.
     """
-    field = f"{kind}_id"
+    field = ID_FIELDS[kind]
     id = getattr(body, field) or str(uuid4())
     if once:
         digest = body_digest(actor, body.model_dump(mode="json", include=set(body.model_fields_set)))
@@ -103,7 +103,7 @@ async def change_entry(
     for tried in range(MAX_TRIES):
         was = entry if tried == 0 else await admin.entry(entry.kind, entry.id)
         if was is None:
-            raise no_such(entry.kind, entry.id, f"{entry.kind}_id")
+            raise no_such(entry.kind, entry.id, ID_FIELDS[entry.kind])
         now = change(was)
         if now == was:
             return was
@@ -127,7 +127,7 @@ async def update_entry(
     entry = await find_entry(admin, actor, kind, id)
     may_change = actor.changes_team(entry) if kind is EntryKind.TEAM else actor.changes_all or entry.id == actor.user
     if not may_change:
-        raise no_such(kind, id, f"{kind}_id")
+        raise no_such(kind, id, ID_FIELDS[kind])
     if not actor.changes_all and (fields := sorted(body.model_fields_set - OWN_SETTINGS)):
         raise NotAllowed(f"'{fields[0]}': only an admin may change this setting.", param=fields[0])
     if isinstance(body, EntrySettings) and body.budget_id:
@@ -136,11 +136,12 @@ async def update_entry(
 
 
 async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntry) -> None:
-    """Delete a team or a user with its keys.
+    """Delete a team or a user with its keys, or an end user.
 
     The keys of a user lose everything that names it. Raises `NotFound`, `StoreConflict`.
     """
-    for record in await admin.store.keys():
+    has_keys = entry.kind in {EntryKind.TEAM, EntryKind.USER}
+    for record in await admin.store.keys() if has_keys else ():
         is_users = entry.kind is EntryKind.USER and record.user == entry.id
         if is_users or (entry.kind is EntryKind.TEAM and record.tenant == entry.id):
             gone = record if record.revoked_at is not None else await revoke_key(admin, actor, record)

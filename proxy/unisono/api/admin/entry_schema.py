@@ -1,7 +1,8 @@
-"""Bodies of the routes of teams, users and budgets, and these objects in LiteLLM's format."""
+"""Bodies of the routes of teams, users, end users and budgets, and these as answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -71,6 +72,7 @@ class EntrySettings(LimitFields):
         for name, own in (
             ("team_alias", "alias"),
             ("user_alias", "alias"),
+            ("alias", "alias"),
             ("user_email", "email"),
             ("user_role", "role"),
         ):
@@ -145,6 +147,21 @@ class DeleteUsers(AdminBody):
     user_ids: Annotated[Names, Field(min_length=1)]
 
 
+class UpdateCustomer(EntrySettings):
+    """Body of `/customer/update`. `user_id` is the name of the end user in requests."""
+
+    user_id: Name
+    alias: Name | None = None
+
+
+class NewCustomer(UpdateCustomer):
+    """Body of `/customer/new`."""
+
+
+class CustomerReferences(AdminBody):
+    user_ids: Annotated[Names, Field(min_length=1)]
+
+
 class NewBudget(LimitFields):
     """Body of `/budget/new`."""
 
@@ -155,6 +172,15 @@ class UpdateBudget(LimitFields):
     """Body of `/budget/update`."""
 
     budget_id: Name
+
+
+# Field that names an entry, by its kind.
+ID_FIELDS: Mapping[EntryKind, str] = {
+    EntryKind.TEAM: "team_id",
+    EntryKind.USER: "user_id",
+    EntryKind.CUSTOMER: "user_id",
+    EntryKind.BUDGET: "budget_id",
+}
 
 
 class BudgetReferences(AdminBody):
@@ -234,6 +260,17 @@ class ChangedUser(AnswerModel):
     data: UserObject
 
 
+class CustomerObject(AnswerModel):
+    """An end user, with the spend in the current period of its budget."""
+
+    user_id: str
+    alias: str | None
+    blocked: bool
+    spend: float
+    budget_id: str | None
+    litellm_budget_table: Object | None
+
+
 class BudgetObject(AnswerModel):
     budget_id: str
     max_budget: float | None
@@ -262,6 +299,16 @@ def entry_view(entry: DirectoryEntry, now: float) -> dict[str, Json]:
             "user_alias": entry.alias or None,
             "user_email": entry.email or None,
             "user_role": entry.role or UserRole.USER.value,
+            **settings,
+            **limits,
+            **times,
+        }
+    if entry.kind is EntryKind.CUSTOMER:
+        return {
+            "user_id": entry.id,
+            "alias": entry.alias or None,
+            "allowed_model_region": None,
+            "default_model": None,
             **settings,
             **limits,
             **times,

@@ -69,6 +69,7 @@ REASONS: Final[Mapping[str, str]] = {
     "the gateway makes every key itself": "key new_key",
     "the spend is counted and cannot be set": "spend",
     "members are listed in `members_with_roles`": "admins members",
+    "permissions for tool servers are those of keys": "object_permission",
     "members may use the models of their team": "allowed_models default_team_member_models",
 }
 NOT_APPLICABLE: Final[Mapping[str, str]] = {name: reason for reason, names in REASONS.items() for name in names.split()}

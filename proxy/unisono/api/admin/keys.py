@@ -47,7 +47,7 @@ from unisono.api.admin.roles import Actor
 from unisono.api.admin.spending import key_spend
 from unisono.api.answer_types import Object
 from unisono.api.field_types import QueryModel
-from unisono.api.route_table import BODY_404_409, READ_404, parsed_body
+from unisono.api.route_table import BODY_404_409, READ_404, PathId, parsed_body
 from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import EntryKind
@@ -359,10 +359,23 @@ async def unblock_key_route(
 
 @ADMIN.add("POST", "/key/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey)
 async def regenerate_key_route(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[RegenerateKey, parsed_body(RegenerateKey)]
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[RegenerateKey, parsed_body(RegenerateKey, may_lack=True)]
 ) -> Object:
     """Give a key another secret, which is shown once."""
     name = body.key or (actor.key.id if actor.key else "")
     if not name:
         raise InvalidRequest("Missing required field 'key'.", param="key")
     return await regenerate_key(admin, actor, name, body)
+
+
+@ADMIN.add("POST", "/key/{key}/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey)
+async def regenerate_named_key_route(
+    admin: AdminDeps,
+    actor: CurrentActor,
+    key: PathId,
+    body: Annotated[RegenerateKey, parsed_body(RegenerateKey, may_lack=True)],
+) -> Object:
+    """Give the key in the path another secret, which is shown once."""
+    if body.key not in (None, key):
+        raise InvalidRequest("'key': differs from the key in the path; omit it.", param="key")
+    return await regenerate_key(admin, actor, key, body)

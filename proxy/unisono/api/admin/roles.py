@@ -88,7 +88,7 @@ class Actor:
                 return self.sees_all or entry.id in self.teams | self.member_of
             case EntryKind.USER:
                 return self.sees_all or entry.id == self.user
-            case EntryKind.BUDGET:
+            case EntryKind.BUDGET | EntryKind.CUSTOMER:
                 return self.sees_all
 
     def changes_team(self, entry: DirectoryEntry) -> bool:
@@ -111,6 +111,7 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "/key/block": _TEAM,
     "/key/unblock": _TEAM,
     "/key/regenerate": _OWNERS,
+    "/key/{key}/regenerate": _OWNERS,
     "/team/new": _ADMINS,
     "/team/info": _ALL - {Role.KEY},
     "/team/list": _ALL - {Role.KEY},
@@ -129,6 +130,12 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "/budget/new": _ADMINS,
     "/budget/info": _VIEWERS,
     "/budget/update": _ADMINS,
+    # LiteLLM's clients know both names.
+    **{
+        f"/{name}/{action}": _VIEWERS if action in ("info", "list") else _ADMINS
+        for name in ("customer", "end_user")
+        for action in ("new", "info", "list", "update", "delete", "block", "unblock")
+    },
     "/spend/logs": _ALL,
     "/spend/keys": _ALL,
     "/spend/users": _ALL - {Role.KEY},

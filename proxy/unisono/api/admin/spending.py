@@ -8,7 +8,7 @@ from typing import Final
 
 from unisono.api.admin.administration import Administration
 from unisono.core.access import KeyRecord
-from unisono.core.quotas import MILLION, SHARED_TENANT, Account, LedgerLine, TokenUsage
+from unisono.core.quotas import MILLION, SHARED_TENANT, Account, KeyLimits, LedgerLine, TokenUsage
 
 # Earliest and latest day of the ledger.
 FIRST_DAY: Final = "0000-00-00"
@@ -37,7 +37,12 @@ async def spend_by(admin: Administration, name: Callable[[LedgerLine], str]) -> 
 
 async def key_spend(admin: Administration, record: KeyRecord) -> float:
     """Return the cost of a key in USD, since the day on which its budget period began."""
-    start = record.limits.budget_period.window(admin.clock(), record.limits.budget_since)[0]
+    return await account_spend(admin, Account(record.tenant, record.id), record.limits)
+
+
+async def account_spend(admin: Administration, account: Account, limits: KeyLimits) -> float:
+    """Return the cost of an account in USD, since the day on which its budget period began."""
+    start = limits.budget_period.window(admin.clock(), limits.budget_since)[0]
     since = datetime.fromtimestamp(start, UTC).date().isoformat() if start else FIRST_DAY
-    lines = await admin.store.ledger(since, LAST_DAY, Account(record.tenant, record.id))
+    lines = await admin.store.ledger(since, LAST_DAY, account)
     return sum((line.used for line in lines), TokenUsage()).cost / MILLION

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import check_end_user, off_loop, read_json, with_options
+from unisono.api.body import identify_end_user, off_loop, read_json, with_options
 from unisono.api.compacting import request_to_count, start_answer
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaSource, media_context
@@ -151,7 +151,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     """Validate and convert a request, and edit its context. Raises the error that refuses it."""
     body = await read_json(request)
     if kind is MessagesRequest:
-        check_end_user(request, body, "metadata.user_id")
+        await identify_end_user(request, body, "metadata.user_id")
         body = with_options(request, body)
     size = len(await request.body())
     caller: Caller = request.state.caller

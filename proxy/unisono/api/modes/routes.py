@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import REQUESTED_MODEL, caller_with_options, check_end_user, off_loop, read_model_request
+from unisono.api.body import REQUESTED_MODEL, caller_with_options, identify_end_user, off_loop, read_model_request
 from unisono.api.modes.byte_stream import started_bytes
 from unisono.api.modes.inbound import ModeModel, requested_model, to_generation_request
 from unisono.api.modes.schema import (
@@ -69,7 +69,7 @@ class ModeRoute:
             fields: dict[str, Any] = {**upload.fields, **dict.fromkeys(upload.files, "")}
             if model := getattr(request.state, PATH_MODEL, ""):
                 fields["model"] = model
-            check_end_user(request, fields, "user")
+            await identify_end_user(request, fields, "user")
             caller = request.state.caller = caller_with_options(
                 request, request.state.caller, {"model": fields.get("model")}
             )

@@ -21,7 +21,7 @@ from typing import assert_never
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from unisono.api.body import caller_with_options, check_end_user, off_loop, without_options
+from unisono.api.body import caller_with_options, identify_end_user, off_loop, without_options
 from unisono.api.error_responses import ClientGone, failure_of, with_attempts
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.foreground import answer_events
@@ -201,10 +201,11 @@ class Connection:
 
     async def _respond(self, create: CreateFrame) -> None:
         # A socket outlives its first request: the key may be revoked or restricted meanwhile.
-        caller = caller_with_options(self._socket, await self._socket.state.caller_again(), create.body)
+        self._socket.state.caller = await self._socket.state.caller_again()
+        await identify_end_user(self._socket, create.body, "user", "safety_identifier")
+        caller = caller_with_options(self._socket, self._socket.state.caller, create.body)
         body = without_options(self._socket, {**create.body})
         sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
-        check_end_user(self._socket, create.body, "user", "safety_identifier")
         request = await validate_body(
             self._deps, caller, body, create.size, sender.request_id, answered=create.should_generate
         )

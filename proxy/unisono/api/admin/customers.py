@@ -1,0 +1,157 @@
+"""Routes `/customer/*`, also at `/end_user/*`: end users.
+
+Requests name them in `user` or `safety_identifier`. An end user without an entry has no limits, and its usage is not
+counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import Query
+
+from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor, IdempotencyKey, page_of
+from unisono.api.admin.directory import (
+    change_entry,
+    create_entry,
+    delete_entry,
+    find_entry,
+    update_entry,
+)
+from unisono.api.admin.entry_schema import (
+    CustomerObject,
+    CustomerReferences,
+    EntryPageQuery,
+    NewCustomer,
+    UpdateCustomer,
+    entry_view,
+)
+from unisono.api.admin.fields import limit_answer
+from unisono.api.admin.roles import Actor
+from unisono.api.admin.spending import account_spend
+from unisono.api.answer_types import AnswerModel, Count, Object
+from unisono.api.route_table import BODY_404_409, READ_404, RouteTable, parsed_body
+from unisono.core.access import shared_account, with_budget
+from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.quotas import KeyLimits
+from unisono.errors import StoreConflict
+
+CUSTOMERS = RouteTable("admin", prefixes=("/customer", "/end_user"))
+
+
+class DeletedCustomers(AnswerModel):
+    deleted_customers: Count
+    message: str
+
+
+class BlockedCustomers(AnswerModel):
+    blocked_users: list[CustomerObject]
+
+
+class StillBlocked(AnswerModel):
+    """The end users that are still blocked."""
+
+    blocked_users: list[str]
+
+
+async def customer_answer(admin: Administration, entry: DirectoryEntry) -> Object:
+    """Return an end user in LiteLLM's format, with its spend."""
+    budget = await admin.entry(EntryKind.BUDGET, entry.budget) if entry.budget else None
+    limits, now = with_budget(entry.limits, budget), admin.clock()
+    table = {"budget_id": entry.budget or None, **limit_answer(limits, now)} if limits.limited else None
+    return {
+        **entry_view(entry, now),
+        "spend": await account_spend(admin, shared_account(EntryKind.CUSTOMER, entry.id), limits),
+        "litellm_budget_table": table,
+    }
+
+
+@CUSTOMERS.add("POST", "/new", BODY_404_409, answer=CustomerObject, body=NewCustomer)
+async def create_customer(
+    admin: AdminDeps,
+    actor: CurrentActor,
+    body: Annotated[NewCustomer, parsed_body(NewCustomer)],
+    idempotency_key: IdempotencyKey = "",
+) -> Object:
+    """Create an end user, with limits, models or a block."""
+    entry = await create_entry(admin, actor, EntryKind.CUSTOMER, body, idempotency_key)
+    return await customer_answer(admin, entry)
+
+
+@CUSTOMERS.add("GET", "/info", READ_404, answer=CustomerObject)
+async def get_customer_info(admin: AdminDeps, actor: CurrentActor, end_user_id: Annotated[str, Query()]) -> Object:
+    """Return an end user with its spend."""
+    return await customer_answer(admin, await find_entry(admin, actor, EntryKind.CUSTOMER, end_user_id, "end_user_id"))
+
+
+@CUSTOMERS.add("GET", "/list")
+async def list_customers(
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]
+) -> list[CustomerObject]:
+    """List end users, oldest first, in pages."""
+    every = await admin.store.directory(EntryKind.CUSTOMER)
+    visible = [entry for entry in every if actor.sees(entry) and query.user_id in (None, entry.id)]
+    page, _ = page_of(visible, query.page, query.page_size)
+    return [CustomerObject.model_validate(await customer_answer(admin, entry)) for entry in page]
+
+
+@CUSTOMERS.add("POST", "/update", BODY_404_409, answer=CustomerObject, body=UpdateCustomer)
+async def update_customer(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateCustomer, parsed_body(UpdateCustomer)]
+) -> Object:
+    """Change the settings of an end user that the body names; others stay."""
+    return await customer_answer(admin, await update_entry(admin, actor, EntryKind.CUSTOMER, body.user_id, body))
+
+
+@CUSTOMERS.add("POST", "/delete", BODY_404_409, body=CustomerReferences)
+async def delete_customers(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
+) -> DeletedCustomers:
+    """Delete end users: their requests have no limits any more."""
+    ids = dict.fromkeys(body.user_ids)
+    entries = [await find_entry(admin, actor, EntryKind.CUSTOMER, id, "user_ids") for id in ids]
+    for entry in entries:
+        await delete_entry(admin, actor, entry)
+    message = f"Successfully deleted customers with ids: {list(ids)}"
+    return DeletedCustomers(deleted_customers=len(entries), message=message)
+
+
+@CUSTOMERS.add("POST", "/block", BODY_404_409, body=CustomerReferences)
+async def block_customers(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
+) -> BlockedCustomers:
+    """Refuse requests that name these end users. Unknown ones are created."""
+    blocked = [await _blocked(admin, actor, id) for id in dict.fromkeys(body.user_ids)]
+    answers = [CustomerObject.model_validate(await customer_answer(admin, entry)) for entry in blocked]
+    return BlockedCustomers(blocked_users=answers)
+
+
+async def _blocked(admin: Administration, actor: Actor, id: str) -> DirectoryEntry:
+    entry = await admin.entry(EntryKind.CUSTOMER, id)
+    if entry is None:
+        now = admin.clock()
+        new = DirectoryEntry(
+            EntryKind.CUSTOMER, id, now, limits=KeyLimits(budget_since=now), created_by=actor.id, is_blocked=True
+        )
+        audit = admin.audit(actor, "created", EntryKind.CUSTOMER, id, None, entry_view(new, now))
+        try:
+            return await admin.store.put_entry(new, audit)
+        except StoreConflict:  # another request has created it
+            entry = await find_entry(admin, actor, EntryKind.CUSTOMER, id, "user_ids")
+    return await change_entry(admin, actor, entry, "blocked", lambda was: replace(was, is_blocked=True))
+
+
+@CUSTOMERS.add("POST", "/unblock", BODY_404_409, body=CustomerReferences)
+async def unblock_customers(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
+) -> StillBlocked:
+    """Accept requests that name these end users again."""
+    ids = dict.fromkeys(body.user_ids)
+    for entry in [await find_entry(admin, actor, EntryKind.CUSTOMER, id, "user_ids") for id in ids]:
+        await change_entry(admin, actor, entry, "unblocked", lambda was: replace(was, is_blocked=False))
+    every = await admin.store.directory(EntryKind.CUSTOMER)
+    return StillBlocked(blocked_users=[entry.id for entry in every if entry.is_blocked])
+
+
+ADMIN.routes.extend(CUSTOMERS.routes)
