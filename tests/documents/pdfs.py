@@ -49,7 +49,11 @@ def encrypted(file: bytes, user_password: str) -> bytes:
 
 def bomb(size: int = 1 << 30) -> bytes:
     """Return a file whose page expands to `size` bytes."""
-    packer = zlib.compressobj(9)
-    block = b" " * (1 << 20)
-    content = b"".join([*(packer.compress(block) for _ in range(size >> 20)), packer.flush()])
-    return pdf(content)
+    block, blocks = b" " * (1 << 20), size >> 20
+    # A block that ends with a full flush can be repeated, which is faster than compressing all blocks.
+    packer = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    packed = packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
+    checksum = 1
+    for _ in range(blocks):
+        checksum = zlib.adler32(block, checksum)
+    return pdf(b"\x78\xda" + packed * blocks + packer.flush() + checksum.to_bytes(4, "big"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,12 @@ from unisono.errors import FilesBusy
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, or needs limits that macOS does not enforce")
 MIB = 1024 * 1024
-# A page that takes the parser many seconds.
-SLOW = pdf(zlib.compress(b"BT /F1 12 Tf 72 700 Td " + b"(tea) Tj " * 190_000 + b"ET"), "Tea", "Tea")
 SLOW_HTML = b"<div>" * 1_500_000
+
+
+def slow_pdf() -> bytes:
+    """Return a file with a page that takes the parser many seconds."""
+    return pdf(zlib.compress(b"BT /F1 12 Tf 72 700 Td " + b"(tea) Tj " * 190_000 + b"ET"), "Tea", "Tea")
 
 
 def extractor(**limits: float) -> TextExtractor:
@@ -46,27 +50,27 @@ async def test_html_is_read_with_its_title_and_charset() -> None:
     assert await extractor().extract(FileFormat.HTML, page, "") == ExtractedText("Grün\n\nTee")
 
 
-PROBLEMS = {
-    "encrypted": (encrypted(pdf("Tea"), "secret"), {}, ExtractProblem.ENCRYPTED),
-    "garbage": (b"%PDF-1.7\n" + bytes(range(256)) * 20, {}, ExtractProblem.BROKEN),
-    "cut off": (pdf("Tea")[:300], {}, ExtractProblem.BROKEN),
-    "no pages": (pdf(), {}, ExtractProblem.NO_TEXT),
-    "pages": (pdf("Tea", "Tea"), {"max_pages": 1}, ExtractProblem.TOO_MANY_PAGES),
-    "characters": (pdf("Green tea", "Black tea"), {"max_characters": 15}, ExtractProblem.TOO_LONG),
-    "bomb": (bomb(), {}, ExtractProblem.TOO_LARGE),
+PROBLEMS: dict[str, tuple[Callable[[], bytes], dict[str, float], ExtractProblem]] = {
+    "encrypted": (lambda: encrypted(pdf("Tea"), "secret"), {}, ExtractProblem.ENCRYPTED),
+    "garbage": (lambda: b"%PDF-1.7\n" + bytes(range(256)) * 20, {}, ExtractProblem.BROKEN),
+    "cut off": (lambda: pdf("Tea")[:300], {}, ExtractProblem.BROKEN),
+    "no pages": (lambda: pdf(), {}, ExtractProblem.NO_TEXT),
+    "pages": (lambda: pdf("Tea", "Tea"), {"max_pages": 1}, ExtractProblem.TOO_MANY_PAGES),
+    "characters": (lambda: pdf("Green tea", "Black tea"), {"max_characters": 15}, ExtractProblem.TOO_LONG),
+    "bomb": (bomb, {}, ExtractProblem.TOO_LARGE),
 }
 
 
 @pytest.mark.parametrize(("file", "limits", "problem"), PROBLEMS.values(), ids=PROBLEMS)
 async def test_a_pdf_that_cannot_be_read_has_a_problem(
-    file: bytes, limits: dict[str, float], problem: ExtractProblem
+    file: Callable[[], bytes], limits: dict[str, float], problem: ExtractProblem
 ) -> None:
-    assert await extractor(**limits).extract(FileFormat.PDF, file, "") == ExtractedText(problem=problem)
+    assert await extractor(**limits).extract(FileFormat.PDF, file(), "") == ExtractedText(problem=problem)
 
 
-@pytest.mark.parametrize(("format", "file"), [(FileFormat.PDF, SLOW), (FileFormat.HTML, SLOW_HTML)])
-async def test_a_process_ends_at_its_time_limit(format: FileFormat, file: bytes) -> None:
-    read = await extractor(timeout_s=0.5).extract(format, file, "")
+@pytest.mark.parametrize(("format", "file"), [(FileFormat.PDF, slow_pdf), (FileFormat.HTML, lambda: SLOW_HTML)])
+async def test_a_process_ends_at_its_time_limit(format: FileFormat, file: Callable[[], bytes]) -> None:
+    read = await extractor(timeout_s=0.5).extract(format, file(), "")
     assert read == ExtractedText(problem=ExtractProblem.TOO_SLOW)
 
 
@@ -78,7 +82,7 @@ async def test_a_process_ends_at_its_memory_limit() -> None:
 
 @linux
 async def test_a_cancelled_extraction_leaves_no_process() -> None:
-    reading = asyncio.create_task(extractor().extract(FileFormat.PDF, SLOW, ""))
+    reading = asyncio.create_task(extractor().extract(FileFormat.PDF, slow_pdf(), ""))
     while not workers():
         await asyncio.sleep(0.01)
     reading.cancel()
