@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # More workers than cores, because many tests only wait for servers.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-guardrails test-lm-eval test-engines test-structured test-openapi test-page test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-guardrails test-lm-eval test-engines test-structured test-openapi test-page vendor screenshots test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve the gpt-oss backends on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -39,6 +39,8 @@ help:
 	@echo "make test-structured  valid answers under schemas and expressions on real engines; a few minutes (ARGS=--full: an hour)"
 	@echo "make test-openapi   valid and invalid requests generated from the OpenAPI document; four minutes"
 	@echo "make test-page      the web page in a headless Chromium; three minutes"
+	@echo "make screenshots    screenshots of every view of the web page, in docs/images"
+	@echo "make vendor         fetch the libraries of the web page from npm, as recorded"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
 	@echo "make test-leaks     twenty thousand streams, a quarter of them aborted; three minutes"
 	@echo "make test-slow      all slow tests, which make test omits"
@@ -119,6 +121,14 @@ test-lm-eval: $(SYNCED)
 # The web page in a browser. The package manager of the system installs the browser if it is missing.
 test-page: $(SYNCED) .browser
 	tests/web/browser/run $(ARGS)
+
+# Libraries of the web page, in the versions that packages.json records.
+vendor: $(SYNCED)
+	$(BIN)/python -m tests.web.vendor
+
+# Screenshots of every view of the web page, for README and docs.
+screenshots: $(SYNCED) .browser
+	tests/web/browser/run screenshots.py $(ARGS)
 
 # If the installation of an engine fails, its tests fail, and those of the other engines still run.
 test-engines: $(SYNCED)

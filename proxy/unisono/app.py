@@ -76,11 +76,13 @@ from unisono.bootstrap.tokenizer import build_tokenizer
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import Config, GatewaySettings, ModelRegistry
 from unisono.core.access import Caller
+from unisono.core.live_outputs import LiveOutputs
 from unisono.core.request_record import RecordSink
 from unisono.core.state_store import Store
 from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
+from unisono.middleware.live import LiveObservation
 from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
 from unisono.net.client_networks import ClientNetworks
@@ -173,12 +175,13 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=metering.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
-    service = GuardedService(engine, (observing.gates(recorder, sinks), *gates), can_drain=True)
+    live = LiveOutputs()
+    service = GuardedService(engine, (observing.gates(recorder, sinks), LiveObservation(live), *gates), can_drain=True)
 
     queues = [queue for queue in (recorder, writer) if queue is not None]
     counted = [] if observing.metrics is None else [observing.metrics.answered]
     app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, queues, runner), [*counted, *sinks])
-    mount(app, ROUTES, *_state_dependencies(gateway, ledger, share), *_api_dependencies(gateway, service, runner))
+    mount(app, ROUTES, *_state_dependencies(gateway, ledger, share, live), *_api_dependencies(gateway, service, runner))
     app.state.gateway = gateway
     return app
 
@@ -259,7 +262,7 @@ def _make_app(
     return app
 
 
-def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tuple[object, ...]:
+def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int, live: LiveOutputs) -> tuple[object, ...]:
     """Return the dependencies of the routes on the state of the gateway."""
     config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
     observing = gateway.parts.observing
@@ -271,7 +274,7 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tu
         RequestSource(store, time.time, config.unisono.request_records.ttl_s),
         BackendHealth(lambda: deployment_health(pool)),
         Administration(store, gateway.salt, time.time, is_keyless=config.general_settings.master_key is None),
-        WebDeps(Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time), store),
+        WebDeps(Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time), store, live),
     )
 
 

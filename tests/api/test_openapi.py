@@ -39,7 +39,7 @@ MODEL = {"model_name": "gpt-oss", "litellm_params": {"model": "vllm/tiny", "api_
 CONFIG = {"model_list": [MODEL], "store": {"url": "memory://"}, "general_settings": {"master_key": KEY}}
 METHODS = {"get", "post", "delete"}
 # Paths of the web page, which are not part of the document.
-PAGE_PATHS = {"/", "/docs", "/page/{name}"}
+PAGE_PATHS = {"/", "/docs", "/page/{name:path}"}
 ALIASES = ("/v1", "/open-responses/v1")
 
 

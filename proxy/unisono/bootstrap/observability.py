@@ -43,7 +43,19 @@ if TYPE_CHECKING:
 WAITING = frozenset({"events"})
 
 # Routes of probes, scrapers and browsers that load the page.
-PROBES = HEALTH_PATHS | {"/metrics", "/", "/docs", "/page/{name}", "/ping"}
+PROBES = HEALTH_PATHS | {"/metrics", "/", "/docs", "/page/{name:path}", "/ping"}
+
+# Reads of the web page, which repeats them every few seconds. They are not recorded: the list would show little else.
+PAGE_READS = frozenset(
+    prefix + path
+    for prefix in ("/v1", "")
+    for path in (
+        "/status", "/traces", "/traces/{id}", "/requests", "/requests/stats", "/requests/{id}", "/requests/{id}/tokens",
+        "/inspect", "/usage", "/audit", "/health", "/key/list", "/key/info", "/team/list", "/v2/team/list",
+        "/team/info", "/spend/keys", "/global/spend/report",
+        "/user/daily/activity", "/openapi.json",
+    )
+)  # fmt: skip
 
 # Operations at the start and at the end of the process, which delay no request.
 ALWAYS_ON = frozenset({"start", "aclose"})
@@ -93,7 +105,9 @@ class Observing:
         if not settings.keep:
             return None
         count = _uncounted if self.metrics is None else self.metrics.request_records
-        return RequestWriter(store, for_s=settings.ttl_s, most=settings.keep, count=count)
+        return RequestWriter(
+            store, for_s=settings.ttl_s, most=settings.keep, count=count, unrecorded=PROBES | PAGE_READS
+        )
 
     def sinks(self, writer: RequestWriter | None) -> Sequence[RecordSink]:
         """Return the receivers of request records."""

@@ -36,6 +36,7 @@ class RequestFilter:
     tenant: str | None = None
     key: str | None = None
     model: str = ""
+    deployment: str = ""
     status: int = 0
     failed: bool = False
     recovery: str = ""
@@ -51,6 +52,7 @@ class RequestFilter:
             *([FAILED] if self.failed else []),
             *([] if self.key is None else [f"key:{self.key}"]),
             *([] if self.tenant is None else [f"tenant:{self.tenant}"]),
+            *([f"deployment:{self.deployment}"] if self.deployment else []),
             *([f"model:{self.model}"] if self.model else []),
         ]
         return tuple(wanted)
@@ -63,6 +65,7 @@ def facets_of(record: RequestRecord) -> tuple[str, ...]:
         f"key:{record.key}",
         f"status:{record.status}",
         *([f"model:{record.model}"] if record.model else []),
+        *([f"deployment:{record.deployment}"] if record.deployment else []),
         *([FAILED] if has_failed(record) else []),
         *([RECOVERED] if record.recoveries else []),
         *(f"recovery:{rule}" for rule in record.recoveries),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from unisono.core.request_record import RequestRecord
@@ -29,10 +29,19 @@ CLOSING_S: Final = 3.0
 class RequestWriter:
     """Receiver of records that stores them for `for_s` seconds, at most `most`.
 
-    `count` receives their outcomes.
+    `count` receives their outcomes. Successful requests for the routes `unrecorded` are not stored.
     """
 
-    def __init__(self, store: RequestStore, *, for_s: float, most: int, count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        store: RequestStore,
+        *,
+        for_s: float,
+        most: int,
+        count: Callable[[str, int], None],
+        unrecorded: Collection[str] = (),
+    ) -> None:
+        self._unrecorded = frozenset(unrecorded)
         self._store = store
         self._retention_s = for_s
         self._max_records = most
@@ -42,6 +51,8 @@ class RequestWriter:
         self._is_down = False
 
     def __call__(self, record: RequestRecord) -> None:
+        if record.status < 400 and record.route in self._unrecorded:
+            return
         if len(self._waiting) >= MAX_QUEUED:
             self._count("dropped", 1)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -25,7 +26,8 @@ class DeploymentStatus:
     - `unknown`: not probed yet
 
     `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed
-    checks with their remedies. It reveals nothing about this backend.
+    checks with their remedies. It reveals nothing about this backend. `cause` is what the operator needs: the message
+    of the last failed probe, with the reason of the connection.
 
     `running` counts the gateway's requests on the deployment and `tokens` the tokens they may use. `waiting`
     counts the requests in the queue of its model. `foreign` counts the requests of others that the server
@@ -36,6 +38,7 @@ class DeploymentStatus:
     name: str
     state: str
     reason: str = ""
+    cause: str = ""
     since_s: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -55,6 +58,7 @@ def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> Dep
         name=live.name,
         state=state,
         reason=reason,
+        cause="" if live.failure is None else cause_of(live.failure),
         since_s=max(now - since, 0.0),
         running=one.running,
         waiting=waiting,
@@ -63,6 +67,23 @@ def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> Dep
         rests_s=max(rests_until(live.circuits) - now, 0.0),
         circuits={kind: phase.value for kind, phase in phases.items() if phase is not CircuitPhase.CLOSED},
     )
+
+
+# Address in asyncio's message of a failed connection.
+_CONNECT_FAILED = re.compile(r"\('([^']+)', (\d+)(?:, \d+, \d+)?\)")
+# Maximum characters of a cause.
+MAX_CAUSE_LENGTH = 300
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the message of an error, with that of its root cause."""
+    root = error
+    while (inner := root.__cause__) is not None:
+        root = inner
+    reason = "" if root is error else _CONNECT_FAILED.sub(r"\1:\2", str(root))
+    if isinstance(root, ConnectionRefusedError):
+        reason = re.sub(r"\[Errno \d+\] Connect call failed", "connection refused by", reason)
+    return ": ".join(dict.fromkeys(filter(None, (str(error), reason))))[:MAX_CAUSE_LENGTH]
 
 
 # Reasons for an open or half-open circuit.

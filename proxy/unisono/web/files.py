@@ -26,8 +26,10 @@ TYPES: Final[Mapping[str, str]] = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-# A request selects from these names only, so no path can leave the folder.
-FILES: Final = frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
+# A request selects from these paths only, so no path can leave the folder.
+FILES: Final = frozenset(
+    path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file() and path.suffix in TYPES
+)
 # Routes of the page. The layers of `api.asgi_layers` must run first, with PATHS open.
 PAGE: Final = RouteTable("page", prefixes=("",))
 # Paths that need no key.
@@ -74,7 +76,7 @@ async def get_reference(request: Request) -> Response:
     return _answer(request, "index.html")
 
 
-@PAGE.add("GET", f"{PREFIX}{{name}}", needs_key=False, direct=True, include_in_schema=False)
+@PAGE.add("GET", f"{PREFIX}{{name:path}}", needs_key=False, direct=True, include_in_schema=False)
 async def get_file(request: Request) -> Response:
     """Return a file of the page."""
     if (name := request.path_params["name"]) not in FILES:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from unisono.core.events import Repaired
-from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of, with_repairs
+from unisono.engine.journal import JournalEntry, JournalMarker, Part, TokenSource, parts_of, with_repairs
 from unisono.errors import InvalidRequest, UnisonoError
 from unisono.harmony.encoding import Encoding
 from unisono.web.segments import Segment, Segments, describe_action, shortened
@@ -139,18 +139,23 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
         match part:
             case JournalMarker.STEP_ENDED:
                 yield segments.pop_new()
-            # The page explains what the tokens alone do not show, such as tokens that were derived from text.
-            case TokenSource():
-                segments.add_remark(
-                    f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}"
-                )
-            case JournalEntry():
-                segments.add_remark(describe_action(part.value))
-                if isinstance(moved := part.value.get("moved"), list):
-                    segments.add([_id(token) for token in moved])
             case Repaired():
                 segments.repair(part)
-            case tokens:
-                assert not isinstance(tokens, JournalMarker)
-                segments.add(tokens)
+            case _:
+                add_part(segments, part)
     yield segments.pop_new()
+
+
+def add_part(segments: Segments, part: Part) -> None:
+    """Add a part of a journal, with remarks about what the tokens alone do not show."""
+    match part:
+        case JournalMarker():
+            pass
+        case TokenSource():
+            segments.add_remark(f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
+        case JournalEntry():
+            segments.add_remark(describe_action(part.value))
+            if isinstance(moved := part.value.get("moved"), list):
+                segments.add([_id(token) for token in moved])
+        case tokens:
+            segments.add(tokens)

@@ -8,23 +8,35 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query
 from pydantic import BeforeValidator, Field
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from unisono.api.admin.administration import Administration
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.field_types import FieldInput, invalid_field
 from unisono.api.inspect_request import InspectRequest
-from unisono.api.route_table import BODY_ERRORS, READ_404, CurrentCaller, PathId, RouteTable, parsed_body, provided
+from unisono.api.route_table import (
+    BODY_ERRORS,
+    EVENTS,
+    READ_404,
+    CurrentCaller,
+    PathId,
+    RouteTable,
+    parsed_body,
+    provided,
+)
 from unisono.core.access import Caller
+from unisono.core.live_outputs import LiveOutputs
 from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound
 from unisono.observe.recording import dumped, unpacked
 from unisono.web.inspector import inspected
+from unisono.web.live_tokens import live_segments
 
 LISTED: Final = 20
 MAX_LISTED: Final = 200
@@ -69,6 +81,7 @@ class WebDeps:
 
     overview: Overview
     traces: TraceStore
+    live: LiveOutputs
     inspections: InspectionReader = field(default_factory=InspectionReader)
 
 
@@ -86,6 +99,7 @@ class Deployment(AnswerModel):
     name: str
     state: str
     reason: str
+    cause: str
     kind: str
 
 
@@ -111,6 +125,7 @@ class GatewayStatus(AnswerModel):
     version: str
     at: float
     key: str | None
+    role: str
     keyless: bool
     traces: Literal["off", "recoveries", "all"]
     rules: Object
@@ -170,9 +185,12 @@ class Inspection(AnswerModel):
 # `dumped` writes the answers. As models, megabytes of tokens would block the event loop, and a status, which the page
 # requests every few seconds, would take three times as long.
 @WEB.add("GET", "/status", answer=GatewayStatus)
-async def get_status(deps: Deps, caller: CurrentCaller) -> Response:
+async def get_status(
+    deps: Deps, admin: Annotated[Administration, provided(Administration)], caller: CurrentCaller
+) -> Response:
     """Return the status of the gateway, limited to data that the key may see."""
-    return _json(deps.overview(caller))
+    role = (await admin.actor(caller)).role
+    return _json({**deps.overview(caller), "role": role})
 
 
 @WEB.add("GET", "/traces", answer=TraceList)
@@ -191,6 +209,27 @@ async def list_traces(
 async def get_trace(deps: Deps, caller: CurrentCaller, id: PathId) -> Response:
     """Retrieve a recording."""
     return _json(await _document(deps.traces, caller, id))
+
+
+class LiveTokens(AnswerModel):
+    """Event of the stream: tokens since the previous event."""
+
+    segments: list[Object]
+
+
+@WEB.add("GET", "/requests/{id}/tokens", READ_404, answer=LiveTokens, events=LiveTokens)
+async def watch_tokens(deps: Deps, caller: CurrentCaller, id: PathId) -> Response:
+    """Stream the tokens of an answer in progress to the key that requested it."""
+    output = deps.live.find(id, caller.tenant, caller.key)
+    if output is None:
+        raise NotFound("No answer with this id is in progress in this process.")
+    return StreamingResponse(_events(live_segments(output)), headers=NOT_STORED, media_type=EVENTS)
+
+
+async def _events(batches: AsyncIterator[list[dict[str, Any]]]) -> AsyncIterator[bytes]:
+    async for segments in batches:
+        yield b"data: " + dumped({"segments": segments}) + b"\n\n"
+    yield b"data: [DONE]\n\n"
 
 
 @WEB.add("POST", "/inspect", (*BODY_ERRORS, 404, 429), answer=Inspection, body=InspectRequest)

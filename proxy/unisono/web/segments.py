@@ -83,6 +83,11 @@ class Segments:
         out, self._segments = self._segments, []
         return out
 
+    def pop_complete(self) -> list[Segment]:
+        """Return the segments added since the last call, without an incomplete character."""
+        out, self._segments = self._segments, []
+        return out
+
     def _append(self, segment: Segment) -> None:
         self._flush()
         self._segments.append(segment)

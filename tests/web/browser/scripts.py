@@ -19,6 +19,20 @@ MARKUP = (
     '<script>document.title = "taken"</script><img src=x onerror="document.title=\'taken\'">'
     '<a href="javascript:document.title=1">x</a><style>body{display:none}</style><h1>big</h1> & &amp;'
 )
+MARKDOWN = (
+    "# Weather\n\n- Oslo: 21 °C\n- Rome: 30 °C\n\n| city | °C |\n| --- | --- |\n| Oslo | 21 |\n| Rome | 30 |\n\n"
+    '```python\nprint("<b>21</b>")\n```\n\nThat is *all*.'
+)
+HOSTILE = (
+    "[safe](https://example.com/) [x](javascript:taken=1) [x](data:text/html,<script>taken=1</script>) "
+    "![x](javascript:taken=1) ![x](https://example.com/a.png) <javascript:taken=1>\n\n"
+    '<svg onload="taken=1"><script>taken=1</script><foreignObject><form action=/key/delete><button>ok</button></form>'
+    "</foreignObject></svg>\n\n<math><mtext><style><img src=x onerror=taken=1></style></mtext></math>\n\n"
+    '<div style="position:fixed;inset:0;z-index:9">cover</div><base href="//evil"><meta http-equiv=refresh content=0>'
+    '<a id=main name=main href="x">y</a><iframe srcdoc="<script>taken=1</script>"></iframe>\n\n'
+    '```"><img src=x onerror=taken=1>\ncode\n```\n\n'
+    "\x1b[2J\x1b[31m red \u202egnp.exe \u2066 end &#8238; &lt;b&gt; </div></section></article>\n\n" + "> " * 40 + "deep"
+)
 CONTROLS = (
     "\x1b[31mred\x07 \u202egnirts\u202c end \u200b\u2066\u2028 half \ufeff tab\tnewline\n"
     "last 👩\u200d🚀 می\u200cخواهم x\u200dy"
@@ -58,6 +72,8 @@ SCRIPTS: dict[str, VllmScript] = {
             "<|channel|>analysis<|message|>Hm, let me think about that.<|channel|>finl<|message|>It is 42. 🦜<|return|>"
         )
     ),
+    "markdown": VllmScript(tokens=plain(MARKDOWN), delay_s=0.004),
+    "hostile": VllmScript(tokens=plain(HOSTILE), delay_s=0.002),
     "markup": VllmScript(tokens=plain(MARKUP)),
     "controls": VllmScript(tokens=plain(CONTROLS)),
     "large": VllmScript(tokens=plain(LARGE), per_chunk=20_000),

@@ -33,9 +33,13 @@ def config_of(url: str, closed: str, **sections: Any) -> dict[str, Any]:
         ],
         "router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-120b"}, "allowed_fails": 10_000},
         "store": {"url": "memory://"},
-        "unisono": {"traces": {"mode": "all"}},
+        "unisono": {"traces": {"mode": "all"}, "raw_completions": True},
         **sections,
     }
+
+
+def recorded(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, "unisono": {**config["unisono"], "traces": {"mode": "all"}}}
 
 
 async def perform() -> None:
@@ -46,7 +50,7 @@ async def perform() -> None:
         closed = stack.enter_context(nobody_at())
         keyed = config_of(fake.url, closed, general_settings={"master_key": MASTER_KEY})
         async with asyncio.TaskGroup() as starting:
-            configs = {"open": config_of(fake.url, closed), "keyed": keyed, "demo": demo_config()}
+            configs = {"open": config_of(fake.url, closed), "keyed": keyed, "demo": recorded(demo_config())}
             tasks = {
                 name: starting.create_task(stack.enter_async_context(served(folder, name, config)))
                 for name, config in configs.items()

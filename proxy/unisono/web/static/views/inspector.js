@@ -1,12 +1,18 @@
 // Token view of a recording, a file, text or token ids, with the gateway's interpretation.
 
-import { json, reason } from "/page/api.js";
-import { complaint, counted, day, el, field, number, say, seconds, shown, svg, table, tell, visible } from "/page/dom.js";
-import { Tokens } from "/page/tokens.js";
+import { json, reason } from "/page/lib/api.js";
+import { complaint, copier, el, field, say, shown, svg, table, tell, visible } from "/page/lib/dom.js";
+import { counted, day, number, seconds } from "/page/lib/format.js";
+import { state } from "/page/lib/store.js";
+import { Tokens } from "/page/lib/tokens.js";
+import { bodiesOf } from "/page/lib/messages.js";
 
+const EXAMPLE_ID = "example";
+const LISTED = 200;
 const SAMPLE =
   "<|start|>user<|message|>What is the weather in Oslo?<|end|><|start|>assistant<|channel|>analysis<|message|>" +
   "I have to look.<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"location\": \"Oslo\"}<|call|>";
+const EXAMPLE = { text: SAMPLE };
 const LEAD =
   "gpt-oss writes Harmony: messages between special tokens, on channels (analysis for reasoning, final for the answer, commentary for tool calls). " +
   "This view shows every token. Where the output broke the format, the gateway repaired it. Each repair appears where it was decided, with its rule and the reason.";
@@ -16,13 +22,13 @@ const MOST_BYTES = 8_000_000;
 export function inspector(main, id) {
   const text = el("textarea", { rows: 4, class: "mono", spellcheck: "false", autocapitalize: "off" });
   const file = el("input", { type: "file", accept: ".json,.txt,application/json,text/plain" });
-  const name = el("input", { type: "text", spellcheck: "false", autocapitalize: "off", placeholder: "req_…", value: id });
   const whole = el("input", { type: "checkbox" });
   const readAs = el("span", { class: "hint", "aria-live": "polite" });
   const trouble = complaint();
+  const place = el("div", { class: "inspection" });
+  const turning = el("div", { class: "row turning" });
   let gone = false;
   let asked = 0;
-  const place = el("div", { class: "inspection" });
   const run = async (body, retries = 0) => {
     // Only the latest of several requests counts.
     asked += 1;
@@ -36,7 +42,7 @@ export function inspector(main, id) {
       const told = await read(body, retries, overtaken);
       if (overtaken()) return;
       place.replaceChildren(...drawn(told));
-      if (!body.id) shown(place);
+      if (!body.id && !body.isFirst) shown(place);
       say(`Loaded. ${mended(told)}`);
     } catch (error) {
       if (overtaken()) return;
@@ -45,24 +51,9 @@ export function inspector(main, id) {
     }
     place.removeAttribute("aria-busy");
   };
-  const byId = el("form", { class: "inline" }, field("Recording", name), el("button", { type: "submit" }, "Open"));
-  byId.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const wanted = `#/inspector/${encodeURIComponent(name.value.trim())}`;
-    if (location.hash === wanted) run({ id: name.value.trim() });
-    else location.hash = wanted;
-  });
-  const pasted = el(
-    "form",
-    { class: "pasted" },
-    field("Or paste a recording, Harmony text or token ids", text),
-    el("div", { class: "row" },
-      el("button", { type: "submit", class: "primary" }, "Inspect"),
-      el("button", { type: "button", onclick: () => { text.value = SAMPLE; told(); pasted.requestSubmit(); } }, "Try an example"),
-      el("label", { class: "check" }, whole, " All of it is model output"),
-      readAs),
-  );
   const told = () => { readAs.textContent = text.value.trim() ? `Read as ${kindOf(text.value).what}` : ""; };
+  const pasted = el("form", { class: "pasted" }, field("Or paste a recording, Harmony text or token ids", text),
+    el("div", { class: "row" }, el("button", { type: "submit", class: "primary" }, "Inspect"), el("label", { class: "check" }, whole, " All of it is model output"), readAs));
   text.addEventListener("input", told);
   file.addEventListener("change", async () => {
     const [given] = file.files;
@@ -80,16 +71,111 @@ export function inspector(main, id) {
     event.preventDefault();
     if (text.value.trim()) run(kindOf(text.value).body(whole.checked));
   });
-  main.append(el("h1", {}, "Inspector"), el("p", { class: "muted lead" }, LEAD), el("div", { class: "sources" }, el("div", { class: "kept" }, byId, field("Or open a file from unisono trace ID --json", file)), pasted), trouble, place);
-  if (id) run({ id }, 8);
-  return () => { gone = true; };
+  const list = new Recordings(id, {
+    turned: (newer, older) => turning.replaceChildren(...turns(id, newer, older)),
+    // Without an id, the newest recording is opened, or the example if there is none.
+    listed: (newest) => { if (!id && !asked) run(newest ? { id: newest, isFirst: true } : { ...EXAMPLE, isFirst: true }); },
+  });
+  main.append(
+    el("div", { class: "heading" }, el("h1", {}, "Inspector"), turning),
+    el("details", { class: "lead" }, el("summary", {}, "What this shows"), el("p", { class: "muted" }, LEAD)),
+    el("div", { class: "inspecting" },
+      el("div", { class: "stack sources" }, list.node, el("details", { class: "panel" }, el("summary", {}, "Inspect something else"), field("Open a file from unisono trace ID --json", file), pasted)),
+      el("div", {}, trouble, place)));
+  if (id === EXAMPLE_ID) run({ ...EXAMPLE, isFirst: true });
+  else if (id) run({ id }, 8);
+  list.load();
+  const onKey = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) return;
+    if (event.key === "j") list.go(1);
+    else if (event.key === "k") list.go(-1);
+  };
+  addEventListener("keydown", onKey);
+  return () => {
+    gone = true;
+    list.gone = true;
+    removeEventListener("keydown", onKey);
+  };
+}
+
+const to = (id) => `#/inspector/${encodeURIComponent(id)}`;
+
+function turns(id, newer, older) {
+  return [
+    newer ? el("a", { class: "button small", href: to(newer) }, "Newer") : null,
+    older ? el("a", { class: "button small", href: to(older) }, "Older") : null,
+    id ? copier("link", () => `${location.origin}/${to(id)}`) : null,
+    id && id !== EXAMPLE_ID ? el("a", { class: "button small", href: `#/requests/${encodeURIComponent(id)}` }, "Request") : null,
+  ].filter(Boolean);
+}
+
+// The latest recordings, with a search over their ids, models, outcomes and rules.
+class Recordings {
+  constructor(id, { turned, listed }) {
+    this.id = id;
+    this.turned = turned;
+    this.listed = listed;
+    this.all = [];
+    this.search = el("input", { type: "search", spellcheck: "false", autocapitalize: "off", autocomplete: "off", placeholder: "Id, model, rule or outcome" });
+    this.list = el("ul", { class: "recordings" });
+    this.note = el("p", { class: "note" });
+    this.search.addEventListener("input", () => this.draw());
+    const form = el("form", { role: "search" }, field("Recording", this.search));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      // A complete id need not be in the list.
+      const wanted = this.search.value.trim();
+      if (wanted) location.hash = to(this.found[0]?.id ?? wanted);
+    });
+    this.node = el("section", { class: "panel", "aria-label": "Recordings" }, form, this.list, this.note);
+  }
+
+  get found() {
+    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    return this.all.filter((one) => {
+      const text = `${one.id} ${one.model} ${one.error || one.finish || one.outcome} ${one.surface} ${one.backend} ${one.recoveries.join(" ")}`.toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+  }
+
+  async load() {
+    try {
+      this.all = (await json(`/v1/traces?limit=${LISTED}`)).data;
+    } catch (error) {
+      this.note.textContent = reason(error);
+    }
+    if (this.gone) return;
+    this.draw();
+    this.listed(this.all[0]?.id);
+    const at = this.all.findIndex(({ id }) => id === this.id);
+    if (at >= 0) this.turned(this.all[at - 1]?.id, this.all[at + 1]?.id);
+    else this.turned(null, null);
+  }
+
+  draw() {
+    const example = el("li", {}, el("a", { href: to(EXAMPLE_ID), "aria-current": this.id === EXAMPLE_ID ? "true" : null }, el("strong", {}, "Example"), el("span", { class: "muted" }, "a tool call with repairs")));
+    this.list.replaceChildren(example, ...this.found.map((one) => el("li", {},
+      el("a", { href: to(one.id), "aria-current": one.id === this.id ? "true" : null },
+        el("span", {}, el("time", {}, day(one.at)), " ", el("span", { class: one.error ? "bad" : "muted" }, one.error || one.finish || one.outcome)),
+        el("span", { class: "muted" }, `${one.model} · ${counted(one.generated, "token")}`),
+        one.recoveries.length ? el("span", { class: "chips" }, one.recoveries.slice(0, 3).map((rule) => el("code", { class: "rule" }, rule))) : null))));
+    const off = state.status?.traces === "off";
+    this.note.textContent = !this.all.length ? (off ? "Recording is off. unisono.traces.mode turns it on." : "No answers recorded yet.") : this.found.length ? `${number(this.found.length)} of ${number(this.all.length)}, newest first` : "No recording matches. Enter opens the id.";
+  }
+
+  go(step) {
+    const at = this.all.findIndex(({ id }) => id === this.id);
+    const next = this.all[at < 0 ? 0 : at + step];
+    if (next) location.hash = to(next.id);
+  }
 }
 
 // A recording is written after its answer, so it may not exist yet.
 async function read(body, retries, overtaken) {
   for (let left = retries; ; left -= 1) {
     try {
-      return await json("/v1/inspect", { body });
+      const { isFirst, ...asked } = body;
+      return await json("/v1/inspect", { body: asked });
     } catch (error) {
       if (left <= 0 || error.status !== 404 || overtaken()) throw error;
       await new Promise((resolve) => setTimeout(resolve, 300));
@@ -179,15 +265,23 @@ function repairs(told, views) {
 function items(told) {
   if (!told.items.length) return null;
   const title = told.about ? "Items sent to the client" : "Items that a client would receive";
-  const rows = told.items.slice(0, 200).map((item) => [
+  // A recording contains the text of an item as tokens only.
+  const bodies = told.about ? bodiesOf(told.steps.flatMap((step) => step.output)) : [];
+  const rows = told.items.slice(0, 200).map((item) => withText(item, bodies)).map((item) => [
     el("span", { class: `badge of-${item.kind === "hosted_call" ? "call" : item.kind}` }, item.kind.replace("_", " ")),
     el("span", {}, item.name ? el("code", {}, visible(item.name)) : null, item.complete ? null : el("span", { class: "bad" }, " incomplete")),
-    // A recording contains the text as tokens, which are shown below.
     item.text === undefined
       ? el("span", { class: "muted" }, counted(item.characters, "character"))
       : el("span", { class: "item-text" }, item.text.slice(0, 2000), item.characters > 2000 ? ` … ${number(item.characters)} characters` : null),
   ]);
   return el("section", { "aria-label": title }, el("h2", {}, title), table("Items", ["Item", "Name", "Text"], rows, ""));
+}
+
+// Takes the first message of this length. The gateway counts code points.
+function withText(item, bodies) {
+  if (item.text !== undefined) return item;
+  const at = bodies.findIndex((body) => [...body].length === item.characters);
+  return at < 0 ? item : { ...item, text: bodies.splice(at, 1)[0] };
 }
 
 function stepOf(step, steps, views) {

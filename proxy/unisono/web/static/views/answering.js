@@ -1,9 +1,9 @@
-// Reads answers of either surface, streamed or whole, and adds them to a transcript as growing parts.
+// Reads answers of each API, streamed or whole, and adds them to a transcript as growing parts.
 //
 // A transcript has `part(key, kind, title)`, which returns the part of that key, created if necessary, with `add(text)`
 // and `set(text)`; and `about({...})` for facts about the whole answer.
 
-export function chatEvent(event, transcript) {
+function chatEvent(event, transcript) {
   if (event.error) throw new Error(String(event.error.message ?? "The stream failed."));
   for (const choice of event.choices ?? []) {
     chatParts(choice.delta ?? {}, transcript, "add");
@@ -13,7 +13,7 @@ export function chatEvent(event, transcript) {
   if (event.unisono) transcript.about({ unisono: event.unisono });
 }
 
-export function chatAnswer(body, transcript) {
+function chatAnswer(body, transcript) {
   const [choice] = body.choices;
   chatParts(choice.message, transcript, "set");
   transcript.about({ finish: choice.finish_reason, usage: chatUsage(body.usage), unisono: body.unisono });
@@ -51,7 +51,7 @@ const DELTAS = new Set([
 ]);
 const ENDS = new Set(["response.completed", "response.incomplete", "response.failed"]);
 
-export function responsesEvent(event, transcript) {
+function responsesEvent(event, transcript) {
   if (event.type === "error") throw new Error(String(event.message ?? event.error?.message ?? "The stream failed."));
   const key = `item ${event.output_index}`;
   if (event.type === "response.output_item.added") begun(event.item, key, transcript);
@@ -60,7 +60,7 @@ export function responsesEvent(event, transcript) {
   else if (ENDS.has(event.type)) ended(event.response, transcript);
 }
 
-export function responsesAnswer(response, transcript) {
+function responsesAnswer(response, transcript) {
   for (const [at, item] of response.output.entries()) {
     begun(item, `item ${at}`, transcript);
     whole(item, `item ${at}`, transcript);
@@ -82,6 +82,12 @@ function begun(item, key, transcript) {
       part.named(item.name, item.call_id);
       return part;
     }
+    case "mcp_approval_request": {
+      const part = transcript.part(key, "approval", "Approval");
+      part.titled("Approval needed for", `${item.server_label}.${item.name}`);
+      part.approval = item.id;
+      return part;
+    }
     case "mcp_list_tools":
       return transcript.part(key, "tool", `Tools of ${item.server_label}`);
     case "mcp_call": {
@@ -100,6 +106,7 @@ function whole(item, key, transcript) {
   else if (item.type === "message") part.set(texts(item.content));
   else if (item.type === "function_call") part.set(item.arguments);
   else if (item.type === "custom_tool_call") part.set(item.input);
+  else if (item.type === "mcp_approval_request") part.set(item.arguments ?? "");
   else if (item.type === "mcp_list_tools" && !item.error) part.set((item.tools ?? []).map((tool) => tool.name).join("\n"));
   else if (item.type === "mcp_call") part.set(`${item.arguments}\n→ ${item.output ?? said(item.error)}`);
   else part.set(JSON.stringify(item, null, 2));
@@ -111,6 +118,7 @@ const texts = (parts) => (parts ?? []).map((part) => part.text ?? part.refusal ?
 
 function ended(response, transcript) {
   const usage = response.usage;
+  transcript.items = response.output;
   transcript.about({
     finish: response.incomplete_details?.reason ?? response.status,
     unisono: response.unisono,
@@ -123,3 +131,76 @@ function ended(response, transcript) {
   });
   if (response.error) throw new Error(String(response.error.message));
 }
+
+// -- Messages
+
+function messagesEvent(event, transcript) {
+  if (event.type === "error") throw new Error(String(event.error?.message ?? "The stream failed."));
+  if (event.type === "message_start") messagesUsage(event.message.usage, transcript);
+  else if (event.type === "content_block_start") startBlock(event.content_block, `block ${event.index}`, transcript, event.index);
+  else if (event.type === "content_block_delta") growBlock(event.delta, event.index, transcript);
+  else if (event.type === "message_delta") {
+    transcript.about({ finish: event.delta.stop_reason });
+    if (event.unisono) transcript.about({ unisono: event.unisono });
+    messagesUsage(event.usage, transcript);
+  }
+}
+
+function messagesAnswer(body, transcript) {
+  for (const [at, block] of body.content.entries()) startBlock(block, `block ${at}`, transcript, at);
+  transcript.about({ finish: body.stop_reason, unisono: body.unisono });
+  messagesUsage(body.usage, transcript);
+}
+
+// The blocks are sent back as they are, with their signatures.
+function startBlock(block, key, transcript, at) {
+  const kinds = { thinking: ["analysis", "Reasoning"], text: ["final", "Answer"], tool_use: ["call", "Tool call"] };
+  const [kind, title] = kinds[block.type] ?? ["tool", String(block.type).replaceAll("_", " ")];
+  transcript.blocks ??= [];
+  transcript.blocks[at] = structuredClone(block);
+  const part = transcript.part(key, kind, title);
+  if (block.type === "tool_use") {
+    part.named(block.name, block.id);
+    if (Object.keys(block.input ?? {}).length) part.set(JSON.stringify(block.input));
+  } else if (kind === "tool") part.set(JSON.stringify(block, null, 2));
+  else if (block.thinking || block.text) part.set(block.thinking ?? block.text);
+}
+
+function growBlock(delta, at, transcript) {
+  const part = transcript.parts.get(`block ${at}`);
+  const block = transcript.blocks[at];
+  if (delta.type === "signature_delta") block.signature = (block.signature ?? "") + delta.signature;
+  const text = delta.text ?? delta.thinking ?? delta.partial_json;
+  if (!text) return;
+  part.add(text);
+  if (delta.text) block.text += text;
+  else if (delta.thinking) block.thinking += text;
+  else block.json = (block.json ?? "") + text;
+}
+
+function messagesUsage(usage, transcript) {
+  if (!usage) return;
+  const had = transcript.known.usage ?? {};
+  transcript.about({ usage: { ...had, input: usage.input_tokens ?? had.input, cached: usage.cache_read_input_tokens ?? had.cached, output: usage.output_tokens ?? had.output } });
+}
+
+// -- raw completions
+
+function completionsEvent(event, transcript) {
+  if (event.error) throw new Error(String(event.error.message ?? "The stream failed."));
+  for (const choice of event.choices ?? []) {
+    if (choice.text) transcript.part("text", "raw", "Raw output").add(choice.text);
+    if (choice.finish_reason) transcript.about({ finish: choice.finish_reason });
+  }
+  if (event.usage) transcript.about({ usage: chatUsage(event.usage) });
+  if (event.unisono) transcript.about({ unisono: event.unisono });
+}
+
+function completionsAnswer(body, transcript) {
+  const [choice] = body.choices;
+  transcript.part("text", "raw", "Raw output").set(choice.text);
+  transcript.about({ finish: choice.finish_reason, usage: chatUsage(body.usage), unisono: body.unisono });
+}
+
+export const STREAMED = { chat: chatEvent, responses: responsesEvent, messages: messagesEvent, completions: completionsEvent };
+export const WHOLE = { chat: chatAnswer, responses: responsesAnswer, messages: messagesAnswer, completions: completionsAnswer };

@@ -1,9 +1,10 @@
-// Client of the gateway's public API. The key is stored in this module, optionally in the tab's session storage, and
-// sent in the Authorization header; never in a URL.
+// Client of the gateway's API. The key is stored in this module, optionally in the tab's session storage, and sent in
+// the Authorization header; never in a URL.
 
 const KEPT = "unisono.key";
 let key = kept();
 let ask = async () => false;
+let onContact = () => {};
 
 function kept() {
   try {
@@ -32,6 +33,11 @@ export function whenRefused(asking) {
   ask = asking;
 }
 
+// `contact` receives whether the gateway answered a request at all.
+export function whenContacted(contact) {
+  onContact = contact;
+}
+
 export class Refused extends Error {
   constructor(status, message, code, param, again) {
     super(message);
@@ -42,18 +48,21 @@ export class Refused extends Error {
   }
 }
 
+export class Unreachable extends Error {}
+
 // Describes an error and a possible remedy.
 export function reason(error) {
   if (!(error instanceof Refused)) return error.message;
   const field = error.param && `Field: ${error.param}.`;
   const code = error.code && `(${error.code})`;
-  const todo = error.status === 401 ? "Enter another key with the “Key” button above." : error.again && `Try again in ${error.again} s.`;
+  const todo = error.status === 401 ? "Sign in with another key." : error.again && `Try again in ${error.again} s.`;
   return [error.message, field, code, todo].filter(Boolean).join(" ");
 }
 
-export async function asked(path, { body, signal, quiet } = {}) {
+// Sends a request; with a `body` it is a POST. `quiet` requests never ask for a key.
+export async function asked(path, { body, signal, quiet, headers: more } = {}) {
   for (;;) {
-    const headers = {};
+    const headers = { ...more };
     if (key) headers.authorization = `Bearer ${key}`;
     if (body !== undefined) headers["content-type"] = "application/json";
     const given = {
@@ -65,7 +74,12 @@ export async function asked(path, { body, signal, quiet } = {}) {
       credentials: "omit",
       redirect: "error",
     };
-    const answer = await fetch(path, given).catch(broken("The gateway does not answer."));
+    const answer = await fetch(path, given).catch((error) => {
+      if (error.name === "AbortError") throw error;
+      onContact(false);
+      throw new Unreachable("The gateway does not answer.");
+    });
+    onContact(true);
     if (answer.ok) return answer;
     const refused = await refusal(answer);
     if (answer.status !== 401 || quiet || !(await ask(refused.message))) throw refused;
@@ -75,6 +89,12 @@ export async function asked(path, { body, signal, quiet } = {}) {
 export async function json(path, given) {
   const answer = await asked(path, given);
   return answer.json().catch(broken("The connection was lost during the answer."));
+}
+
+// A query string of the values that are set.
+export function query(values) {
+  const set = Object.entries(values).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
+  return set.length ? `?${new URLSearchParams(set.map(([name, value]) => [name, String(value)]))}` : "";
 }
 
 // Browsers describe a lost connection with little detail.

@@ -80,33 +80,6 @@ export function visible(text, before = "") {
   return made;
 }
 
-export function number(value) {
-  return value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en-US");
-}
-
-export function counted(value, what) {
-  return `${number(value)} ${what}${value === 1 ? "" : "s"}`;
-}
-
-export function seconds(value) {
-  if (value === null || value === undefined) return "–";
-  if (value > 0 && value < 0.0001) return `${Math.round(value * 1e6)} µs`;
-  if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
-  if (value < 120) return `${value.toFixed(value < 10 ? 2 : 0)} s`;
-  if (value < 7200) return `${Math.round(value / 60)} min`;
-  return value < 172800 ? `${Math.round(value / 3600)} h` : `${Math.round(value / 86400)} d`;
-}
-
-export function clock(at) {
-  return new Date(at * 1000).toLocaleTimeString([], { hour12: false });
-}
-
-export function day(at) {
-  const date = new Date(at * 1000);
-  const today = date.toDateString() === new Date().toDateString();
-  return today ? clock(at) : `${date.toISOString().slice(0, 10)} ${clock(at)}`;
-}
-
 // Creates a table that can be scrolled by keyboard if it is too wide, or `tall`. Rows are lists of cells, or `{key,
 // cells}`, or groups of them: `{key, head, rows}`.
 export function table(name, heads, rows, empty, tall) {
@@ -147,6 +120,48 @@ export function field(name, control, hint) {
   const note = hint ? el("span", { class: "hint", id: `${id}-hint` }, hint) : null;
   if (note) control.setAttribute("aria-describedby", note.id);
   return el("div", { class: "field" }, el("label", { for: id }, name), control, note);
+}
+
+// A number above its name.
+export function fact(name, value, more, kind) {
+  return el("div", { class: "sum" }, el("span", { class: "name" }, name), el("strong", { class: kind }, value), el("span", { class: "muted" }, more));
+}
+
+// A group of buttons of which one is pressed. `choose` receives the value.
+export function segmented(name, options, chosen, choose) {
+  const buttons = options.map(([value, text]) => el("button", { type: "button", class: "small", "aria-pressed": String(value === chosen), onclick: () => {
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button.value === String(value)));
+    choose(value);
+  }, value }, text));
+  return el("div", { class: "segmented", role: "group", "aria-label": name }, buttons);
+}
+
+export function section(id, title, ...children) {
+  return el("section", { "aria-labelledby": `h-${id}` }, el("h2", { id: `h-${id}` }, title), children);
+}
+
+export function empty(...text) {
+  return el("p", { class: "empty" }, text);
+}
+
+export function loading() {
+  return el("p", { class: "empty late" }, "Loading …");
+}
+
+export function facts(rows) {
+  const given = rows.filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
+  return el("dl", { class: "facts-list" }, given.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, typeof value === "number" ? String(value) : value))));
+}
+
+// Opens a dialog with a heading; `fill` receives a function that closes it and returns the content.
+export function dialog(title, fill) {
+  const node = el("dialog", { class: "sheet", "aria-label": title });
+  const close = () => { node.close(); node.remove(); };
+  node.append(el("div", { class: "heading" }, el("h2", {}, title), el("button", { type: "button", class: "small quiet", "aria-label": "Close", onclick: close }, "Close")), ...[fill(close)].flat());
+  node.addEventListener("cancel", (event) => { event.preventDefault(); close(); });
+  document.body.append(node);
+  node.showModal();
+  return { node, close };
 }
 
 export function select(options, chosen) {

@@ -1,6 +1,9 @@
-// Growing answer: reasoning apart from calls and text, and details of its generation below.
+// Growing answer: reasoning apart from calls and text, details of its generation below, and its tokens beside.
 
-import { copier, el, number, seconds, visible } from "/page/dom.js";
+import { copier, el, visible } from "/page/lib/dom.js";
+import { number, seconds } from "/page/lib/format.js";
+import { MarkdownBody } from "/page/lib/markdown.js";
+import { recorded, state } from "/page/lib/store.js";
 
 const MOST_SHOWN = 100_000;
 // A joiner, or a lone surrogate.
@@ -12,6 +15,7 @@ const LONGEST_BEFORE = 8;
 class Part {
   constructor(kind, title) {
     this.kind = kind;
+    this.heading = title;
     this.pieces = [];
     this.length = 0;
     this.shown = 0;
@@ -19,10 +23,11 @@ class Part {
     this.before = "";
     this.frame = 0;
     this.title = el("span", { class: "part-title" }, title);
-    this.body = el("div", { class: "part-body" });
+    this.body = el("div", { class: kind === "final" ? "part-body md" : "part-body" });
+    this.markdown = kind === "final" ? new MarkdownBody(this.body) : null;
     this.note = el("p", { class: "note", hidden: true });
     const head = el("div", { class: "part-head" }, this.title, copier(title.toLowerCase(), () => this.text));
-    this.node = el("section", { class: `part of-${kind}`, "aria-label": title }, head, this.body, this.note);
+    this.node = el("div", { class: `part of-${kind}`, role: "group", "aria-label": title }, head, this.body, this.note);
   }
 
   get text() {
@@ -36,6 +41,7 @@ class Part {
   }
 
   titled(what, name) {
+    this.what = [what, name];
     this.title.replaceChildren(`${what} `, el("code", {}, name.slice(0, 200)));
   }
 
@@ -57,6 +63,7 @@ class Part {
     this.waiting = this.before = "";
     this.length = this.shown = 0;
     this.body.replaceChildren();
+    if (this.markdown) this.markdown = new MarkdownBody(this.body);
     this.add(text);
   }
 
@@ -68,29 +75,36 @@ class Part {
     const text = this.waiting.slice(0, Math.min(upto, MOST_SHOWN - this.shown));
     this.waiting = this.waiting.slice(upto);
     this.shown += text.length;
-    if (text) this.body.append(visible(text, this.before));
+    if (this.markdown) this.markdown.add(text, complete);
+    else if (text) this.body.append(visible(text, this.before));
     this.before = (this.before + text).slice(-LONGEST_BEFORE);
     if (this.length > this.shown + this.waiting.length) {
       this.note.textContent = `Only the first ${number(this.shown)} of ${number(this.length)} characters are shown.`;
       this.note.hidden = false;
     }
   }
+
+  get saved() {
+    const { kind, heading, name, id, what, approval } = this;
+    return { kind, heading, name, id, what, approval, text: this.text };
+  }
 }
 
 export class Transcript {
-  // `rules` maps rules to sentences; `linked` means that such an answer is recorded.
-  constructor(rules, linked, title) {
-    this.rules = rules;
-    this.linked = linked;
+  constructor(title) {
     this.parts = new Map();
     this.known = {};
+    this.items = null;
+    this.blocks = null;
     this.began = performance.now();
     this.first = null;
     // Not a live region: a stream of tokens would flood screen readers. Only the end is announced.
     this.body = el("div", { class: "parts", "aria-busy": "true" });
     this.next = el("div", { class: "row next" });
     this.foot = el("div", { class: "foot" });
-    this.node = el("article", { class: "answer", "aria-label": "Answer" }, el("p", { class: "asked" }, visible(title)), this.body, this.foot);
+    this.side = el("div", { class: "side", hidden: true });
+    this.node = el("article", { class: "answer", "aria-label": "Answer" },
+      el("div", { class: "answer-main" }, el("p", { class: "from" }, visible(title)), this.body, this.foot), this.side);
   }
 
   part(key, kind, title) {
@@ -109,40 +123,83 @@ export class Transcript {
   }
 
   // Parts that the next request includes.
-  get message() {
+  get turn() {
     const of = (kind) => [...this.parts.values()].filter((part) => part.kind === kind);
+    const blocks = this.blocks?.map(({ json, ...block }) => (json === undefined ? block : { ...block, input: parsedOr(json) }));
     return {
-      role: "assistant",
-      content: of("final").map((part) => part.text).join(""),
+      kind: "assistant",
+      text: [...of("final"), ...of("raw")].map((part) => part.text).join(""),
       calls: of("call").map((part) => ({ id: part.id, name: part.name, text: part.text })),
+      approvals: of("approval").map((part) => ({ id: part.approval, name: part.what?.[1] })),
+      ...(this.items ? { items: this.items } : {}),
+      ...(blocks ? { blocks } : {}),
     };
   }
 
   ended(trouble, requestId) {
-    const { finish, usage, unisono } = this.known;
     const now = performance.now();
+    this.known.first = this.first ? (this.first - this.began) / 1000 : null;
+    this.known.total = (now - this.began) / 1000;
+    this.known.trouble = trouble;
+    this.known.requestId = requestId;
+    this.drawFoot();
+  }
+
+  drawFoot() {
+    const { finish, usage, unisono, trouble, requestId, first, total } = this.known;
     // Renders all text before completion is announced, also in a tab that draws no frames.
     for (const part of this.parts.values()) part.draw(true);
     this.body.setAttribute("aria-busy", "false");
+    const pace = usage?.output > 1 && total > first ? usage.output / (total - (first ?? 0)) : null;
     const facts = [
       trouble ? null : finish,
       usage && `${number(usage.input)} in${usage.cached ? ` (${number(usage.cached)} cached)` : ""}`,
       usage && `${number(usage.output)} out${usage.reasoning ? ` (${number(usage.reasoning)} reasoning)` : ""}`,
-      this.first && `first token after ${seconds((this.first - this.began) / 1000)}`,
-      `${seconds((now - this.began) / 1000)} in total`,
+      first !== null && first !== undefined && `first token after ${seconds(first)}`,
+      `${seconds(total)} in total`,
+      pace && `${number(pace)} tokens/s`,
       unisono?.backend && `by ${unisono.backend}`,
       unisono?.failovers ? `${unisono.failovers} failovers` : null,
     ];
     const told = [el("p", { class: "facts" }, facts.filter(Boolean).map((fact) => el("span", {}, fact)))];
     if (trouble) told.unshift(el("p", { class: "trouble", role: "alert" }, visible(trouble)));
     for (const rule of unisono?.recoveries ?? []) {
-      told.push(el("p", { class: "mended" }, el("code", { class: "rule" }, rule), " ", this.rules[rule] ?? ""));
+      told.push(el("p", { class: "mended" }, el("code", { class: "rule" }, rule), " ", state.status?.rules?.[rule] ?? ""));
     }
     if (unisono?.unmet) told.push(el("p", { class: "trouble" }, visible(unisono.unmet)));
     for (const note of unisono?.notes ?? []) told.push(el("p", { class: "note" }, visible(String(note))));
-    if (requestId && this.linked(unisono)) {
-      this.next.append(el("a", { href: `#/inspector/${encodeURIComponent(requestId)}` }, "Inspect its tokens"));
+    if (requestId) {
+      this.next.replaceChildren(...[
+        recorded(unisono) ? el("a", { href: `#/inspector/${encodeURIComponent(requestId)}` }, "Inspect its tokens") : null,
+        el("a", { href: `#/requests/${encodeURIComponent(requestId)}` }, "Request"),
+      ].filter(Boolean));
     }
     this.foot.replaceChildren(...told, this.next);
+  }
+
+  get saved() {
+    const { items, blocks, known } = this;
+    return { parts: [...this.parts].map(([key, part]) => [key, part.saved]), known, items, blocks };
+  }
+
+  static restored({ parts, known, items, blocks }, title) {
+    const made = new Transcript(title);
+    for (const [key, one] of parts) {
+      const part = made.part(key, one.kind, one.heading);
+      if (one.what) part.titled(...one.what);
+      Object.assign(part, { name: one.name, id: one.id, approval: one.approval });
+      part.set(one.text);
+    }
+    Object.assign(made, { known, items, blocks });
+    made.drawFoot();
+    return made;
+  }
+}
+
+function parsedOr(text) {
+  try {
+    return JSON.parse(text || "{}");
+  } catch {
+    return {};
   }
 }

@@ -2,15 +2,19 @@
 //
 // A long output is rendered in batches, so that the page stays responsive. Arrow keys move from token to token.
 
-import { el, number, say, visible } from "/page/dom.js";
+import { el, say, visible } from "/page/lib/dom.js";
+import { number } from "/page/lib/format.js";
 
 const STRETCH = 4000;
 const ENDS = new Set(["<|end|>", "<|return|>", "<|call|>"]);
 
+const sizeOf = (segments) => segments.reduce((sum, one) => sum + (one.kind === "text" ? one.tokens.length : 1), 0);
+
 export class Tokens {
-  constructor(segments, name) {
+  constructor(segments, name, { follows } = {}) {
     this.segments = segments;
-    this.total = segments.reduce((sum, one) => sum + (one.kind === "text" ? one.tokens.length : 1), 0);
+    this.follows = follows;
+    this.total = sizeOf(segments);
     this.drawn = 0;
     this.at = 0;
     this.inside = 0;
@@ -27,8 +31,24 @@ export class Tokens {
     this.draw();
   }
 
-  draw() {
-    let room = STRETCH;
+  // Adds segments of an answer in progress. Beyond the first batch they are rendered on request only.
+  append(segments) {
+    this.segments.push(...segments);
+    this.total += sizeOf(segments);
+    const { flow } = this;
+    const isAtEnd = flow.scrollHeight - flow.scrollTop - flow.clientHeight < 60;
+    if (this.drawn < STRETCH) this.draw(STRETCH - this.drawn);
+    else this.showRest();
+    if (this.follows && isAtEnd) flow.scrollTop = flow.scrollHeight;
+  }
+
+  showRest() {
+    this.more.hidden = this.drawn >= this.total;
+    this.more.textContent = `Show more: ${number(this.total - this.drawn)} left`;
+  }
+
+  draw(most = STRETCH) {
+    let room = most;
     while (this.at < this.segments.length && room > 0) {
       const segment = this.segments[this.at];
       if (segment.kind !== "text") {
@@ -46,9 +66,8 @@ export class Tokens {
         this.inside = 0;
       }
     }
-    this.drawn += STRETCH - room;
-    this.more.hidden = this.drawn >= this.total;
-    this.more.textContent = `Show more: ${number(this.total - this.drawn)} left`;
+    this.drawn += most - room;
+    this.showRest();
   }
 
   begin() {

@@ -1,7 +1,7 @@
 // API reference: the operations of the OpenAPI document of this gateway, with their parameters, fields and answers.
 
-import { json, reason } from "/page/api.js";
-import { complaint, el, tell } from "/page/dom.js";
+import { json, reason } from "/page/lib/api.js";
+import { complaint, el, tell } from "/page/lib/dom.js";
 
 const MOST_LEVELS = 4;
 const SHOWN_VALUES = 12;

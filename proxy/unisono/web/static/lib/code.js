@@ -1,0 +1,76 @@
+// Shows a request as code that runs as it stands. The key is an environment variable there, never the key itself; a
+// `keyless` gateway needs none.
+
+// The body is a here-document: it needs no quoting, and no argument can become too long. No line of JSON equals its
+// terminator.
+export function toCurl(path, body, keyless) {
+  return [
+    `curl ${location.origin}${path} \\`,
+    ...(body.stream ? ["  --no-buffer \\"] : []),
+    ...(keyless ? [] : ["  -H \"Authorization: Bearer $UNISONO_API_KEY\" \\"]),
+    "  -H 'Content-Type: application/json' \\",
+    "  -d @- <<'JSON'",
+    JSON.stringify(body, null, 2),
+    "JSON",
+    "",
+  ].join("\n");
+}
+
+const CREATE = { "/v1/responses": "responses.create", "/v1/chat/completions": "chat.completions.create", "/v1/completions": "completions.create", "/v1/messages": "messages.create" };
+// Fields that the client library does not know as arguments.
+const EXTRA = new Set(["unisono", "skip_special_tokens"]);
+
+export function toPython(path, body, keyless) {
+  const isMessages = path === "/v1/messages";
+  const known = Object.entries(body).filter(([name]) => !EXTRA.has(name));
+  const extra = Object.entries(body).filter(([name]) => EXTRA.has(name));
+  const fields = [...known, ...(extra.length ? [["extra_body", Object.fromEntries(extra)]] : [])].map(([name, value]) => `    ${name}=${literal(value, 4)},`);
+  const name = body.stream ? "stream" : "answer";
+  const [library, client, base] = isMessages ? ["anthropic", "Anthropic", location.origin] : ["openai", "OpenAI", `${location.origin}/v1`];
+  return [
+    ...(keyless ? [] : ["import os", ""]),
+    `from ${library} import ${client}`,
+    "",
+    `client = ${client}(base_url=${JSON.stringify(base)}, api_key=${keyless ? '"none"' : 'os.environ["UNISONO_API_KEY"]'})`,
+    `${name} = client.${CREATE[path]}(`,
+    ...fields,
+    ")",
+    ...(body.stream ? ["for event in stream:", "    print(event)"] : ["print(answer)"]),
+    "",
+  ].join("\n");
+}
+
+// A module for Node.js 18 and newer, without packages.
+export function toJavaScript(path, body, keyless) {
+  const json = JSON.stringify(body, null, 2).replaceAll("\u2028", "\\u2028").replaceAll("\u2029", "\\u2029");
+  return [
+    `const answer = await fetch(${JSON.stringify(location.origin + path)}, {`,
+    "  method: \"POST\",",
+    "  headers: {",
+    "    \"content-type\": \"application/json\",",
+    ...(keyless ? [] : ["    authorization: `Bearer ${process.env.UNISONO_API_KEY}`,"]),
+    "  },",
+    `  body: JSON.stringify(${json.replaceAll("\n", "\n  ")}),`,
+    "});",
+    ...(body.stream
+      ? ["for await (const part of answer.body.pipeThrough(new TextDecoderStream())) process.stdout.write(part);"]
+      : ["console.log(JSON.stringify(await answer.json(), null, 2));"]),
+    "",
+  ].join("\n");
+}
+
+function literal(value, indent) {
+  if (value === null) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (typeof value !== "object") return JSON.stringify(value);
+  const inner = " ".repeat(indent + 4);
+  const outer = " ".repeat(indent);
+  if (Array.isArray(value)) {
+    if (!value.length) return "[]";
+    return `[\n${value.map((one) => `${inner}${literal(one, indent + 4)},\n`).join("")}${outer}]`;
+  }
+  const entries = Object.entries(value);
+  if (!entries.length) return "{}";
+  return `{\n${entries.map(([name, one]) => `${inner}${JSON.stringify(name)}: ${literal(one, indent + 4)},\n`).join("")}${outer}}`;
+}

@@ -1,0 +1,87 @@
+// State that views share: the status of the gateway, which one poller reads, and whether the gateway can be reached.
+
+import { json, Refused, whenContacted } from "/page/lib/api.js";
+
+const EVERY_MS = 3000;
+const RETRY_MS = 1000;
+// Samples of the load that are retained, an hour at one each three seconds.
+const MOST_SAMPLES = 1200;
+
+export const state = {
+  status: null,
+  trouble: null,
+  reachable: true,
+  paused: false,
+  // Load since the page was opened: `{at, running, waiting}`.
+  samples: [],
+};
+const watchers = new Set();
+let timer = 0;
+let reading = false;
+
+// Calls `changed` with every new state; returns a function that ends it.
+export function watch(changed) {
+  watchers.add(changed);
+  if (state.status || state.trouble) changed(state);
+  return () => watchers.delete(changed);
+}
+
+function tellAll() {
+  for (const changed of [...watchers]) changed(state);
+}
+
+export function role() {
+  return state.status?.role ?? "";
+}
+
+// Admins see all keys and requests; viewers too, but change nothing.
+export const seesAll = () => ["master", "admin", "viewer"].includes(role());
+export const changesAll = () => ["master", "admin"].includes(role());
+
+export function recorded(unisono) {
+  const mode = state.status?.traces;
+  const mended = (unisono?.recoveries ?? []).some((rule) => rule !== "restored-stop");
+  return mode === "all" || (mode === "recoveries" && (mended || unisono?.failovers || unisono?.unmet));
+}
+
+whenContacted((reachable) => {
+  if (reachable === state.reachable) return;
+  state.reachable = reachable;
+  tellAll();
+});
+
+// Reads the status now. The first read may ask for a key, later ones never do.
+export async function refresh({ quiet = true } = {}) {
+  if (reading) return;
+  reading = true;
+  clearTimeout(timer);
+  try {
+    state.status = await json("/v1/status", { quiet });
+    state.trouble = null;
+    sample(state.status);
+  } catch (error) {
+    state.trouble = error;
+  }
+  reading = false;
+  tellAll();
+  // A gateway that restarts is found again quickly.
+  const retries = state.trouble && !(state.trouble instanceof Refused);
+  timer = setTimeout(next, retries ? RETRY_MS : EVERY_MS);
+}
+
+function next() {
+  if (state.paused || document.hidden) timer = setTimeout(next, RETRY_MS);
+  else refresh();
+}
+
+export function forget() {
+  Object.assign(state, { status: null, trouble: null, samples: [] });
+}
+
+function sample(status) {
+  if (!status.minutes) return;
+  const running = status.models.flatMap((model) => model.deployments ?? []).reduce((sum, one) => sum + one.running, 0);
+  const waiting = status.models.filter((model) => model.id === model.model).reduce((sum, model) => sum + (model.waiting ?? 0), 0);
+  state.samples.push({ at: status.at, running, waiting });
+  if (state.samples.length > MOST_SAMPLES) state.samples.shift();
+}

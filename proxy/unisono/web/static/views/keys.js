@@ -1,0 +1,280 @@
+// Keys, teams, spend and audit records, as far as the role of the key permits.
+
+import { json, query, reason } from "/page/lib/api.js";
+import { complaint, copier, dialog, el, empty, loading, table, tell } from "/page/lib/dom.js";
+import { dollars, moment, number } from "/page/lib/format.js";
+import { changesAll, role, seesAll, state, watch } from "/page/lib/store.js";
+import { keyForm, teamForm } from "/page/views/keyforms.js";
+import { spend } from "/page/views/spend.js";
+
+const PAGE = 50;
+const TABS = {
+  keys: { title: "Keys", show: keyList, for: () => true },
+  teams: { title: "Teams", show: teamList, for: () => ["master", "admin", "viewer", "team_admin", "user"].includes(role()) },
+  spend: { title: "Spend", show: spend, for: () => true },
+  audit: { title: "Audit", show: auditList, for: seesAll },
+};
+
+export function keys(main, rest, search) {
+  const place = el("div");
+  main.append(el("h1", {}, "Keys"), place);
+  let left = () => {};
+  let drawn = "";
+  const unwatch = watch(({ status }) => {
+    // The tabs depend on the role, which the first status tells.
+    if (!status || drawn === status.role) return;
+    drawn = status.role;
+    left();
+    left = show(place, rest, search) ?? (() => {});
+  });
+  return () => { left(); unwatch(); };
+}
+
+function show(place, rest, search) {
+  const tabs = Object.entries(TABS).filter(([, tab]) => tab.for());
+  const [name, tab] = tabs.find(([one]) => one === rest) ?? tabs[0];
+  const content = el("div", {}, loading());
+  place.replaceChildren(
+    el("nav", { class: "tabs", "aria-label": "Parts" }, tabs.map(([one, { title }]) => el("a", { href: `#/keys/${one}`, "aria-current": one === name ? "page" : null }, title))),
+    content);
+  if (state.status.keyless && name !== "spend") {
+    content.replaceChildren(empty("This gateway needs no keys, so there are none. Set ", el("code", {}, "general_settings.master_key"), " and a store, then sign in with the master key to create keys and teams."));
+    return null;
+  }
+  return tab.show(content, search);
+}
+
+// A budget as a bar.
+function budget(spent, most, unit) {
+  if (!most) return spent === undefined ? "–" : unit(spent);
+  const share = Math.min(spent / most, 1);
+  return el("span", { class: "budget" },
+    el("meter", { min: 0, max: 1, value: share, high: 0.9, low: 0.75, optimum: 0, "aria-label": `${Math.round(share * 100)} % of the budget` }),
+    el("span", {}, `${unit(spent)} of ${unit(most)}`));
+}
+
+function limits(one) {
+  const parts = [
+    one.rpm_limit && `${number(one.rpm_limit)} requests/min`,
+    one.tpm_limit && `${number(one.tpm_limit)} tokens/min`,
+    one.max_parallel_requests && `${number(one.max_parallel_requests)} at once`,
+    one.token_budget && `${number(one.token_budget)} tokens${one.budget_duration ? ` per ${one.budget_duration}` : ""}`,
+  ].filter(Boolean);
+  return parts.length ? parts.join(", ") : "–";
+}
+
+// -- keys
+
+const KEY_STATES = { active: "ready", revoked: "resting", expired: "failing", deleted: "failing" };
+const KEY_WORDS = { active: "active", revoked: "blocked", expired: "expired", deleted: "deleted" };
+
+function keyList(place, search) {
+  const trouble = complaint();
+  const list = el("div", {}, loading());
+  const sought = el("input", { type: "search", "aria-label": "Filter keys by name", placeholder: "Name", autocomplete: "off", value: search.get("name") ?? "" });
+  const pages = el("nav", { class: "row pages", "aria-label": "Pages" });
+  const create = el("button", { type: "button", class: "primary", onclick: () => keyForm(null, reload) }, "Create a key");
+  create.hidden = !["master", "admin", "team_admin", "user"].includes(role());
+  const form = el("form", { class: "inline" }, el("div", { class: "field" }, sought), el("button", { type: "submit" }, "Filter"), create);
+  let page = 1;
+  let gone = false;
+  form.addEventListener("submit", (event) => { event.preventDefault(); page = 1; reload(); });
+  place.replaceChildren(form, trouble, list, pages);
+
+  async function reload() {
+    try {
+      const [found, spent] = await Promise.all([
+        json(`/key/list${query({ return_full_object: true, page, size: PAGE, key_alias: sought.value.trim() })}`),
+        json("/spend/keys?page_size=1000", { quiet: true }).catch(() => []),
+      ]);
+      if (gone) return;
+      tell(trouble, "");
+      const costs = new Map(spent.map((one) => [one.token, one.spend]));
+      list.replaceChildren(keyTable(found.keys, costs, reload, (error) => tell(trouble, reason(error)), sought.value));
+      const turn = (to, text) => el("button", { type: "button", onclick: () => { page = to; reload(); } }, text);
+      pages.replaceChildren(...[page > 1 ? turn(page - 1, "Previous") : null, page < found.total_pages ? turn(page + 1, "Next") : null,
+        found.total_pages > 1 ? el("span", { class: "muted" }, `Page ${found.current_page} of ${found.total_pages}, ${number(found.total_count)} keys`) : null].filter(Boolean));
+    } catch (error) {
+      if (gone) return;
+      list.replaceChildren();
+      tell(trouble, reason(error));
+    }
+  }
+  reload();
+  return () => { gone = true; };
+}
+
+function keyTable(list, costs, reload, failed, name) {
+  const may = ["master", "admin", "team_admin", "user"].includes(role());
+  const act = (text, path, body, kind) => el("button", { type: "button", class: `small ${kind ?? ""}`, onclick: async (event) => {
+    event.target.disabled = true;
+    try {
+      await json(path, { body });
+      await reload();
+    } catch (error) {
+      event.target.disabled = false;
+      failed(error);
+    }
+  } }, text);
+  const rows = list.map((key) => ({ key: key.token, cells: [
+    el("span", {}, el("strong", { class: "named" }, key.key_alias ?? "unnamed"), el("br"), el("code", { class: "muted" }, key.token), " ", el("span", { class: "muted" }, key.key_name)),
+    el("span", { class: `state is-${KEY_STATES[key.status]}` }, el("span", { class: "dot", "aria-hidden": "true" }), KEY_WORDS[key.status] ?? key.status),
+    el("span", {}, key.team_id ?? "–", key.user_id ? el("span", { class: "muted" }, ` / ${key.user_id}`) : null),
+    el("span", { class: "named" }, key.models.length ? key.models.join(", ") : "all"),
+    limits(key),
+    budget(costs.get(key.token) ?? 0, key.max_budget, dollars),
+    key.expires ? moment(Date.parse(key.expires) / 1000).slice(0, 16) : "never",
+    el("span", { class: "actions" },
+      el("a", { class: "button small", href: `#/requests${query({ key: key.token })}` }, "Requests"),
+      may && key.status !== "deleted" ? [
+        el("button", { type: "button", class: "small", onclick: () => keyForm(key, reload) }, "Edit"),
+        el("button", { type: "button", class: "small", onclick: () => rotate(key, reload) }, "Rotate"),
+        key.blocked ? act("Unblock", "/key/unblock", { key: key.token }) : act("Block", "/key/block", { key: key.token }),
+        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the key ${key.key_alias ?? key.token}?`, "It is refused at once and for good. Its usage stays.", () => json("/key/delete", { body: { keys: [key.token] } }), reload) }, "Delete"),
+      ] : null),
+  ] }));
+  const none = name ? "No key has this name." : "No keys yet. Only the master key exists.";
+  return table("Keys", ["Name", "State", "Team / user", "Models", "Limits", "Spend", "Expires", "Actions"], rows, none);
+}
+
+function confirmed(question, consequence, act, reload) {
+  dialog(question, (close) => {
+    const trouble = complaint();
+    const yes = el("button", { type: "button", class: "danger", onclick: async () => {
+      try {
+        await act();
+        close();
+        reload();
+      } catch (error) {
+        tell(trouble, reason(error));
+      }
+    } }, "Delete");
+    return [el("p", {}, consequence), trouble, el("div", { class: "row" }, yes, el("button", { type: "button", onclick: close }, "Cancel"))];
+  });
+}
+
+function rotate(key, reload) {
+  dialog(`Rotate ${key.key_alias ?? key.token}`, (close) => {
+    const trouble = complaint();
+    const grace = el("input", { type: "text", placeholder: "not at all", "aria-label": "The old secret stays valid for" });
+    const content = el("div", { class: "stack" },
+      el("p", {}, "The key gets a new secret. Id, team, limits and usage stay."),
+      el("div", { class: "field" }, el("label", {}, "The old secret stays valid for (such as 1h)"), grace), trouble,
+      el("div", { class: "row" }, el("button", { type: "button", class: "primary", onclick: async () => {
+        try {
+          const body = { key: key.token, ...(grace.value.trim() ? { grace_period: grace.value.trim() } : {}) };
+          const made = await json("/key/regenerate", { body });
+          content.replaceChildren(...secret(made, close));
+          reload();
+        } catch (error) {
+          tell(trouble, reason(error));
+        }
+      } }, "Rotate"), el("button", { type: "button", onclick: close }, "Cancel")));
+    return content;
+  });
+}
+
+// The secret is in the page only until the dialog is closed.
+export function secret(made, close) {
+  return [
+    el("p", {}, "This is shown once. Copy it now:"),
+    el("pre", { class: "code secret", tabindex: "0", "aria-label": "Secret of the key" }, made.key),
+    el("div", { class: "row" }, copier("key", () => made.key), el("button", { type: "button", class: "primary", onclick: close }, "Done")),
+  ];
+}
+
+// -- teams
+
+function teamList(place) {
+  const trouble = complaint();
+  const list = el("div", {}, loading());
+  const create = el("button", { type: "button", class: "primary", onclick: () => teamForm(null, reload) }, "Create a team");
+  create.hidden = !changesAll();
+  let gone = false;
+  place.replaceChildren(el("div", { class: "row" }, create), trouble, list);
+  async function reload() {
+    try {
+      const found = await json("/v2/team/list?page_size=100");
+      // The list has no spend.
+      const teams = await Promise.all(found.teams.map((team) => json(`/team/info${query({ team_id: team.team_id })}`).then((one) => ({ ...one.team_info, keys: one.keys?.length ?? 0 }), () => team)));
+      if (gone) return;
+      list.replaceChildren(teamTable(teams, reload, (error) => tell(trouble, reason(error))));
+    } catch (error) {
+      if (gone) return;
+      list.replaceChildren();
+      tell(trouble, reason(error));
+    }
+  }
+  reload();
+  return () => { gone = true; };
+}
+
+function teamTable(teams, reload, failed) {
+  const may = changesAll();
+  const rows = teams.map((team) => ({ key: team.team_id, cells: [
+    el("span", {}, el("strong", { class: "named" }, team.team_alias ?? team.team_id), " ", el("code", { class: "muted" }, team.team_id)),
+    el("span", { class: `state is-${team.blocked ? "resting" : "ready"}` }, el("span", { class: "dot", "aria-hidden": "true" }), team.blocked ? "blocked" : "active"),
+    number(team.keys ?? 0),
+    number(team.members?.length ?? 0),
+    el("span", { class: "named" }, team.models.length ? team.models.join(", ") : "all"),
+    limits(team),
+    budget(team.spend ?? 0, team.max_budget, dollars),
+    el("span", { class: "actions" },
+      el("a", { class: "button small", href: `#/requests${query({ team: team.team_id })}` }, "Requests"),
+      may ? [
+        el("button", { type: "button", class: "small", onclick: () => teamForm(team, reload) }, "Edit"),
+        el("button", { type: "button", class: "small", onclick: () => json(team.blocked ? "/team/unblock" : "/team/block", { body: { team_id: team.team_id } }).then(reload, failed) }, team.blocked ? "Unblock" : "Block"),
+        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the team ${team.team_alias ?? team.team_id}?`, "Its keys are revoked for good.", () => json("/team/delete", { body: { team_ids: [team.team_id] } }), reload) }, "Delete"),
+      ] : null),
+  ] }));
+  return table("Teams", ["Team", "State", ["Keys", "n"], ["Members", "n"], "Models", "Limits", "Spend", "Actions"], rows, "No teams yet.");
+}
+
+// -- audit
+
+function auditList(place) {
+  const trouble = complaint();
+  const list = el("div", {}, loading());
+  const pages = el("nav", { class: "row pages", "aria-label": "Pages" });
+  let page = 1;
+  let gone = false;
+  place.replaceChildren(trouble, list, pages);
+  async function reload() {
+    try {
+      const found = await json(`/audit${query({ page, page_size: PAGE })}`);
+      if (gone) return;
+      list.replaceChildren(auditTable(found.audit_logs));
+      const turn = (to, text) => el("button", { type: "button", onclick: () => { page = to; reload(); } }, text);
+      pages.replaceChildren(...[page > 1 ? turn(page - 1, "Newer") : null, page < found.total_pages ? turn(page + 1, "Older") : null,
+        el("span", { class: "muted" }, `${number(found.total)} changes`)].filter(Boolean));
+    } catch (error) {
+      if (gone) return;
+      list.replaceChildren();
+      tell(trouble, reason(error));
+    }
+  }
+  reload();
+  return () => { gone = true; };
+}
+
+function auditTable(records) {
+  const rows = records.map((one) => ({ key: one.id, cells: [
+    moment(Date.parse(one.updated_at) / 1000),
+    one.changed_by === "master_key" ? "master key" : el("code", {}, one.changed_by),
+    one.action,
+    el("span", {}, one.table_name, " ", el("code", {}, one.object_id)),
+    el("span", { class: "named changes" }, changes(one.before_value, one.updated_values)),
+  ] }));
+  return table("Audit records", ["Time", "By", "Action", "Object", "Changed values"], rows, "No changes are stored.");
+}
+
+const brief = (value) => (value === undefined || value === null ? "none" : typeof value === "string" ? value : JSON.stringify(value)).slice(0, 80);
+
+function changes(before, after) {
+  const names = Object.keys({ ...before, ...after }).filter((name) => !/(_at|^token_id|_by|key_name)$/.test(name) && JSON.stringify(before?.[name] ?? null) !== JSON.stringify(after?.[name] ?? null));
+  const shown = names.filter((name) => before || !isEmpty(after[name])).slice(0, 8);
+  return shown.map((name) => `${name}: ${before ? `${brief(before[name])} → ` : ""}${brief(after?.[name])}`).join("; ") || "–";
+}
+
+const isEmpty = (value) => value === null || value === false || (typeof value === "object" && Object.keys(value).length === 0);
+
