@@ -128,7 +128,7 @@ vendor: $(SYNCED)
 
 # Screenshots of every view of the web page, for README and docs.
 screenshots: $(SYNCED) .browser
-	tests/web/browser/run screenshots.py $(ARGS)
+	tests/web/browser/run screenshots $(ARGS)
 
 # If the installation of an engine fails, its tests fail, and those of the other engines still run.
 test-engines: $(SYNCED)

@@ -96,7 +96,7 @@ def test_an_answer_can_be_stopped(stage: dict[str, str], opened: Opened, size: s
     page.locator("select option[value='gpt-oss-120b']").first.wait_for(state="attached")
     page.get_by_label("Message", exact=True).fill("say slow")
     page.keyboard.press("Control+Enter")
-    page.locator("article .of-final").wait_for()
+    page.locator("article .part.of-final").wait_for()
     stop = page.get_by_role("button", name="Stop", exact=True)
     for offset in (0, 100_000):
         page.evaluate(f"scrollTo(0, {offset})")

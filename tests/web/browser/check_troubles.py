@@ -171,7 +171,7 @@ def test_the_focus_moves_between_send_and_stop(stage: dict[str, str], opened: Op
     page.locator("select option[value='gpt-oss-120b']").first.wait_for(state="attached")
     page.get_by_label("Message", exact=True).fill("say slow")
     page.get_by_role("button", name="Send", exact=True).press("Enter")
-    page.locator("article .of-final").wait_for()
+    page.locator("article .part.of-final").wait_for()
     assert page.evaluate(active) == "Stop"
     page.keyboard.press("Enter")
     page.get_by_text("Stopped.").wait_for()

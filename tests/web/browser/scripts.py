@@ -40,6 +40,12 @@ CONTROLS = (
 # The text has no line break, and varies enough not to be stopped as a repetition.
 LARGE = "".join("=" * 64 + str(number) for number in range(16_000))[:1_000_000]
 LONG = "".join(f"All work and no play makes page {number} dull.\n" for number in range(1500))
+# An answer of about 16,000 tokens in Markdown.
+ESSAY = "".join(
+    f"## Part {number}\n\nA paragraph with **words**, `code` and a [link](https://example.com/{number}).\n\n"
+    f"- first of {number}\n- second of {number}\n\n```python\nprint({number})\n```\n\n"
+    for number in range(345)
+)
 SELECTED = re.compile(r"say ([a-z]+)")
 
 
@@ -73,6 +79,8 @@ SCRIPTS: dict[str, VllmScript] = {
         )
     ),
     "markdown": VllmScript(tokens=plain(MARKDOWN), delay_s=0.004),
+    "essay": VllmScript(tokens=plain(ESSAY), per_chunk=8, delay_s=0.002),
+    "brief": VllmScript(tokens=marked("Hm.", FINAL + "Hi.<|return|>")),
     "hostile": VllmScript(tokens=plain(HOSTILE), delay_s=0.002),
     "markup": VllmScript(tokens=plain(MARKUP)),
     "controls": VllmScript(tokens=plain(CONTROLS)),

@@ -12,7 +12,7 @@ const STATES = {
   resting: "in cooldown after repeated failures",
   failing: "last probe failed",
   unfit: "a probe found a blocking problem",
-  draining: "receives no new requests",
+  drained: "receives no new requests until it is resumed",
 };
 
 export function sum(values) {
