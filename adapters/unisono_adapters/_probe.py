@@ -31,6 +31,7 @@ from unisono.core.generation import (
     Timeouts,
 )
 from unisono.core.probe import SMALLEST_CONTEXT, Check, Finding, Probe, Severity
+from unisono.core.scoring import ScoreJob, TokenScore
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -74,6 +75,8 @@ class Subject:
     long_prompt: int = 0
     first_token_s: float | None = None
     trusted: frozenset[str] = frozenset()
+    # Scores given tokens, if the claims include that.
+    score: Callable[[ScoreJob], Awaitable[Sequence[TokenScore | None]]] | None = None
 
 
 async def examine(subject: Subject) -> Probe:
@@ -95,6 +98,7 @@ async def examine(subject: Subject) -> Probe:
         await exam.stops()
         await exam.check_long_prompts()
         await exam.constraints()
+        await exam.scores()
     exam.context()
     return exam.result()
 
@@ -120,6 +124,8 @@ class _Probing:
         self._findings: dict[Check, Finding] = {}
         self._first_s: float | None = None
         self._first_token_s = FIRST_TOKEN_S if subject.first_token_s is None else subject.first_token_s
+        patience = self._first_token_s
+        self._timeouts = Timeouts(CONNECT_S, first_token_s=patience, silence_s=patience, total_s=2 * patience)
         self._accepts_ids = subject.claims.prompt is OutputForm.IDS
         self._gives_ids = subject.claims.output is OutputForm.IDS
 
@@ -139,12 +145,11 @@ class _Probing:
     async def generate(
         self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
     ) -> _ProbeAnswer:
-        patience = self._first_token_s
         job = CompletionJob(
             prompt=prompt,
             max_tokens=max_tokens,
             sampling=Sampling(temperature=0.0, logit_bias={} if force is None else {force: FORCE}),
-            timeouts=Timeouts(CONNECT_S, first_token_s=patience, silence_s=patience, total_s=2 * patience),
+            timeouts=self._timeouts,
             request_id=REQUEST_ID,
             constraint=constraint,
         )
@@ -350,6 +355,17 @@ class _Probing:
         message = f"It does not enforce: {lost}." if lost else ", ".join(sorted(enforced))
         self._find(Check.CONSTRAIN, not lost and bool(enforced), message, Severity.WARNING if lost else None)
 
+    async def scores(self) -> None:
+        """Check that the backend scores the beginning of an answer, token by token."""
+        if self._subject.score is None:
+            return
+        targets = self._encoding.encode_marked(OPENED)
+        job = ScoreJob(self.prompt_with(), targets, top=2, timeouts=self._timeouts, request_id=REQUEST_ID)
+        scored = await _answer(self._subject.score(job)) or ()
+        can_score = len(scored) == len(targets) and all(map(_is_plausible, scored))
+        self._capabilities = replace(self._capabilities, scores=can_score)
+        self._find(Check.SCORES, can_score)
+
     async def _enforces(self, trial: Trial) -> bool:
         heard = await self._generate(self.prompt_with(OPENED), trial.max_tokens, constraint=trial.constraint)
         if heard is None:
@@ -367,6 +383,11 @@ async def _answer(request: Awaitable[T | None] | None) -> T | None:
     except (BackendError, TimeoutError):
         # Many deployments block this endpoint; generation has shown that the backend works.
         return None
+
+
+def _is_plausible(score: TokenScore | None) -> bool:
+    """Return whether a token has a log probability, at most that of the most likely token."""
+    return score is not None and score.logprob is not None and score.logprob <= score.top[0][1] <= 0
 
 
 def _first(ids: Sequence[int]) -> str:

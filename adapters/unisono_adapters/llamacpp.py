@@ -27,22 +27,26 @@ from unisono.core.generation import (
     Load,
     OneOf,
     OutputForm,
+    Prompt,
     Regex,
     TokenLogprob,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
+from unisono.core.scoring import ScoreJob, TokenScore
 from unisono.errors import BackendOverloaded, BackendProtocolError, ConstraintRefused
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._constraints import bias, refused_kind, schema_of
 from unisono_adapters._events import count, decoded, field_of, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
+from unisono_adapters._forced_tokens import score_forced
 from unisono_adapters._gbnf import choice_grammar, client_grammar, regex_grammar
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._logprobs import to_logprob
 from unisono_adapters._probe import Subject, examine
 from unisono_adapters._restore_ids import LostIds
+from unisono_adapters._scoring import GREEDY
 
 # Finish reasons; `word` is a stop string set by the operator.
 STOP_TYPES: Mapping[str, FinishReason] = {
@@ -102,14 +106,24 @@ class LlamaCppBackend:
             context=context if type(context) is int and context > 0 else None,
             logit_bias=True,
             logprobs=True,
+            scores=True,
             constrain=frozenset((*CONSTRAINT_KINDS, Regex.kind, Gbnf.kind)),
         )
-        return await examine(
-            Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
+        subject = Subject(
+            self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode, score=self.score
         )
+        return await examine(subject)
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         return generate(self._wire, "completion", self._body(job), job, LlamaCppFold(self._wire.failures))
+
+    async def score(self, job: ScoreJob) -> Sequence[TokenScore | None]:
+        async def generate(prompt: Sequence[int], tokens: int, more: Mapping[str, object]) -> object:
+            request = CompletionJob(Prompt(prompt), tokens, GREEDY, logprobs=job.top)
+            body = self._fields(request) | {"stream": False, "response_fields": ["completion_probabilities"], **more}
+            return await self._wire.post_whole("completion", orjson.dumps(body), job)
+
+        return await score_forced(generate, job)
 
     async def load(self) -> Load | None:
         """Return the load. Answers between two batch steps, so reading a long prompt may delay it."""
@@ -126,6 +140,9 @@ class LlamaCppBackend:
         return field_of(await self._wire.get_json("detokenize", {"tokens": list(ids)}), "content", str)
 
     def _body(self, job: CompletionJob) -> bytes:
+        return orjson.dumps(self._fields(job))
+
+    def _fields(self, job: CompletionJob) -> dict[str, object]:
         sampling = job.sampling
         body: dict[str, object] = {
             "model": self._model,
@@ -153,7 +170,7 @@ class LlamaCppBackend:
             body["n_probs"] = max(job.logprobs, 1)
         if job.constraint is not None:
             body.update(_constrained(job.constraint))
-        return orjson.dumps(body)
+        return body
 
 
 RUNNING, WAITING = "llamacpp:requests_processing", "llamacpp:requests_deferred"

@@ -141,6 +141,7 @@ NO_PROMPT_LOGPROBS = Cell(
     "llama-server reports them for generated tokens only: 400 `unsupported_value`; requests prefer another backend.",
     ("logprobs", "unsupported_value"),
 )
+NO_SCORES = Cell(Support.NONE, "`unisono compare` names the backend and ends.")
 PLAYED = Cell(Support.NO_EFFECT, "A recording is replayed unchanged.")
 LATE = Cell(
     Support.TEXT_EXACT,
@@ -195,6 +196,18 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
         **dict.fromkeys(KINDS, EXACT),
         **dict.fromkeys(("ollama", "mlx_server", "replay"), NO_LOGPROBS),
         "llamacpp": NO_PROMPT_LOGPROBS,
+    },
+    "scores of given tokens (`unisono compare`)": {
+        "vllm": EXACT,
+        "sglang": Cell(Support.EXACT, "Alternatives that are parts of a character are unknown."),
+        "llamacpp": Cell(Support.EXACT, "The tokens are forced by a grammar, one after the other, so it takes longer."),
+        "ollama": NO_SCORES,
+        "mlx_server": Cell(
+            Support.NONE,
+            "Two requests with the same beginning can end the server. Use the `mlx` kind with the same folder.",
+        ),
+        "mlx": EXACT,
+        "replay": NO_SCORES,
     },
 }
 

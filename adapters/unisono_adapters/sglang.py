@@ -30,6 +30,7 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
+from unisono.core.scoring import ScoreJob, TokenScore
 from unisono_adapters import _completions
 from unisono_adapters._constraints import as_regex, refused_kind, schema_of
 from unisono_adapters._events import field_of
@@ -37,6 +38,7 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._model_list import examine_served, model_list
 from unisono_adapters._probe import Subject
+from unisono_adapters._scoring import score_prompt
 
 REMEDIES = {
     Check.MODEL: "Use a name from its model list after `sglang/`, or start SGLang with --served-model-name.",
@@ -69,9 +71,12 @@ class SglangBackend:
             logit_bias=True,
             logprobs=True,
             prompt_logprobs=True,
+            scores=True,
             constrain=frozenset((*CONSTRAINT_KINDS, Regex.kind, Gbnf.kind)),
         )
-        subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
+        subject = Subject(
+            self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode, score=self.score
+        )
         return await examine_served(subject, self._model, served)
 
     async def _encode(self, text: str) -> Sequence[int] | None:
@@ -84,6 +89,9 @@ class SglangBackend:
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         return _completions.complete(self._wire, self._body(job), job, OutputForm.IDS, stop_field="matched_stop")
+
+    async def score(self, job: ScoreJob) -> Sequence[TokenScore | None]:
+        return await score_prompt(self.complete, job)
 
     async def load(self) -> Load | None:
         return await self._load.read()

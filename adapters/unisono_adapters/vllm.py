@@ -31,6 +31,7 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
+from unisono.core.scoring import ScoreJob, TokenScore
 from unisono.errors import ConfigError, ConstraintRefused, Symptom
 from unisono_adapters import _completions
 from unisono_adapters._constraints import as_tag, schema_of
@@ -39,6 +40,7 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._model_list import examine_served, model_list
 from unisono_adapters._probe import Subject
+from unisono_adapters._scoring import score_prompt
 
 REMEDIES = {
     Check.MODEL: "Use a name from its model list after `vllm/`, or start vLLM with --served-model-name.",
@@ -76,9 +78,12 @@ class VllmBackend:
             logit_bias=True,
             logprobs=True,
             prompt_logprobs=True,
+            scores=True,
             constrain=frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS)),
         )
-        subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
+        subject = Subject(
+            self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode, score=self.score
+        )
         return await examine_served(subject, self._model, served)
 
     async def _encode(self, text: str) -> Sequence[int] | None:
@@ -111,6 +116,9 @@ class VllmBackend:
                     raise
             else:
                 return
+
+    async def score(self, job: ScoreJob) -> Sequence[TokenScore | None]:
+        return await score_prompt(self.complete, job)
 
     async def load(self) -> Load | None:
         return await self._load.read()

@@ -90,6 +90,7 @@ async def test_sound_vllm_passes_every_check() -> None:
         Check.PROMPT_WHOLE: None,
         Check.CONTEXT: None,
         Check.CONSTRAIN: None,
+        Check.SCORES: None,
     }
     assert probe.capabilities.constrain == {*CONSTRAINT_KINDS, *TEXT_KINDS}
     assert probe.first_token_s is not None
@@ -119,8 +120,8 @@ async def test_probe_generates_few_tokens_greedily_with_marked_request_ids(serve
         generations = [seen.json for seen in fake.probes if seen.path == "/v1/completions"]
         request_ids = [seen.headers["x-request-id"] for seen in fake.probes if seen.path == "/v1/completions"]
         assert fake.requests == []
-    assert len(generations) <= 9
-    assert sum(request["max_tokens"] for request in generations) <= 40
+    assert len(generations) <= 10
+    assert sum(request["max_tokens"] for request in generations) <= 41
     assert {request["temperature"] for request in generations} == {0.0}
     assert "seed" not in generations[0]
     assert len(set(request_ids)) == len(request_ids)

@@ -49,6 +49,8 @@ async def test_matrix_matches_the_probed_capabilities(name: str, kind: Kind, tmp
     exact = capabilities.prompt is OutputForm.IDS and capabilities.output is OutputForm.IDS
     assert (MATRIX["chat"][column].support is Support.EXACT) is exact
     assert (MATRIX["logit_bias"][column].support is Support.EXACT) is capabilities.logit_bias
+    scores = MATRIX["scores of given tokens (`unisono compare`)"]
+    assert (scores[column].support is Support.EXACT) is capabilities.scores
     if name != "ollama template":
         assert (MATRIX["constrained decoding"][column].support is not Support.NONE) is bool(capabilities.constrain)
 

@@ -6,6 +6,7 @@ It sends one id per event. A character of several tokens is one event with the l
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,15 @@ def _probabilities(token: object, top: int) -> dict[str, object]:
     }
 
 
+def _forced_tokens(asked: dict[str, Any]) -> list[int]:
+    """Return the only tokens that a request with log probabilities allows; empty for any other request."""
+    if asked["stream"] or not asked.get("n_probs"):
+        return []
+    if bias := asked.get("logit_bias"):
+        return [token for token, value in bias if value >= 1e6]
+    return [int(token) for token in re.findall(r"<\[(\d+)\]>", asked.get("grammar", ""))]
+
+
 def _shown(token: object, unshown: bytes) -> tuple[str | None, bytes]:
     """Return the event content of a token (None if withheld) and the bytes withheld after it."""
     if type(token) is not int or not 0 <= token < 201088:
@@ -159,6 +169,8 @@ class FakeLlamaCpp(WireServer):
         self.script = script or (lambda asked: constant)
         self.patient = LlamaCppPatient()
         self.loading = False
+        # Whether grammars of token ids are known.
+        self.forces_by_grammar = True
         self.pages: Pages = llamacpp_pages(self)
         self.properties: object = {
             "default_generation_settings": {"id": 0, "n_ctx": context, "is_processing": False, "params": {}},
@@ -181,6 +193,11 @@ class FakeLlamaCpp(WireServer):
             return [Sleep(3600)]
         if seen.path not in ("/completion", *TOKENIZERS):
             return llamacpp_error(404, "not_found_error", "File Not Found").steps()
+        if seen.path == "/completion" and (forced := _forced_tokens(seen.json)):
+            if not self.forces_by_grammar and "grammar" in seen.json:
+                return llamacpp_error(400, "invalid_request_error", "failed to parse grammar").steps()
+            entries = [_probabilities(token, seen.json["n_probs"]) for token in forced]
+            return Refusal(200, json.dumps({"completion_probabilities": entries}).encode()).steps()
         if seen.is_probe:
             return self.patient.llamacpp(seen)
         try:

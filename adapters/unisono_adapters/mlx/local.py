@@ -24,6 +24,7 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
+from unisono.core.scoring import ScoreJob, TokenScore
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -39,6 +40,7 @@ from unisono.errors import (
 from unisono_adapters._constraints import refusal
 from unisono_adapters._load import LOAD_S
 from unisono_adapters._probe import Subject, examine
+from unisono_adapters._scoring import score_prompt
 from unisono_adapters.mlx.jobs import BatchLimits
 from unisono_adapters.mlx.process import EngineProcess, Inbox
 from unisono_adapters.mlx.wire import Ready, Reason
@@ -122,9 +124,11 @@ class MlxLocalBackend:
             logit_bias=True,
             logprobs=True,
             prompt_logprobs=True,
+            scores=True,
             constrain=constrain,
         )
-        return await examine(Subject(self.complete, claims, remedies=REMEDIES, encode=encode, trusted=constrain))
+        subject = Subject(self.complete, claims, remedies=REMEDIES, encode=encode, trusted=constrain, score=self.score)
+        return await examine(subject)
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         """Generate an answer. Raises ContextTooLong and the BackendError family.
@@ -148,6 +152,9 @@ class MlxLocalBackend:
                 prompt_tokens = None
         finally:
             engine.drop(number)
+
+    async def score(self, job: ScoreJob) -> Sequence[TokenScore | None]:
+        return await score_prompt(self.complete, job)
 
     async def load(self) -> Load | None:
         """Return the load of the engine process from all gateways; None while it does not run."""

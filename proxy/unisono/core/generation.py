@@ -68,6 +68,8 @@ class Capabilities:
     logprobs: bool = False
     # True if it also reports those of the prompt's tokens.
     prompt_logprobs: bool = False
+    # True if it scores given tokens (`core.scoring.ScoringBackend`).
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)

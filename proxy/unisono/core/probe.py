@@ -62,6 +62,8 @@ class Check(StrEnum):
     CONTEXT = "context"
     # The backend can constrain generation to a schema or grammar.
     CONSTRAIN = "constrain"
+    # The backend scores given tokens, so that it can be compared with another.
+    SCORES = "scores"
 
 
 class Severity(StrEnum):
@@ -146,6 +148,11 @@ MEANINGS: Mapping[Check, Meaning] = {
     Check.CONSTRAIN: Meaning(
         Severity.NOTE,
         "Generation cannot be constrained on this backend.",
+        "No action needed.",
+    ),
+    Check.SCORES: Meaning(
+        Severity.NOTE,
+        "The backend does not score given tokens, so `unisono compare` cannot compare it.",
         "No action needed.",
     ),
 }

@@ -1,0 +1,89 @@
+"""Scores of given tokens from llama.cpp's server, which reports those of generated ones.
+
+The server is made to generate the given tokens: a grammar of token ids allows nothing else. Its log probabilities are
+those before grammar and biases. A stop token cannot be part of a grammar, and old servers do not know grammars of
+tokens: such a token is forced by a bias, in a request of its own. Measured on the server of llama-cpp-python 0.3.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+from unisono.core.generation import ALL_STOP_TOKENS
+from unisono.core.scoring import ScoreJob, TokenScore
+from unisono.errors import BackendError, BackendOverloaded, BackendTimeout, BackendUnavailable
+from unisono_adapters._logprobs import to_logprob
+from unisono_adapters._scoring import to_score
+
+# Tokens that one request generates. A request cannot be cancelled before its answer.
+FORCED_TOKENS = 128
+# Bias that no other token can exceed.
+FORCING_BIAS = 1e9
+# Failures that the same tokens with a bias would not avoid.
+NOT_OF_THE_GRAMMAR = (BackendOverloaded, BackendTimeout, BackendUnavailable)
+
+# Request for tokens after a prompt, with additional fields of the body. Returns the server's answer.
+Generate = Callable[[Sequence[int], int, Mapping[str, object]], Awaitable[object]]
+
+
+async def score_forced(generate: Generate, job: ScoreJob) -> list[TokenScore | None]:
+    """Return the score of each target. Raises the `BackendError` family."""
+    scores: list[TokenScore | None] = []
+    for part in parts_of(job.targets):
+        before = [*job.prompt.tokens, *job.targets[: len(scores)]]
+        scores += await _score_part(generate, before, part, job.top)
+    return scores
+
+
+def parts_of(targets: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the targets in parts, with every stop token in a part of its own."""
+    begin = 0
+    for at, token in enumerate(targets):
+        if token in ALL_STOP_TOKENS:
+            if at > begin:
+                yield targets[begin:at]
+            yield targets[at : at + 1]
+            begin = at + 1
+        elif at - begin == FORCED_TOKENS:
+            yield targets[begin:at]
+            begin = at
+    if begin < len(targets):
+        yield targets[begin:]
+
+
+async def _score_part(
+    generate: Generate, before: Sequence[int], part: Sequence[int], top: int
+) -> list[TokenScore | None]:
+    if len(part) > 1:
+        grammar = "root ::= " + " ".join(f"<[{token}]>" for token in part)
+        try:
+            answer = await generate(before, len(part), {"grammar": grammar})
+        except NOT_OF_THE_GRAMMAR:
+            raise
+        except BackendError:
+            # The server does not know grammars of tokens, or the bytes of these are not text.
+            pass
+        else:
+            return _scores_in(answer, part, top)
+    scores: list[TokenScore | None] = []
+    for at, token in enumerate(part):
+        answer = await generate([*before, *part[:at]], 1, {"logit_bias": [[token, FORCING_BIAS]]})
+        scores += _scores_in(answer, [token], top)
+    return scores
+
+
+def _scores_in(answer: object, targets: Sequence[int], top: int) -> list[TokenScore | None]:
+    """Return the scores in an answer. A token that ends inside of a character has none."""
+    listed = answer.get("completion_probabilities") if isinstance(answer, dict) else None
+    entries = [entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, dict)]
+    scores: list[TokenScore | None] = []
+    for target in targets:
+        if entries and entries[0].get("id") == target:
+            entry = entries.pop(0)
+            others = entry.get("top_logprobs")
+            alternatives = [each for each in (others if isinstance(others, list) else ()) if isinstance(each, dict)]
+            known = ((each.get("id"), each.get("logprob")) for each in alternatives)
+            scores.append(to_score(to_logprob(target, entry.get("logprob"), known), top))
+        else:
+            scores.append(None)
+    return scores
