@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -107,15 +107,22 @@ class CountedGroup:
 
 def counts_of(records: Sequence[RequestRecord]) -> dict[CountedGroup, dict[str, int]]:
     """Return the counts of these records, in minutes and in hours."""
-    counts: dict[CountedGroup, dict[str, int]] = {}
+    # Records of one minute with the same names are added up first: each group receives only their sums.
+    minutes: dict[tuple[int, str, str, str], dict[str, int]] = {}
     for record in records:
-        ended, numbers = ended_ms(record) // 1000, tuple(_counts_of(record))
-        for facet in _count_facets(record.tenant, record.key, record.model):
+        minute = ended_ms(record) // (1000 * MINUTE_S) * MINUTE_S
+        _add(minutes.setdefault((minute, record.tenant, record.key, record.model), {}), _counts_of(record))
+    counts: dict[CountedGroup, dict[str, int]] = {}
+    for (minute, *names), sums in minutes.items():
+        for facet in _count_facets(*names):
             for step_s in COUNTS_KEPT_S:
-                sums = counts.setdefault(CountedGroup(step_s, ended // step_s * step_s, facet), {})
-                for name, number in numbers:
-                    sums[name] = sums.get(name, 0) + number
+                _add(counts.setdefault(CountedGroup(step_s, minute // step_s * step_s, facet), {}), sums.items())
     return counts
+
+
+def _add(sums: dict[str, int], numbers: Iterable[tuple[str, int]]) -> None:
+    for name, number in numbers:
+        sums[name] = sums.get(name, 0) + number
 
 
 def _count_facets(tenant: str, key: str, model: str) -> tuple[str, ...]:

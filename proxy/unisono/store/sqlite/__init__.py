@@ -1,4 +1,4 @@
-"""Embedded store: one SQLite file (or memory), one writer and one reader thread, no server.
+"""Embedded store: one SQLite file with a writer and a reader thread, or memory without threads; no server.
 
 Every operation is one transaction, synced to disk before it is acknowledged. Several processes may share the file.
 Waiting readers are woken by writers of their own process, and poll for those of others.
@@ -53,6 +53,8 @@ T = TypeVar("T")
 SWEEP_EVERY_S = 60.0
 # Lock timeout, in seconds, of a write after one that timed out. Many writes may be queued.
 LOCKED_TIMEOUT_S = 0.2
+# Request records per write in memory, which blocks the event loop for about a millisecond.
+RECORDS_PER_MEMORY_WRITE = 16
 # Messages for callers, by SQLite's primary codes. The error itself is the cause, for the log.
 TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the store is full",
@@ -88,8 +90,9 @@ class SqliteStore(SqliteAccess):
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store")
         self._db: sqlite3.Connection | None = None
-        # A file can be read while another process has locked it: reads do not queue after writes. In memory, one
-        # connection serves both.
+        # A transaction in memory takes less time than waking a thread. It runs on the event loop, on one connection.
+        self._is_in_memory = path is None
+        # A file can be read while another process has locked it: reads do not queue after writes.
         self._reading_worker = self._worker
         self._reading_db: sqlite3.Connection | None = None
         self._is_locked = False
@@ -108,7 +111,7 @@ class SqliteStore(SqliteAccess):
         except StoreUnavailable as error:
             if not self._may_use_memory or not is_unwritable(error):
                 raise
-            self._db = await loop.run_in_executor(self._worker, connect, None)
+            self._db, self._is_in_memory = await loop.run_in_executor(self._worker, connect, None), True
             return (f"{self._path} cannot be used ({error.__cause__}); {IN_MEMORY}. Set store.url to a writable path",)
         return (IN_MEMORY,) if self._path is None else ()
 
@@ -125,6 +128,8 @@ class SqliteStore(SqliteAccess):
 
     async def _run(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
         self._check_open()
+        if self._is_in_memory:
+            return self._run_transaction(self._db, True, work, *args, **named)
         asked_s = time.monotonic()
 
         def act() -> T:
@@ -136,6 +141,8 @@ class SqliteStore(SqliteAccess):
     async def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
         """Run work that only reads, on the reading thread; see `_run`."""
         self._check_open()
+        if self._is_in_memory:
+            return self._run_transaction(self._db, False, work, *args, **named)
 
         def act() -> T:
             return self._run_transaction(self._reading_db or self._db, False, work, *args, **named)
@@ -349,7 +356,11 @@ class SqliteStore(SqliteAccess):
         return await self._read(traces.latest, tenant, limit)
 
     async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
-        await self._run(requests.write_requests, records, for_s, most)
+        size = RECORDS_PER_MEMORY_WRITE if self._is_in_memory else len(records)
+        for begin in range(0, len(records), size):
+            await self._run(requests.write_requests, records[begin : begin + size], for_s, most)
+            if self._is_in_memory:
+                await asyncio.sleep(0)
 
     async def request(self, id: str) -> RequestRecord | None:
         return await self._read(requests.get, id)

@@ -45,12 +45,15 @@ def write_requests(act: Transaction, records: Sequence[RequestRecord], for_s: fl
         "RETURNING n",
         (len(added),),
     ).fetchone()[0]
+    expired = (act.now - for_s) * 1000
+    first = act.db.execute("SELECT ended FROM request_facets WHERE facet = ? ORDER BY ended LIMIT 1", (ALL,)).fetchone()
+    if total <= most and (first is None or first[0] > expired):
+        return
     oldest = act.db.execute(
         "SELECT f.ended, f.id, r.data FROM request_facets f JOIN requests r ON r.id = f.id WHERE f.facet = ? "
         "ORDER BY f.ended, f.id LIMIT ?",
         (ALL, len(added) + EXTRA_DELETED),
     ).fetchall()
-    expired = (act.now - for_s) * 1000
     _delete(act, [row for place, row in enumerate(oldest) if place < total - most or row[0] <= expired])
 
 
