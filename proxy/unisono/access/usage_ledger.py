@@ -189,7 +189,9 @@ class UsageLedger:
         The answer is not delayed further, since it is already generated. The settlements are retried.
         """
         waiting = [self._queue(settlement) for settlement in settlements]
-        if not self._is_slow:
+        # A store in memory writes at once.
+        await asyncio.sleep(0)
+        if not self._is_slow and not all(each.durable.done() for each in waiting):
             await asyncio.wait({each.durable for each in waiting}, timeout=LEDGER_WAIT_S)
         if pending := [each for each in waiting if not each.durable.done()]:
             self._is_slow = True

@@ -223,12 +223,23 @@ class MediaRemoval:
 
     def body_without_media(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the body of a request without the media in it."""
+        if not self._has_parts(body):
+            return body
         changed: dict[str, Any] = {}
         if isinstance(parts := body.get(self._instructions), list):
             changed[self._instructions] = self._parts(parts, self._instructions, keeps=False)
         if isinstance(items := body.get(self._path), list):
             changed[self._path] = self._items(items)
         return {**body, **changed} if any(value is not body[name] for name, value in changed.items()) else body
+
+    def _has_parts(self, body: Mapping[str, Any]) -> bool:
+        """Return False if all contents are plain texts, as nearly always in Chat Completions."""
+        if isinstance(body.get(self._instructions), list):
+            return True
+        items = body.get(self._path)
+        return isinstance(items, list) and any(
+            isinstance(item.get(field), list) for item in items if isinstance(item, dict) for field in PART_FIELDS
+        )
 
     def _items(self, items: list[Any]) -> list[Any]:
         newest = next((index for index in range(len(items) - 1, -1, -1) if _is_user_message(items[index])), -1)

@@ -80,6 +80,12 @@ async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnsw
 
     The first failure ends all. Their backends are released when this returns.
     """
+    if len(streams) == 1:
+        # The usual case needs no tasks.
+        try:
+            return [await collect_run(streams[0])]
+        finally:
+            await streams[0].aclose()
     tasks = [asyncio.create_task(collect_run(stream)) for stream in streams]
     try:
         return await asyncio.gather(*tasks)

@@ -34,9 +34,11 @@ LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u00
 # Key in the request's state of a function that writes a keep-alive now. The write detects a disconnected client.
 PROBE = "probe_client"
 
-# Key, in the request's state, of the server's own `send`. The ASGI layers change only the head of a response, so the
-# body of a stream bypasses them.
+# Keys, in the request's state, of the server's own `send`, and of its function that writes a part of a body and returns
+# True, or False if the writer must wait for the client. The ASGI layers change only the head of a response, so the body
+# of a stream bypasses them.
 SEND_BODY = "send_body"
+WRITE_BODY = "write_body"
 
 
 class ByteSource(Protocol):
@@ -127,15 +129,31 @@ class EventWriter:
     It is called when the first bytes are written, because until then a failure can be an HTTP error.
     """
 
-    def __init__(self, send: Send, send_body: Send, head: Callable[[], Message]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        send_body: Send,
+        head: Callable[[], Message],
+        write_body: Callable[[bytes], bool] | None = None,
+    ) -> None:
         self._send = send
         self._send_body = send_body
+        self._write_body = write_body
         self._head = head
         self.is_writing = False  # a write is in progress, and may wait for the client
         self._waiters: list[asyncio.Future[None]] = []
         self.now = asyncio.get_running_loop().time
         self.is_head_sent = False
         self.last_write_at = self.now()
+
+    def write_now(self, data: bytes) -> bool:
+        """Write whole events if nothing has to be waited for; return False if they were not written."""
+        if self._write_body is None or self.is_writing or not self.is_head_sent:
+            return False
+        if not self._write_body(data if data.isascii() else without_line_separators(data)):
+            return False
+        self.last_write_at = self.now()
+        return True
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Write whole events; the `last` write ends the response."""
@@ -233,7 +251,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
-        writer = self._writer = EventWriter(send, state.get(SEND_BODY, send), self._head)
+        writer = self._writer = EventWriter(send, state.get(SEND_BODY, send), self._head, state.get(WRITE_BODY))
         pump = asyncio.create_task(outcome(self._drain(writer)))
         disconnect = asyncio.create_task(disconnected(receive))
         keep_alives = KeepAlives(writer, self._keep_alive, self._keep_alive_s)
@@ -261,7 +279,7 @@ class EventStream(Response):
 
     async def _drain(self, writer: EventWriter) -> None:
         async for data in self._source:
-            if data:
+            if data and not writer.write_now(data):
                 await writer.write(data)
 
     def _head(self) -> Message:

@@ -102,4 +102,6 @@ def recoveries_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
 
 
 def _header_text(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(letter if " " <= letter <= "~" else "?" for letter in text)

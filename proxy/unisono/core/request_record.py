@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from unisono.core.observer import GenerationDone, GenerationOutcome
@@ -91,6 +92,8 @@ class RequestRecord:
 
 
 FIELDS: Final = tuple(field.name for field in fields(RequestRecord))
+# Values of a record in the order of `FIELDS`.
+values_of: Final[Callable[[RequestRecord], tuple[Any, ...]]] = attrgetter(*FIELDS)
 # Costs in a record are in micro-dollars.
 COST_UNIT: Final = 1e-6
 
@@ -100,11 +103,11 @@ def to_facts(record: RequestRecord) -> dict[str, Any]:
 
     Times are in seconds, the cost is in dollars.
     """
-    facts: dict[str, Any] = {}
-    for name in FIELDS:
-        value = getattr(record, name)
-        if name in ("status", "duration_s") or value not in ("", None, (), 0):
-            facts[name] = round(value, 6) if isinstance(value, float) else value
+    facts: dict[str, Any] = {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in zip(FIELDS, values_of(record), strict=True)
+        if value or name in ("status", "duration_s")
+    }
     if record.attempts:
         facts["attempts"] = [
             {"deployment": name, **({"error": failure} if failure else {})} for name, failure in record.attempts

@@ -18,6 +18,13 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:
 
 async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks whose errors do not matter any more, and wait until they have ended."""
+    running = []
     for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        if not task.done():
+            task.cancel()
+            running.append(task)
+        elif not task.cancelled():
+            # The event loop logs errors that nobody has retrieved.
+            task.exception()
+    if running:
+        await asyncio.gather(*running, return_exceptions=True)

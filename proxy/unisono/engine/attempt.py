@@ -103,6 +103,8 @@ class SlotSession:
     async def _wait_for_slot(self, demand: RouteRequirements, limit_s: float | None) -> Slot:
         began_s, failure = self._report.now_s(), ""
         try:
+            if limit_s is None:
+                return await self._route.next_slot(demand)
             async with asyncio.timeout(limit_s):
                 return await self._route.next_slot(demand)
         except TimeoutError:

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
@@ -95,7 +95,9 @@ class JsonLines(logging.Formatter):
                 line[key] = value if isinstance(value, bool | int | float) else str(value)
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        texts = "\0".join(_texts(line))
+        found: list[str] = []
+        _add_texts(line, found)
+        texts = "\0".join(found)
         # Nearly all lines are short and contain no secret.
         if len(texts) > MAX_VALUE_LENGTH or self._secrets.may_occur(texts):
             line = {self._clean(key): self._cleaned(value, keep_end=key == "error") for key, value in line.items()}
@@ -121,17 +123,15 @@ class JsonLines(logging.Formatter):
         return f"…{text[-MAX_VALUE_LENGTH:]}" if keep_end else f"{text[:MAX_VALUE_LENGTH]}…"
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts of a value of JSON."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from _texts(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner)
+def _add_texts(value: Any, texts: list[str]) -> None:
+    """Add all texts of a value of JSON to `texts`."""
+    for inner in value.values() if isinstance(value, dict) else value:
+        if type(inner) is str:
+            texts.append(inner)
+        elif isinstance(inner, dict | list | tuple):
+            _add_texts(inner, texts)
+    if isinstance(value, dict):
+        texts += value
 
 
 class TextLines(logging.Formatter):

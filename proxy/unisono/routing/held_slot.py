@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
@@ -23,6 +23,8 @@ from unisono.routing.attempt_timeouts import (
 from unisono.routing.circuit_breaker import BreakerFailure, kind_of
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.group import DeploymentGroup
+
+NO_LIMIT: Final = nullcontext()
 
 
 class SlotSource(Protocol):
@@ -100,12 +102,12 @@ class HeldSlot:
             limits = replace(limits, first_token_s=min(timeouts.first_token_s, timeouts.total_s, share_s))
         return limits
 
+    def first_token_limit(self) -> AbstractAsyncContextManager[None]:
+        return NO_LIMIT if self._patience_s is None else self._limited_to(self._patience_s)
+
     @asynccontextmanager
-    async def first_token_limit(self) -> AsyncGenerator[None]:
-        if self._patience_s is None:
-            yield
-            return
-        loop, live, patience_s = asyncio.get_running_loop(), self._live, self._patience_s
+    async def _limited_to(self, patience_s: float) -> AsyncGenerator[None]:
+        loop, live = asyncio.get_running_loop(), self._live
         began_at = live.clock()
 
         def check() -> None:

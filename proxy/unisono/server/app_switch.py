@@ -25,13 +25,14 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from unisono.api.error_responses import to_event, to_response
-from unisono.api.sse import SEND_BODY
+from unisono.api.sse import SEND_BODY, WRITE_BODY
 from unisono.app import Gateway, build
 from unisono.config import Config
 from unisono.errors import ConfigError
 from unisono.middleware.drain import OPEN, OpenRequest, shutdown_error
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
+from unisono.server.delivery import body_writer
 
 READINESS = "/health/readiness"
 # Settings under `unisono:` that belong to the listener and to the process.
@@ -187,26 +188,25 @@ class AppSwitch:
                 await self._lifespan(receive, send)
 
     async def _http(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
-        has_started, stream = False, False
+        head: Message | None = None
 
         async def watched(message: Message) -> None:
-            nonlocal has_started, stream
-            if not has_started and message["type"] == "http.response.start":
-                has_started = True
-                headers = MutableHeaders(scope=message)
-                stream = headers.get("content-type", "").startswith("text/event-stream")
+            nonlocal head
+            if head is None and message["type"] == "http.response.start":
+                head = message
                 if self._is_leaving:
-                    headers["connection"] = "close"
+                    MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        scope.setdefault("state", {})[SEND_BODY] = send
+        state = scope.setdefault("state", {})
+        state[SEND_BODY], state[WRITE_BODY] = send, body_writer(send)
         with _opened(application) as request:
             try:
                 await application.app(scope, receive, watched)
             except asyncio.CancelledError:
-                if not request.ended or request.task.uncancel() or (has_started and not stream):
+                if not request.ended or request.task.uncancel() or (head is not None and not _is_stream(head)):
                     raise
-                if has_started:
+                if head is not None:
                     await send(
                         {"type": "http.response.body", "body": to_event(shutdown_error(), scope), "more_body": False}
                     )
@@ -246,6 +246,10 @@ class AppSwitch:
             for each in (self._current, *self._replaced_apps):
                 closing.push_async_callback(each.close)
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _is_stream(head: Message) -> bool:
+    return MutableHeaders(scope=head).get("content-type", "").startswith("text/event-stream")
 
 
 @contextmanager

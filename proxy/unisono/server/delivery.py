@@ -14,8 +14,12 @@ import struct
 import sys
 import termios
 from asyncio import TimerHandle, Transport
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
+
+from starlette.types import Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 # Bytes the system buffers before the client reads them. The default is megabytes, and a backend would generate all of
 # them for a client that may have stopped reading.
@@ -102,6 +106,25 @@ def limit_buffers(transport: Transport) -> None:
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         # Otherwise the system accepts megabytes for a client that reads slowly, and writers never wait.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def body_writer(send: Send) -> Callable[[bytes], bool] | None:
+    """Return a function that writes a part of a chunked body at once.
+
+    None if `send` is not uvicorn's own, which takes longer. The function returns False, and writes nothing, while
+    writers have to wait.
+    """
+    cycle = getattr(send, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
+        return None
+
+    def write(body: bytes) -> bool:
+        if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
+    return write
 
 
 class Delivering:

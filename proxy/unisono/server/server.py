@@ -33,6 +33,8 @@ from unisono.server.listener import connections
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+# New objects between young collections.
+GC_THRESHOLD = 10_000
 # Interval between pings on an open WebSocket, in seconds.
 PING_EVERY_S = 20.0
 # Timeout of a pong, in seconds. Clients that read slowly answer late.
@@ -121,6 +123,8 @@ class GatewayServer(uvicorn.Server):
         # for tens of milliseconds.
         gc.collect()
         gc.freeze()
+        # Few objects of an answer form cycles. Each young collection visits those of all answers in progress.
+        gc.set_threshold(GC_THRESHOLD)
         if not self.should_exit:
             await self._started(self._switch.gateway)
         self._is_up.set()

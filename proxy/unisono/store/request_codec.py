@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from unisono.core.request_record import RequestRecord
+from unisono.core.request_record import RequestRecord, values_of
 
 _DEFAULTS: Final = {field.name: field.default for field in fields(RequestRecord)}
 _TUPLES: Final = ("recoveries", "notes")
@@ -15,8 +15,8 @@ _TUPLES: Final = ("recoveries", "notes")
 
 def encode_request(record: RequestRecord) -> bytes:
     """Return the record as JSON, without fields that have their default."""
-    values = {name: getattr(record, name) for name in _DEFAULTS}
-    changed = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    values = zip(_DEFAULTS.items(), values_of(record), strict=True)
+    changed = {name: value for (name, default), value in values if value != default}
     try:
         return orjson.dumps(changed)
     except orjson.JSONEncodeError:

@@ -1,7 +1,8 @@
-"""Embedded store: one SQLite file with a writer and a reader thread, or memory without threads; no server.
+"""Embedded store: a SQLite file with a writer and a reader thread, or memory; no server.
 
-Every operation is one transaction, synced to disk before it is acknowledged. Several processes may share the file.
-Waiting readers are woken by writers of their own process, and poll for those of others.
+Every operation is one transaction, synced to disk before it is acknowledged. In memory it runs on the event loop.
+Several processes may share the file. Waiting readers are woken by writers of their own process, and poll for those of
+others.
 """
 
 from __future__ import annotations
