@@ -110,6 +110,7 @@ FILTERS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "no key": ({"key": ""}, [5, 3, 2]),
     "tenant": ({"tenant": "t"}, [3, 0]),
     "model": ({"model": "m"}, [4, 2]),
+    "deployment": ({"deployment": "vllm-1"}, [4, 0]),
     "status": ({"status": 429}, [1]),
     "failed": ({"failed": True}, [3, 1]),
     "any recovery": ({"recovery": "any"}, [5, 2]),
@@ -128,11 +129,11 @@ async def test_records_are_filtered(wanted: dict[str, Any], numbers: list[int], 
     store = await factory.open()
     await keep(
         store,
-        record(0, key="a", tenant="t"),
+        record(0, key="a", tenant="t", deployment="vllm-1"),
         record(1, key="a", status=429, error="rate_limit_exceeded"),
         record(2, model="m", recoveries=("restored-stop",)),
         record(3, tenant="t", error="backend_error"),
-        record(4, key="a", model="m"),
+        record(4, key="a", model="m", deployment="vllm-1"),
         record(5, recoveries=("moved", "restored-stop")),
     )
     assert await ids(store, **wanted) == [f"req_{number:04}" for number in numbers]

@@ -88,6 +88,8 @@ async def test_requests_are_filtered_and_paged(team: Team) -> None:
         "&team=red": 0,
         "&model=gpt-oss": 3,
         "&model=gpt-9": 1,
+        "&deployment=vllm-1": 3,
+        "&deployment=vllm-2": 0,
         "&status=404": 1,
         "&failed=true": 1,
         "&recovery=any": 0,
@@ -104,6 +106,21 @@ async def test_requests_are_filtered_and_paged(team: Team) -> None:
             break
         cursor = f"&cursor={page['next_cursor']}"
     assert len(ids) == len(set(ids)) == 3
+
+
+async def test_reads_of_the_web_page_are_not_stored(team: Team) -> None:
+    assert (await team.gateway.chat_as(team.alice)).status == 200
+    for path in ("/v1/status", "/status", "/v1/requests", "/v1/requests/stats", "/v1/traces"):
+        assert (await team.get(path)).status == 200
+    for path in ("/v1/requests/req_none", "/v1/requests/req_none/tokens", "/v1/traces/req_none"):
+        assert (await team.get(path)).status == 404
+    assert (await team.get("/v1/status", "sk-uni-unknown")).status == 401
+    await team.listed(count=1)
+    # Records of a moment are written together, so the failed read is the last one.
+    async with asyncio.timeout(10):
+        while len(found := (await team.get("/v1/requests")).body["data"]) < 2:
+            await asyncio.sleep(0.05)
+    assert [(each["route"], each["status"]) for each in found] == [("/v1/status", 401), ("/v1/chat/completions", 200)]
 
 
 async def test_a_record_of_another_key_is_missing(team: Team) -> None:

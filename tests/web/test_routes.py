@@ -56,6 +56,41 @@ async def test_the_operator_sees_the_whole_status() -> None:
         assert (minute["answers"], minute["failed"]) == (1, 0)
         assert minute["recoveries"] == {"missing-end": 1}
         assert fake.url not in json.dumps(status)
+        assert status["role"] == "master"
+
+
+async def test_the_operator_sees_why_a_deployment_fails() -> None:
+    async with FakeVllm(tokens=MALFORMED) as fake, gateway(config(fake.url)) as running:
+        for _ in range(500):
+            _, failing = (await running.get("/v1/status")).body["models"][0]["deployments"]
+            if failing["cause"]:
+                break
+            await asyncio.sleep(0.02)
+        assert failing["cause"] == "the backend cannot be reached: connection refused by 127.0.0.1:9"
+
+
+async def test_the_tokens_of_an_answer_can_be_watched(tmp_path: Path) -> None:
+    async with FakeVllm(tokens=MALFORMED) as fake, keyed(config(fake.url, "off"), tmp_path) as (running, ring):
+        _, ann = await ring.issue("ann")
+        _, bob = await ring.issue("bob")
+        body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
+        response = await post(running, "/v1/chat/completions", body, **bearing(ann))
+        path = f"/v1/requests/{response.headers['x-request-id']}/tokens"
+        watched = await running.get(path, **bearing(ann))
+        assert watched.headers["content-type"].startswith("text/event-stream")
+        assert watched.done
+        segments = [segment for event in watched.events for segment in event["segments"]]
+        specials = [segment["text"] for segment in segments if segment["kind"] == "special"]
+        assert specials == ["<|channel|>", "<|message|>", "<|channel|>", "<|message|>", "<|return|>"]
+        texts = {
+            segment["of"]: "".join(text for text, *_ in segment["tokens"])
+            for segment in segments
+            if segment["kind"] == "text"
+        }
+        assert (texts["analysis"], texts["final"]) == ("Hm.", "Hello")
+        for other in (bob, MASTER):
+            assert (await running.get(path, **bearing(other))).status == 404
+        assert (await running.get("/v1/requests/req_0/tokens", **bearing(ann))).status == 404
 
 
 async def test_a_recording_can_be_listed_read_and_inspected() -> None:
@@ -95,6 +130,7 @@ async def test_a_key_sees_only_its_own_models_and_recordings(tmp_path: Path) -> 
             {"id": "gpt-oss", "model": "gpt-oss", "mode": "chat", "context": 131072, "ready": True}
         ]
         assert not {"minutes", "workers"} & set(status)
+        assert status["role"] == "key"
         assert (await running.get("/v1/status", **bearing(bob))).body["models"] == []
         assert "deployments" in (await running.get("/v1/status", **bearing(MASTER))).body["models"][0]
 

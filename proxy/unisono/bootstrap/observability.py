@@ -52,7 +52,7 @@ PAGE_READS = frozenset(
     for path in (
         "/status", "/traces", "/traces/{id}", "/requests", "/requests/stats", "/requests/{id}", "/requests/{id}/tokens",
         "/inspect", "/usage", "/audit", "/health", "/key/list", "/key/info", "/team/list", "/v2/team/list",
-        "/team/info", "/spend/keys", "/global/spend/report",
+        "/team/info", "/spend/keys", "/global/spend/report", "/model/info",
         "/user/daily/activity", "/openapi.json",
     )
 )  # fmt: skip

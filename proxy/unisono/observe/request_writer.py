@@ -22,6 +22,8 @@ MAX_QUEUED: Final = 20_000
 RECORDS_PER_WRITE: Final = 500
 # Time that the first record of a batch waits for others, in seconds.
 GATHER_S: Final = 0.25
+# Status of a request for something that does not exist, or not yet.
+NOT_FOUND: Final = 404
 # Time for writing the queue at shutdown, in seconds.
 CLOSING_S: Final = 3.0
 
@@ -29,7 +31,7 @@ CLOSING_S: Final = 3.0
 class RequestWriter:
     """Receiver of records that stores them for `for_s` seconds, at most `most`.
 
-    `count` receives their outcomes. Successful requests for the routes `unrecorded` are not stored.
+    `count` receives their outcomes. Requests for the routes `unrecorded` that succeed or find nothing are not stored.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class RequestWriter:
         self._is_down = False
 
     def __call__(self, record: RequestRecord) -> None:
-        if record.status < 400 and record.route in self._unrecorded:
+        if (record.status < 400 or record.status == NOT_FOUND) and record.route in self._unrecorded:
             return
         if len(self._waiting) >= MAX_QUEUED:
             self._count("dropped", 1)

@@ -44,7 +44,9 @@ def playground(page: Page) -> None:
     page.locator("select option").nth(3).wait_for(state="attached")
     page.get_by_role("button", name="Try the example").click()
     page.locator("article .facts").wait_for()
-    page.locator(".side .chip", has_text="<|call|>").wait_for()
+    # A phone has no room for tokens beside the answer.
+    if page.get_by_role("button", name="Tokens").get_attribute("aria-pressed") == "true":
+        page.locator(".side .chip", has_text="<|call|>").wait_for()
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(500)
 

@@ -93,14 +93,13 @@ export class Plot {
     const [muted, line] = [colour("muted"), colour("line")];
     const font = `11px ${colour("sans")}`;
     const axis = { stroke: muted, font, grid: { stroke: line, width: 1 }, ticks: { show: false } };
-    const step = this.data[0].length > 1 ? this.data[0][1] - this.data[0][0] : 60;
     return {
       width: Math.max(this.box.clientWidth, 120),
       height: 148,
       padding: [8, 8, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
-      scales: { x: { time: true, range: (_, low, high) => [low - step / 2, high + step / 2] }, y: { range: (_, low, high) => [0, (high || 1) * 1.12] } },
+      scales: { x: { time: true, range: (plot, low, high) => [low - stepOf(plot.data[0]) / 2, high + stepOf(plot.data[0]) / 2] }, y: { range: (_, low, high) => [0, (high || 1) * 1.12] } },
       axes: [
         { ...axis, size: 26, gap: 3, space: 60, values: (_, splits, __, ___, by) => splits.map((at) => (by >= 86_400 ? moment(at).slice(5, 10) : clock(at).slice(0, 5))) },
         { ...axis, size: 58, gap: 4, space: 28, values: (_, splits) => splits.map((value) => this.format(value)) },
@@ -124,6 +123,9 @@ export class Plot {
     this.plot?.destroy();
   }
 }
+
+// Space for the first and the last bar.
+const stepOf = (times) => (times.length > 1 ? times[1] - times[0] : 60);
 
 // A line needs two neighbours; single values would be invisible.
 const isSparse = (values) => values.filter((value) => value !== null).length < values.length * 0.5;

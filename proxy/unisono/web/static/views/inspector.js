@@ -15,7 +15,7 @@ const SAMPLE =
 const EXAMPLE = { text: SAMPLE };
 const LEAD =
   "gpt-oss writes Harmony: messages between special tokens, on channels (analysis for reasoning, final for the answer, commentary for tool calls). " +
-  "This view shows every token. Where the output broke the format, the gateway repaired it. Each repair appears where it was decided, with its rule and the reason.";
+  "This view shows every token. Where the output broke the format, the gateway corrected it. Each recovery appears where it was decided, with its rule and the reason.";
 const LEGEND = ["system", "developer", "user", "analysis", "commentary", "final", "call", "tool"];
 const MOST_BYTES = 8_000_000;
 
@@ -153,7 +153,7 @@ class Recordings {
   }
 
   draw() {
-    const example = el("li", {}, el("a", { href: to(EXAMPLE_ID), "aria-current": this.id === EXAMPLE_ID ? "true" : null }, el("strong", {}, "Example"), el("span", { class: "muted" }, "a tool call with repairs")));
+    const example = el("li", {}, el("a", { href: to(EXAMPLE_ID), "aria-current": this.id === EXAMPLE_ID ? "true" : null }, el("strong", {}, "Example"), el("span", { class: "muted" }, "a tool call with a recovery")));
     this.list.replaceChildren(example, ...this.found.map((one) => el("li", {},
       el("a", { href: to(one.id), "aria-current": one.id === this.id ? "true" : null },
         el("span", {}, el("time", {}, day(one.at)), " ", el("span", { class: one.error ? "bad" : "muted" }, one.error || one.finish || one.outcome)),
@@ -249,7 +249,7 @@ function repairsOf(told) {
 
 function mended(told) {
   const found = repairsOf(told).length;
-  return found ? counted(found, "repair") : "No repairs: this is valid Harmony.";
+  return found ? `${number(found)} ${found === 1 ? "recovery" : "recoveries"}` : "No recoveries: this is valid Harmony.";
 }
 
 function repairs(told, views) {
@@ -258,7 +258,7 @@ function repairs(told, views) {
   const list = found.slice(0, 100).map(({ one, at, nth }) =>
     el("li", {}, el("button", { type: "button", class: "link", onclick: () => views[at].reveal(nth) }, el("code", { class: "rule" }, one.rule)), ` ${one.why}`,
       told.steps.length > 1 ? el("span", { class: "muted" }, ` Step ${told.steps[at].step}.`) : null));
-  return el("section", { "aria-label": "Repairs" }, el("h2", {}, mended(told)), el("ol", { class: "repairs" }, list),
+  return el("section", { "aria-label": "Recoveries" }, el("h2", {}, mended(told)), el("ol", { class: "repairs" }, list),
     found.length > 100 ? el("p", { class: "note" }, "Only the first 100 are listed here; the tokens below show all of them.") : null);
 }
 

@@ -117,15 +117,14 @@ function keyTable(list, costs, reload, failed, name) {
     }
   } }, text);
   const rows = list.map((key) => ({ key: key.token, cells: [
-    el("span", {}, el("strong", { class: "named" }, key.key_alias ?? "unnamed"), el("br"), el("code", { class: "muted" }, key.token), " ", el("span", { class: "muted" }, key.key_name)),
-    el("span", { class: `state is-${KEY_STATES[key.status]}` }, el("span", { class: "dot", "aria-hidden": "true" }), KEY_WORDS[key.status] ?? key.status),
+    el("span", {}, el("a", { class: "named", href: `#/requests${query({ key: key.token })}`, title: "Requests of this key" }, key.key_alias ?? "unnamed"), " ", el("span", { class: "muted" }, key.key_name), el("br"), el("code", { class: "muted small-text" }, key.token)),
+    el("span", {}, el("span", { class: `state is-${KEY_STATES[key.status]}` }, el("span", { class: "dot", "aria-hidden": "true" }), KEY_WORDS[key.status] ?? key.status),
+      el("span", { class: "muted small-text until" }, key.expires ? `until ${moment(Date.parse(key.expires) / 1000).slice(0, 16)}` : "never expires")),
     el("span", {}, key.team_id ?? "–", key.user_id ? el("span", { class: "muted" }, ` / ${key.user_id}`) : null),
     el("span", { class: "named" }, key.models.length ? key.models.join(", ") : "all"),
-    limits(key),
+    el("span", { class: "named" }, limits(key)),
     budget(costs.get(key.token) ?? 0, key.max_budget, dollars),
-    key.expires ? moment(Date.parse(key.expires) / 1000).slice(0, 16) : "never",
     el("span", { class: "actions" },
-      el("a", { class: "button small", href: `#/requests${query({ key: key.token })}` }, "Requests"),
       may && key.status !== "deleted" ? [
         el("button", { type: "button", class: "small", onclick: () => keyForm(key, reload) }, "Edit"),
         el("button", { type: "button", class: "small", onclick: () => rotate(key, reload) }, "Rotate"),
@@ -134,7 +133,7 @@ function keyTable(list, costs, reload, failed, name) {
       ] : null),
   ] }));
   const none = name ? "No key has this name." : "No keys yet. Only the master key exists.";
-  return table("Keys", ["Name", "State", "Team / user", "Models", "Limits", "Spend", "Expires", "Actions"], rows, none);
+  return table("Keys", ["Name", "State", "Team / user", "Models", "Limits", "Spend", "Actions"], rows, none);
 }
 
 function confirmed(question, consequence, act, reload) {
@@ -212,15 +211,14 @@ function teamList(place) {
 function teamTable(teams, reload, failed) {
   const may = changesAll();
   const rows = teams.map((team) => ({ key: team.team_id, cells: [
-    el("span", {}, el("strong", { class: "named" }, team.team_alias ?? team.team_id), " ", el("code", { class: "muted" }, team.team_id)),
+    el("span", {}, el("a", { class: "named", href: `#/requests${query({ team: team.team_id })}`, title: "Requests of this team" }, team.team_alias ?? team.team_id), " ", el("code", { class: "muted" }, team.team_id)),
     el("span", { class: `state is-${team.blocked ? "resting" : "ready"}` }, el("span", { class: "dot", "aria-hidden": "true" }), team.blocked ? "blocked" : "active"),
     number(team.keys ?? 0),
     number(team.members?.length ?? 0),
     el("span", { class: "named" }, team.models.length ? team.models.join(", ") : "all"),
-    limits(team),
+    el("span", { class: "named" }, limits(team)),
     budget(team.spend ?? 0, team.max_budget, dollars),
     el("span", { class: "actions" },
-      el("a", { class: "button small", href: `#/requests${query({ team: team.team_id })}` }, "Requests"),
       may ? [
         el("button", { type: "button", class: "small", onclick: () => teamForm(team, reload) }, "Edit"),
         el("button", { type: "button", class: "small", onclick: () => json(team.blocked ? "/team/unblock" : "/team/block", { body: { team_id: team.team_id } }).then(reload, failed) }, team.blocked ? "Unblock" : "Block"),

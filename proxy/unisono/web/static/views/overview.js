@@ -155,7 +155,7 @@ function drawTiles(tiles, { stats, range: shown }, status) {
     fact(`Requests, ${per}`, short(total.requests), `${short(total.recovered)} with recoveries`),
     fact(`Errors, ${per}`, percent(total.errors, total.requests), number(total.errors), total.errors ? "bad" : undefined),
     fact("First token, p95", seconds(latest?.first_token_s.p95), latest ? `at ${day(latest.at).slice(0, -3)}` : "no answers"),
-    fact(`Output tokens, ${per}`, short(total.output_tokens), `${short(total.input_tokens)} input`),
+    fact(`Tokens out, ${per}`, short(total.output_tokens), `${short(total.input_tokens)} in`),
     members.length ? fact("In flight", number(sum(members.map((one) => one.running))), `${number(sum(groups.map((model) => model.waiting)))} in the queue`) : null,
     fact(`Spend, ${per}`, dollars(total.cost), seesAll() ? "all keys" : "this key"));
 }

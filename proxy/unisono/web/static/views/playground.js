@@ -30,7 +30,7 @@ class Playground {
     this.language = "curl";
     this.trouble = complaint();
     this.trouble.id = "asking-trouble";
-    this.message = el("textarea", { rows: 3, spellcheck: "false", id: "message", placeholder: "Ask the model" });
+    this.message = el("textarea", { rows: 2, spellcheck: "false", id: "message", placeholder: "Ask the model" });
     this.send = el("button", { type: "submit", class: "primary" }, "Send");
     this.stop = el("button", { type: "button", class: "danger", disabled: true, onclick: () => this.stopAll() }, "Stop");
     this.code = el("pre", { tabindex: "0", class: "code", "aria-label": "The request as code" });

@@ -54,7 +54,7 @@ function list(main, search) {
     if (location.hash === next) look();
     else location.hash = next;
   });
-  main.append(el("div", { class: "heading" }, el("h1", {}, "Requests"), live), form, models, trouble, place, pages);
+  main.append(el("div", { class: "heading" }, el("h1", {}, "Requests"), live), el("details", { class: "filter-box", open: matchMedia("(min-width: 60rem)").matches || FILTERS.some((name) => search.get(name)) }, el("summary", {}, "Filters"), form), models, trouble, place, pages);
   const unwatch = watch(({ status }) => {
     if (!status) return;
     of.team.closest(".field").hidden = !["master", "admin", "viewer", "team_admin"].includes(status.role) || status.keyless;
