@@ -305,10 +305,13 @@ KEYS: dict[str, list[tuple[str, str]]] = {
 
 @pytest.mark.parametrize("headers", KEYS.values(), ids=KEYS)
 async def test_only_health_and_the_web_page_are_served_without_the_key(headers: list[tuple[str, str]]) -> None:
-    app = built(entry("gpt-oss", "vllm/a"), key=KEY)
+    unlimited = {"failed_authentication": {"max_per_minute": 0}}
+    app = built(entry("gpt-oss", "vllm/a"), key=KEY, unisono=unlimited)
     paths = [path for path in paths_of(app) if path not in PUBLIC_PATHS]
     assert {"/v1/chat/completions", "/v1/models", "/model/info"} < set(paths)
-    for path, disguise, host in product([*paths, "/redoc", "/openapi.json"], DISGUISES.values(), HOSTS):
+    # The key is checked before any route, so a few paths suffice for the disguises.
+    plain = ((path, "{path}", HOSTS[0]) for path in [*paths, "/redoc", "/openapi.json"])
+    for path, disguise, host in (*plain, *product(paths[::10], DISGUISES.values(), HOSTS)):
         for method in ("GET", "POST", "OPTIONS"):
             answer = await Exchange(app, method, disguise.format(path=path), headers=[("host", host), *headers]).run()
             assert answer.status == 401, (method, disguise, path, host)

@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute
 
 from unisono import __version__
 from unisono.access.end_users import EndUsers
+from unisono.access.failed_authentications import FailedAuthentications
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
@@ -75,6 +76,7 @@ from unisono.bootstrap.store import build_ledger
 from unisono.bootstrap.tokenizer import build_tokenizer
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import Config, GatewaySettings, ModelRegistry
+from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.core.access import Caller
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.request_record import RecordSink
@@ -253,6 +255,7 @@ def _make_app(
                 sinks=sinks,
                 formats=FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
+                failures=build_failures(config.unisono.failed_authentication),
                 rules=request_rules(config, gateway.catalogue, EndUsers(gateway.store).apply),
             ),
             Middleware(DirectRoutes, routes=ROUTES),
@@ -269,7 +272,7 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int, live:
     return (
         ReadinessCheck(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unwritten_records)),
         MetricsSource(observing.metrics_page, names_keys=config.unisono.metrics_per_key),
-        ModelCards(lambda caller: cards(catalogue, pool, caller), created=int(time.time())),
+        ModelCards(lambda caller: cards(catalogue, pool, caller), int(time.time()), build_prices(config, catalogue)),
         UsageSource(store.ledger, time.time),
         RequestSource(store, time.time, config.unisono.request_records.ttl_s),
         BackendHealth(lambda: deployment_health(pool)),
@@ -354,6 +357,13 @@ def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToo
 def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
     fallbacks = {model: (*others.fallbacks, *others.larger) for model, others in catalogue.stand_ins.items()}
     return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
+
+
+def build_failures(settings: FailedAuthenticationSettings) -> FailedAuthentications | None:
+    """Return the limit of requests with invalid keys; None without a limit."""
+    if not settings.max_per_minute:
+        return None
+    return FailedAuthentications(settings.max_per_minute, ClientNetworks(settings.trusted_proxies))
 
 
 def request_rules(config: Config, catalogue: ModelRegistry, apply_end_user: ApplyEndUser | None = None) -> RequestRules:

@@ -174,6 +174,12 @@ class NotAuthenticated(UnisonoError):
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
 
 
+class TooManyFailures(UnisonoError):
+    """Too many requests with invalid keys from one address."""
+
+    status, type, code = 429, "requests", "too_many_failed_authentications"
+
+
 class NotAllowed(UnisonoError):
     status, type, code = 403, "invalid_request_error", "permission_denied"
 

@@ -24,6 +24,7 @@ from unisono.access.keys import Mint
 from unisono.api.admin.roles import PERMISSIONS
 from unisono.app import build
 from unisono.config import parse
+from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -34,7 +35,9 @@ def config() -> dict[str, Any]:
     """Configure two models: `gpt-oss`, with the alias `gpt-4o`, and another one."""
     config_ = config_of("vllm@http://127.0.0.1:9")
     config_["model_list"] += config_of("vllm@http://127.0.0.1:9", name="gpt-oss-other")["model_list"]
-    settings = {"router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss"}}, "unisono": {"raw_completions": True}}
+    # The tests send many invalid keys.
+    gateway_settings = {"raw_completions": True, "failed_authentication": {"max_per_minute": 0}}
+    settings = {"router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss"}}, "unisono": gateway_settings}
     return {**config_, **settings}
 
 
@@ -140,6 +143,13 @@ async def bad_keys(ring: Ring) -> dict[str, str]:
     await ring.revoke(revoked)
     _, expired = await ring.issue(expires_at=time.time() - 1)
     _, good = await ring.issue()
+    _, blocked = await ring.issue(is_blocked=True)
+    owners = {}
+    for kind in (EntryKind.TEAM, EntryKind.USER):
+        entry = DirectoryEntry(kind, f"blocked {kind} {time.time()}", 1.0, is_blocked=True)
+        await ring.store.put_entry(entry)
+        owner = {"tenant": entry.id} if kind is EntryKind.TEAM else {"user": entry.id}
+        owners[f"of a blocked {kind}"] = (await ring.issue(**owner))[1]
     return {
         "wrong": MASTER[:-1],
         "empty virtual": "sk-uni-",
@@ -150,6 +160,8 @@ async def bad_keys(ring: Ring) -> dict[str, str]:
         "revoked": revoked_key,
         "expired": expired,
         "key id": revoked.id,
+        "blocked": blocked,
+        **owners,
     }
 
 

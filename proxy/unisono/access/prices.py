@@ -50,11 +50,12 @@ def _rounded_up(amount: int) -> int:
 class PriceList:
     """Prices of deployments and the price ceilings of models.
 
-    `of_deployment` is by public name. `ceilings` is by requested model: for each kind of price, the maximum over all
-    deployments that may answer, fallbacks included.
+    `of_deployment` is by public name. `of_model` is the highest price of a model's own deployments. `ceilings` is by
+    requested model: for each kind of price, the maximum over all deployments that may answer, fallbacks included.
     """
 
     of_deployment: Mapping[str, Price] = field(default_factory=dict)
+    of_model: Mapping[str, Price] = field(default_factory=dict)
     ceilings: Mapping[str, Price] = field(default_factory=dict)
 
     def ceiling(self, *models: str) -> Price:
@@ -81,7 +82,7 @@ def price_list(
         model: _highest(price, *(own.get(other, FREE) for other in fallbacks.get(model, ())))
         for model, price in own.items()
     }
-    return PriceList(dict(zip(deployments, prices, strict=True)), ceilings)
+    return PriceList(dict(zip(deployments, prices, strict=True)), own, ceilings)
 
 
 def _highest(*prices: Price) -> Price:

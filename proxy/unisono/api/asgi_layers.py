@@ -19,6 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from unisono.access.failed_authentications import FailedAuthentications
 from unisono.api.body import END_USER, NO_RULES, REQUESTED_MODEL, RULES, RequestRules
 from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
@@ -28,7 +29,7 @@ from unisono.core.access import Caller
 from unisono.core.observer import GenerationDone
 from unisono.core.request_record import GENERATIONS, MAX_ENTRIES, MAX_VALUE_LENGTH, RecordSink, RequestRecord
 from unisono.core.trace_context import ARRIVED, TraceContext
-from unisono.errors import NotAllowed
+from unisono.errors import NotAllowed, NotAuthenticated
 
 HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/ping"})
 # Headers that contain nothing but a key: of Anthropic's clients and of Azure's.
@@ -273,6 +274,7 @@ class Authentication:
 
     Puts the Caller into `scope["state"]["caller"]`, and the operator's `rules` for requests beside it. For a WebSocket,
     which outlives a request, it also puts a function that repeats the lookup into `scope["state"]["caller_again"]`.
+    `failures` limits requests with invalid keys.
     """
 
     def __init__(
@@ -282,21 +284,42 @@ class Authentication:
         authenticate: Authenticate,
         open_paths: Collection[str] = HEALTH_PATHS,
         rules: RequestRules = NO_RULES,
+        failures: FailedAuthentications | None = None,
     ) -> None:
         self._app = app
+        self._failures = failures
         self._authenticate = authenticate
         self._rules = rules
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in REQUESTS and scope["path"] not in self._open_paths:
-            again: LookUpCaller = partial(self._authenticate, presented_key(scope))
+            presented = presented_key(scope)
+            again: LookUpCaller = partial(self._authenticate, presented)
             state = scope.setdefault("state", {})
-            state["caller"] = await again()
+            state["caller"] = await (again() if presented is None else self._checked(scope, presented))
             state[RULES] = self._rules
             if scope["type"] == "websocket":
                 state["caller_again"] = again
         await self._app(scope, receive, send)
+
+    async def _checked(self, scope: Scope, presented: str) -> Caller:
+        """Return the caller.
+
+        Raises NotAuthenticated, and TooManyFailures for an address with many failures.
+        """
+        if (failures := self._failures) is None:
+            return await self._authenticate(presented)
+        peer = (scope.get("client") or ("",))[0]
+        client = failures.client(peer, ",".join(header_values(scope, b"x-forwarded-for")))
+        failures.check(client, presented)
+        try:
+            caller = await self._authenticate(presented)
+        except NotAuthenticated:
+            failures.failed(client)
+            raise
+        failures.accepted(client, presented)
+        return caller
 
 
 def presented_key(scope: Scope) -> str | None:
@@ -326,13 +349,14 @@ def asgi_layers(
     formats: Formats = MappingProxyType({}),
     networks: Container[str] | None = None,
     rules: RequestRules = NO_RULES,
+    failures: FailedAuthentications | None = None,
 ) -> list[Middleware]:
     """Return every layer in order, outermost first, for `FastAPI(middleware=...)`.
 
     `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
     that CORS allows. `formats` are the error formats of other APIs than OpenAI's. `networks` contains the addresses of
     permitted clients; None for all. `rules` are the operator's rules for requests of models. `sinks` receive the record
-    of each request.
+    of each request. `failures` limits requests with invalid keys.
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
@@ -346,7 +370,7 @@ def asgi_layers(
         Middleware(Cors, origins=listed),
         Middleware(ErrorResponses),
         *local,
-        Middleware(Authentication, authenticate=authenticate, open_paths=open_paths, rules=rules),
+        Middleware(Authentication, authenticate=authenticate, open_paths=open_paths, rules=rules, failures=failures),
         Middleware(
             BodyLimits,
             max_bytes=max_body_bytes,

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, Protocol
 from fastapi import Header, Query
 from pydantic import Field
 
+from unisono.access.prices import PriceList
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.codex_models import to_codex_model
 from unisono.api.field_types import QueryModel
@@ -48,15 +49,20 @@ class ModelCard(Protocol):
         ...
 
 
+NO_PRICES = PriceList()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCards:
     """Source of the lists.
 
-    `cards` returns the current models of a caller. `created` is in seconds since the epoch, equal for all.
+    `cards` returns the current models of a caller. `created` is in seconds since the epoch, equal for all. `prices` are
+    those of the models.
     """
 
     cards: Callable[[Caller], Sequence[ModelCard]]
     created: int
+    prices: PriceList = NO_PRICES
 
 
 Cards = Annotated[ModelCards, provided(ModelCards)]
@@ -114,6 +120,9 @@ class ModelFacts(AnswerModel):
     supports_function_calling: bool | None
     supports_reasoning: bool | None
     supports_vision: bool | None
+    input_cost_per_token: float | None
+    output_cost_per_token: float | None
+    cache_read_input_token_cost: float | None
 
 
 class LiteLlmModel(AnswerModel):
@@ -140,6 +149,8 @@ class ModelGroup(AnswerModel):
     supports_parallel_function_calling: bool
     supports_reasoning: bool
     supports_vision: bool
+    input_cost_per_token: float | None
+    output_cost_per_token: float | None
 
 
 class ModelGroupList(AnswerModel):
@@ -167,7 +178,16 @@ def to_anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
     )
 
 
-def to_litellm_model(card: ModelCard) -> LiteLlmModel:
+def costs_per_token(card: ModelCard, prices: PriceList) -> tuple[float | None, float | None, float | None]:
+    """Return USD per token of input, output and cached input; None for the alias of a model."""
+    price = prices.of_model.get(card.id)
+    if price is None:
+        return None, None, None
+    return price.input / 1e12, price.output / 1e12, price.cached / 1e12
+
+
+def to_litellm_model(card: ModelCard, prices: PriceList = NO_PRICES) -> LiteLlmModel:
+    sent, generated, cached = costs_per_token(card, prices)
     return LiteLlmModel(
         model_name=card.id,
         litellm_params=ModelParams(model=card.id),
@@ -179,6 +199,9 @@ def to_litellm_model(card: ModelCard) -> LiteLlmModel:
             supports_function_calling=None if card.passes else True,
             supports_reasoning=None if card.passes else True,
             supports_vision=None if card.passes else False,
+            input_cost_per_token=sent,
+            output_cost_per_token=generated,
+            cache_read_input_token_cost=cached,
         ),
     )
 
@@ -265,10 +288,11 @@ async def get_model(
 @MODELS.add("GET", "/model/info")
 async def list_model_info(known: Cards, caller: CurrentCaller) -> ModelInfoList:
     """List the models in LiteLLM's format."""
-    return ModelInfoList(data=[to_litellm_model(card) for card in known.cards(caller)])
+    return ModelInfoList(data=[to_litellm_model(card, known.prices) for card in known.cards(caller)])
 
 
-def to_model_group(card: ModelCard) -> ModelGroup:
+def to_model_group(card: ModelCard, prices: PriceList) -> ModelGroup:
+    sent, generated, _ = costs_per_token(card, prices)
     return ModelGroup(
         model_group=card.id,
         providers=[card.owned_by],
@@ -279,6 +303,8 @@ def to_model_group(card: ModelCard) -> ModelGroup:
         supports_parallel_function_calling=False,
         supports_reasoning=not card.passes,
         supports_vision=False,
+        input_cost_per_token=sent,
+        output_cost_per_token=generated,
     )
 
 
@@ -287,5 +313,5 @@ async def list_model_groups(
     known: Cards, caller: CurrentCaller, model_group: Annotated[str | None, Query()] = None
 ) -> ModelGroupList:
     """List the model groups in LiteLLM's format, or one of them."""
-    groups = [to_model_group(card) for card in known.cards(caller) if model_group in (None, card.id)]
+    groups = [to_model_group(card, known.prices) for card in known.cards(caller) if model_group in (None, card.id)]
     return ModelGroupList(data=groups)

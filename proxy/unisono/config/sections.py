@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr, model_validator
 
+from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.config.budget_settings import Duration, Money, ProviderBudget
 from unisono.config.file_settings import FileSettings
 from unisono.config.guardrail_settings import GuardrailSettings
@@ -316,6 +317,8 @@ class GatewaySettings(Section):
     log_format: Literal["auto", "json", "text"] = "auto"
     """Format of the log on stderr: `json`, `text` for people, or `auto`.
     `auto` is `text` on a terminal and `json` elsewhere. A change takes effect with a reload."""
+    failed_authentication: FailedAuthenticationSettings = Field(default_factory=FailedAuthenticationSettings)
+    """Limit of requests with invalid keys."""
     request_log: RequestLogSettings = Field(default_factory=RequestLogSettings)
     """Log of all requests."""
     request_records: RequestRecordSettings = Field(default_factory=RequestRecordSettings)
