@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from unisono.access.imported_keys import ImportedKeys
 from unisono.core.access import (
     LOCAL_TENANT,
     MASTER_TENANT,
@@ -212,6 +213,7 @@ class VirtualKeys:
         self._valid_while_down = known_while_down
         self._clock = clock
         self._monotonic = monotonic
+        self._imported = ImportedKeys(store, monotonic)
         self._mint: Mint | None = None
         self._salted_at = 0.0
         self._cache: OrderedDict[str, _Seen] = OrderedDict()
@@ -223,12 +225,13 @@ class VirtualKeys:
 
         The result does not reveal which of the two applies. Raises `StoreUnavailable`.
         """
-        if not has_form(presented):
+        if has_form(presented):
+            mint = await self._mint_of(presented)
+            digest = None if mint is None else mint.digest(presented)
+        else:
+            digest = await self._imported.digest(presented)
+        if digest is None:
             return None
-        mint = await self._mint_of(presented)
-        if mint is None:
-            return None
-        digest = mint.digest(presented)
         found = await self._record(digest)
         now = self._clock()
         if found is None or not found.record.is_valid(now):

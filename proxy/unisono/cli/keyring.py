@@ -122,6 +122,24 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
     _print_new_key(_run(configured(config_path).config, turned), as_json=as_json)
 
 
+def import_litellm(config_path: Path, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None:
+    from unisono.api.admin.litellm_export import import_keys, read_export
+
+    try:
+        rows = read_export(export.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise click.ClickException(f"{export} {error}") from None
+    found = _run(
+        configured(config_path).config,
+        lambda opened: import_keys(opened.admin, OPERATOR, rows, ignored=ignored, creates_owners=creates_owners),
+    )
+    for key in found:
+        what = key.problem or (f"imported as {key.id}" if key.is_new else f"is {key.id} already")
+        click.echo(f"{key.name}: {what}", err=True)
+    if refused := sum(bool(key.problem) for key in found):
+        raise click.ClickException(f"{refused} of {len(found)} keys were not imported")
+
+
 # -- the store
 
 

@@ -21,6 +21,8 @@ class EntryKind(StrEnum):
     BUDGET = "budget"
     # End user of a client application, by the name that requests send.
     CUSTOMER = "customer"
+    # Fact about the gateway that its processes share.
+    SETTING = "setting"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from fastapi import Query
 from pydantic import Field
 
+from unisono.access.imported_keys import PREFIX, digest_of, to_digest
 from unisono.access.keys import Issued, Mint, has_form, issued, key_record_has, new_key_id, revoked, rotated
 from unisono.api.admin.administration import (
     ADMIN,
@@ -53,6 +54,9 @@ from unisono.core.conversation import Json
 from unisono.core.directory import EntryKind
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict, UnsupportedValue
 
+# LiteLLM's name of a key is its SHA-256 in hexadecimal.
+TOKEN_LENGTH = 64
+
 
 async def find_key(admin: Administration, actor: Actor, name: str, *, to_change: bool = False) -> KeyRecord:
     """Return the key with this id or secret.
@@ -61,6 +65,10 @@ async def find_key(admin: Administration, actor: Actor, name: str, *, to_change:
     """
     if has_form(name):
         record = await admin.store.key_of((await admin.mint()).digest(name))
+    elif name.startswith(PREFIX):
+        record = await admin.store.key_of(digest_of(name))
+    elif len(name) == TOKEN_LENGTH:
+        record = await admin.store.key_of(to_digest(name))
     else:
         record = await admin.store.key(name)
     is_visible = record is not None and (actor.changes_key(record) if to_change else actor.sees_key(record))
@@ -87,7 +95,7 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
         except KeyReused:
             raise KeyReused("This Idempotency-Key was already used with another body; use a new one.") from None
     if body.key_alias:
-        key_id = await _claim_alias(admin, body.key_alias, digest, key_id, is_fixed=bool(once))
+        key_id = await claim_alias(admin, body.key_alias, digest, key_id, is_fixed=bool(once))
     mint = await admin.mint()
     plaintext = mint.derived(f"{key_id} {once or body.key_alias}") if once or body.key_alias else ""
     if plaintext and (repeated := await _created_before(admin, mint, key_id, plaintext)) is not None:
@@ -140,7 +148,7 @@ async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tupl
     return team, user
 
 
-async def _claim_alias(admin: Administration, alias: str, digest: str, key_id: str, *, is_fixed: bool) -> str:
+async def claim_alias(admin: Administration, alias: str, digest: str, key_id: str, *, is_fixed: bool) -> str:
     """Return the id of the key that this alias creates.
 
     Raises `InvalidRequest` if another key has the alias.
@@ -196,7 +204,7 @@ async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> Ke
             raise no_such(kind, id, f"{kind}_id")
     _check_permissions(actor, body, record)
     if body.key_alias and body.key_alias != record.name:
-        owner = await _claim_alias(admin, body.key_alias, record.id, record.id, is_fixed=True)
+        owner = await claim_alias(admin, body.key_alias, record.id, record.id, is_fixed=True)
         assert owner == record.id
 
     def change(was: KeyRecord) -> KeyRecord:

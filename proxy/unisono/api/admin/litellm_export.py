@@ -1,0 +1,207 @@
+"""Import of keys from LiteLLM: rows of its table of keys, or its answer to `/key/list`.
+
+Imported keys keep their secrets, of which LiteLLM stores the SHA-256. Settings that this gateway does not have refuse
+the import of their key, so that none becomes more powerful.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from unisono.access.imported_keys import IMPORTED, to_digest
+from unisono.api.admin.administration import Administration
+from unisono.api.admin.entry_schema import entry_view
+from unisono.api.admin.fields import NEUTRAL_VALUES
+from unisono.api.admin.key_schema import GenerateKey, key_view
+from unisono.api.admin.keys import claim_alias
+from unisono.api.admin.roles import Actor, UserRole
+from unisono.core.access import KeyDigest, KeyRecord
+from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.quotas import KeyLimits
+from unisono.errors import InvalidRequest, StoreConflict, UnisonoError
+
+TOKEN: Final = re.compile("[0-9a-f]{64}")
+# Fields that are no settings.
+FACTS: Final = frozenset(
+    (
+        *("token", "token_id", "key_name", "spend", "expires", "created_at", "created_by", "updated_at", "updated_by"),
+        *("last_active", "budget_reset_at", "model_spend", "soft_budget_cooldown", "rotation_count", "key_rotation_at"),
+        *("last_rotation_at", "status", "litellm_budget_table", "user", "user_email", "key"),
+    )
+)
+# Columns of the table with JSON, with lists of texts, with numbers and with booleans.
+JSON_COLUMNS: Final = frozenset(
+    (
+        *("metadata", "aliases", "config", "permissions", "model_max_budget", "model_spend", "router_settings"),
+        "budget_limits",
+    )
+)
+FLOATS: Final = frozenset(("max_budget", "spend", "soft_budget"))
+INTEGERS: Final = frozenset(("tpm_limit", "rpm_limit", "max_parallel_requests", "rotation_count"))
+BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedKey:
+    """Result for one key.
+
+    `problem` is empty for an imported key. `is_new` is false if it was imported before.
+    """
+
+    name: str
+    id: str = ""
+    problem: str = ""
+    is_new: bool = True
+
+
+def read_export(text: str) -> Sequence[Mapping[str, Any]]:
+    """Return the keys of an export, as JSON or as CSV with a line of column names.
+
+    Raises ValueError for any other text.
+    """
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"is not valid JSON: {error}") from None
+        rows = value.get("keys") if isinstance(value, dict) else value
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError("has no list of keys as objects; export them with `/key/list?return_full_object=true`")
+        return rows
+    reader = csv.DictReader(io.StringIO(text))
+    if "token" not in (reader.fieldnames or ()):
+        raise ValueError("is neither JSON nor CSV with a column `token`")
+    return [{name: _cell(name, value) for name, value in row.items() if name} for row in reader]
+
+
+def _cell(name: str, value: str | None) -> Any:
+    """Return the value of a cell as PostgreSQL writes it. Raises ValueError."""
+    if not value:
+        return None
+    try:
+        if name in JSON_COLUMNS:
+            return json.loads(value)
+        if name in FLOATS:
+            return float(value)
+        if name in INTEGERS:
+            return int(value)
+    except ValueError:
+        raise ValueError(f"has the value {value[:40]!r} in the column `{name}`") from None
+    if value.startswith("{") and value.endswith("}"):
+        return next(csv.reader([value[1:-1]]), [])
+    return BOOLEANS.get(value, value)
+
+
+async def import_keys(
+    admin: Administration,
+    actor: Actor,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    ignored: Collection[str] = (),
+    creates_owners: bool = False,
+) -> list[ImportedKey]:
+    """Import keys, each on its own.
+
+    With `creates_owners`, missing teams and users are created without limits. `ignored` are settings to drop. Raises
+    the errors of the store.
+    """
+    await _announce(admin)
+    found = []
+    for row in rows:
+        name = str(row.get("key_alias") or row.get("key_name") or str(row.get("token"))[:12])
+        try:
+            found.append(await _import_key(admin, actor, row, name, ignored, creates_owners=creates_owners))
+        except ValidationError as error:
+            first = error.errors()[0]
+            found.append(ImportedKey(name, problem=f"'{'.'.join(map(str, first['loc']))}': {first['msg']}"))
+        except UnisonoError as error:
+            if error.status >= 500:
+                raise
+            found.append(ImportedKey(name, problem=error.message))
+    return found
+
+
+async def _announce(admin: Administration) -> None:
+    """Tell the gateways that keys are imported."""
+    if await admin.entry(*IMPORTED) is None:
+        kind, id = IMPORTED
+        try:
+            await admin.store.put_entry(DirectoryEntry(kind, id, admin.clock()))
+        except StoreConflict:
+            return  # another import has
+
+
+async def _import_key(
+    admin: Administration,
+    actor: Actor,
+    row: Mapping[str, Any],
+    name: str,
+    ignored: Collection[str],
+    *,
+    creates_owners: bool,
+) -> ImportedKey:
+    token = row.get("token")
+    if not isinstance(token, str) or TOKEN.fullmatch(token) is None:
+        raise InvalidRequest("'token': must be the SHA-256 of the key in hexadecimal", param="token")
+    key_id = f"key_{token[:24]}"
+    if await admin.store.key(key_id) is not None:
+        return ImportedKey(name, key_id, is_new=False)
+    sent = {field: value for field, value in row.items() if field not in FACTS and field not in ignored}
+    known = GenerateKey.model_fields
+    body = GenerateKey.model_validate(
+        {field: value for field, value in sent.items() if field in known or value not in NEUTRAL_VALUES}
+    )
+    await _check_owners(admin, actor, body, creates_owners=creates_owners)
+    if body.key_alias:
+        await claim_alias(admin, body.key_alias, token, key_id, is_fixed=True)
+    now = admin.clock()
+    record = KeyRecord(
+        id=key_id,
+        tenant=body.team_id or key_id,
+        digests=(KeyDigest(to_digest(token)),),
+        created_at=_time(row, "created_at") or now,
+        ending=str(row.get("key_name") or "")[-4:],
+        user=body.user_id or "",
+        created_by=actor.id,
+        limits=KeyLimits(budget_since=now),
+    )
+    record = replace(body.applied(record, now), expires_at=_time(row, "expires"))
+    audit = admin.audit(actor, "imported", "key", key_id, None, key_view(record, now))
+    await admin.store.put_key(record, audit)
+    return ImportedKey(name, key_id)
+
+
+async def _check_owners(admin: Administration, actor: Actor, body: GenerateKey, *, creates_owners: bool) -> None:
+    """Create the missing team and user of a key. Raises `InvalidRequest` if they must exist."""
+    for kind, id, role in (
+        (EntryKind.TEAM, body.team_id, ""),
+        (EntryKind.USER, body.user_id, UserRole.USER.value),
+        (EntryKind.BUDGET, body.budget_id, ""),
+    ):
+        if not id or await admin.entry(kind, id) is not None:
+            continue
+        if not creates_owners or kind is EntryKind.BUDGET:
+            raise InvalidRequest(f"'{kind}_id': there is no {kind} '{id}'; create it first.", param=f"{kind}_id")
+        now = admin.clock()
+        entry = DirectoryEntry(kind, id, now, role=role, limits=KeyLimits(budget_since=now), created_by=actor.id)
+        await admin.store.put_entry(entry, admin.audit(actor, "created", kind, id, None, entry_view(entry, now)))
+
+
+def _time(row: Mapping[str, Any], field: str) -> float | None:
+    """Return a time in seconds since 1970; None if it is missing. Raises `InvalidRequest`."""
+    if (value := row.get(field)) is None:
+        return None
+    try:
+        at = datetime.fromisoformat(str(value))
+    except ValueError:
+        raise InvalidRequest(f"'{field}': must be a time in ISO 8601", param=field) from None
+    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,154 @@
+"""Keys imported from LiteLLM: they work with their old secrets, settings and owners."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from tests.e2e.administered import AdminClient
+from tests.e2e.keyed import with_keys
+from tests.e2e.test_admin_keys import becomes, works
+from unisono.api.admin.litellm_export import read_export
+from unisono.cli import main
+
+SECRET = "sk-Yq1vJ8m0cXw5kTn2"
+
+
+def token(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+# A row of /key/list?return_full_object=true of LiteLLM 1.110.
+ROW: dict[str, Any] = {
+    "token": token(SECRET),
+    "key_name": "sk-...kTn2",
+    "key_alias": "ci",
+    "spend": 1.25,
+    "expires": "2099-01-31T00:00:00Z",
+    "models": ["gpt-oss"],
+    "aliases": {},
+    "config": {},
+    "user_id": "ann",
+    "team_id": "search",
+    "max_parallel_requests": None,
+    "metadata": {"tags": ["nightly"]},
+    "tpm_limit": None,
+    "rpm_limit": 30,
+    "max_budget": 10.0,
+    "budget_duration": "30d",
+    "budget_reset_at": "2026-12-01T00:00:00Z",
+    "allowed_cache_controls": [],
+    "permissions": {},
+    "model_spend": {},
+    "model_max_budget": {},
+    "blocked": None,
+    "organization_id": None,
+    "created_at": "2026-01-02T03:04:05Z",
+    "created_by": "default_user_id",
+}
+
+
+def run(admin: AdminClient, address: str, folder: Path, export: str, *options: str) -> Result:
+    """Run the command on the store of the gateway, as an operator does."""
+    config = {"model_list": [{"model_name": "gpt-oss", "litellm_params": {"model": "vllm/x", "api_base": "http://a"}}]}
+    (folder / "config.yaml").write_text(yaml.safe_dump(with_keys(config, address)))
+    (folder / "keys.export").write_text(export)
+    arguments = ["keys", "import", "--config", str(folder / "config.yaml"), str(folder / "keys.export"), *options]
+    return CliRunner().invoke(main, arguments)
+
+
+async def imported(admin: AdminClient, address: str, folder: Path, export: str, *options: str) -> Result:
+    return await asyncio.to_thread(run, admin, address, folder, export, *options)
+
+
+async def test_imported_key_keeps_secret_settings_and_owners(
+    admin: AdminClient, store_address: str, tmp_path: Path
+) -> None:
+    assert await works(admin, SECRET) == 401
+    export = json.dumps({"keys": [ROW], "total_count": 1})
+    refused = await imported(admin, store_address, tmp_path, export)
+    assert refused.exit_code == 1
+    assert "there is no team 'search'" in refused.output
+    result = await imported(admin, store_address, tmp_path, export, "--create-owners")
+    assert result.exit_code == 0, result.output
+    await becomes(admin, SECRET, 200)
+    assert await works(admin, SECRET + "x") == 401
+    # LiteLLM's clients name the key by its hash or by its secret.
+    for name in (ROW["token"], SECRET):
+        info = (await admin.get(f"/key/info?key={name}")).body["info"]
+        kept = ("key_alias", "models", "user_id", "team_id", "rpm_limit", "max_budget", "budget_duration", "expires")
+        assert {field: info[field] for field in kept} == {field: ROW[field] for field in kept}
+        assert (info["tags"], info["key_name"], info["created_at"]) == (["nightly"], "sk-...kTn2", ROW["created_at"])
+    assert SECRET not in (await admin.get("/audit")).raw.decode()
+    # A repeated import changes nothing.
+    again = await imported(admin, store_address, tmp_path, export)
+    assert (again.exit_code, "already" in again.output) == (0, True)
+    # A rotation gives it a secret of this gateway.
+    new = await admin.made("/key/regenerate", key=SECRET)
+    assert new["key"].startswith("sk-uni-")
+    await becomes(admin, SECRET, 401)
+
+
+async def test_settings_without_effect_here_refuse_their_key_alone(
+    admin: AdminClient, store_address: str, tmp_path: Path
+) -> None:
+    plain = {"token": token("sk-plain"), "key_alias": "plain", "models": []}
+    rows = [
+        {"token": token("sk-a"), "key_alias": "a", "organization_id": "org"},
+        {"token": token("sk-b"), "key_alias": "b", "allowed_routes": ["/v1/models"]},
+        {"token": "no hash", "key_alias": "c"},
+        {"token": token("sk-d"), "key_alias": "d", "rpm_limit": "many"},
+        {"token": token("sk-e"), "key_alias": "e", "expires": "soon"},
+        {"token": token("sk-f"), "key_alias": "plain"},
+        plain,
+    ]
+    result = await imported(admin, store_address, tmp_path, json.dumps([plain, *rows]))
+    assert result.exit_code == 1
+    for field in ("organization_id", "allowed_routes", "token", "rpm_limit", "expires", "key_alias"):
+        assert f"'{field}'" in result.output, result.output
+    await becomes(admin, "sk-plain", 200)
+    assert await works(admin, "sk-b") == 401
+    ignoring = await imported(admin, store_address, tmp_path, json.dumps(rows[:1]), "--ignore", "organization_id")
+    assert ignoring.exit_code == 0, ignoring.output
+    await becomes(admin, "sk-a", 200)
+
+
+def test_the_table_is_read_as_postgresql_writes_it() -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["token", "models", "metadata", "max_budget", "rpm_limit", "blocked", "user_id"])
+    writer.writeheader()
+    writer.writerow(
+        {
+            "token": ROW["token"],
+            "models": '{gpt-oss,"a b"}',
+            "metadata": '{"tags": ["x"]}',
+            "max_budget": "2.5",
+            "rpm_limit": "7",
+            "blocked": "f",
+        }
+    )
+    (row,) = read_export(text.getvalue())
+    assert row == {
+        "token": ROW["token"],
+        "models": ["gpt-oss", "a b"],
+        "metadata": {"tags": ["x"]},
+        "max_budget": 2.5,
+        "rpm_limit": 7,
+        "blocked": False,
+        "user_id": None,
+    }
+
+
+@pytest.mark.parametrize("text", ['{"keys": ["abc"]}', "{", "[1]", "a,b\n1,2", "", "token,rpm_limit\nx,many\n"])
+def test_other_texts_are_no_export(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is |has "):
+        read_export(text)
