@@ -215,3 +215,19 @@ async def test_records_are_shared_by_replicas(factory: StoreFactory) -> None:
     name = fresh("req")
     await keep(one, record(1, id=name))
     assert await ids(two) == [name]
+
+
+async def test_records_of_a_key_are_deleted_and_counts_stay(factory: StoreFactory) -> None:
+    store = await factory.open()
+    await keep(store, *(record(number, key=f"key_{number % 2}", model="m") for number in range(6)))
+    assert await store.delete_requests("key_1", 2) == 2
+    assert await ids(store) == ["req_0005", "req_0004", "req_0002", "req_0000"]
+    assert [await store.delete_requests("key_1", 2) for _ in range(2)] == [1, 0]
+    assert await ids(store, key="key_1") == await ids(store, key="key_1", model="m") == []
+    assert await ids(store, model="m") == ["req_0004", "req_0002", "req_0000"]
+    assert await store.request("req_0005") is None
+    # The limit counts only the records that are left.
+    await keep(store, record(7), most=4)
+    assert len(await ids(store)) == 4
+    counts = await store.request_counts(RequestFilter(key="key_1", since=NOW - 60, until=NOW + 60), MINUTE_S)
+    assert sum(each["requests"] for each in counts.values()) == 3

@@ -49,5 +49,8 @@ async def administered(
         config = config_of(f"vllm@{fake.url}", **sections)
         if price is not None:
             config["model_list"][0]["unisono"] = {"price": price}
-        async with gateway(with_keys(config, address)) as running:
+        keyed_config = with_keys(config, address)
+        # The tests concern no deadline, and the machine may be busy.
+        keyed_config["store"]["deadline_s"] = 5.0
+        async with gateway(keyed_config) as running:
             yield AdminClient(running)

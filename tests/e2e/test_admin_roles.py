@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -13,6 +14,8 @@ import pytest
 from tests.e2e.administered import AdminClient, administered
 from tests.e2e.gateway import Answer
 from tests.e2e.keyed import places_of
+from tests.e2e.test_route_matrix import OPEN_PATHS
+from tests.e2e.test_route_matrix import ROUTES as ALL_ROUTES
 from unisono.api.admin.roles import PERMISSIONS, Role
 from unisono.api.admin.routes import ADMIN
 
@@ -38,6 +41,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "/user/delete": ("user_ids",),
     "/key/{key}/regenerate": ("key",),
     "/budget/info": ("budgets",),
+    "/budget/delete": ("id",),
     "/budget/update": ("budget_id",),
 }
 EXTRA: dict[str, dict[str, Any]] = {
@@ -81,6 +85,73 @@ async def send(client: AdminClient, method: str, path: str, fields: dict[str, An
         query = "&".join(f"{name}={value}" for name, value in fields.items())
         return await client.get(f"{path}?{query}")
     return await client.gateway.post(path, json.dumps(fields).encode(), authorization=f"Bearer {client.key}")
+
+
+# Routes that any valid key may use. Objects belong to the tenant of the key: tests/e2e/test_route_matrix.py compares
+# foreign with missing ones. A new route must be added here or to the permissions of roles.
+ANY_KEY = frozenset(
+    (
+        *("/audio/speech", "/audio/transcriptions", "/audio/translations", "/chat/completions", "/completions"),
+        *("/detokenize", "/embeddings", "/images/generations", "/inspect", "/messages", "/messages/count_tokens"),
+        *("/metrics", "/model/info", "/model_group/info", "/models", "/models/{model:path}", "/moderations"),
+        *("/openapi.json", "/rerank", "/score", "/status", "/tokenize", "/usage", "/utils/token_counter"),
+        *("/v2/rerank", "/version", "/responses", "/responses/compact", "/responses/input_tokens"),
+    )
+)
+OWN_OBJECTS = frozenset(
+    (
+        *("/conversations", "/conversations/{conversation}", "/conversations/{conversation}/items"),
+        *("/conversations/{conversation}/items/{item}", "/requests", "/requests/stats", "/requests/{id}"),
+        *("/responses/{response_id}", "/responses/{response_id}/cancel", "/responses/{response_id}/input_items"),
+        *("/traces", "/traces/{id}"),
+    )
+)
+PUBLIC = OPEN_PATHS | {"/page/{name}"}
+
+
+def plain_path(path: str) -> str:
+    """Return the path without the prefixes under which a route exists too."""
+    return path.removeprefix("/open-responses").removeprefix("/v1")
+
+
+def test_every_route_of_the_gateway_is_classified() -> None:
+    closed = {plain_path(place.path) for place in ALL_ROUTES if place.path not in PUBLIC}
+    assert closed - set(PERMISSIONS) == ANY_KEY | OWN_OBJECTS
+    assert not (ANY_KEY | OWN_OBJECTS) & set(PERMISSIONS)
+
+
+async def test_every_role_may_use_the_routes_for_any_key(admin: AdminClient) -> None:
+    everyone = await clients(admin)
+    places = [place for place in ALL_ROUTES if place.path in ANY_KEY | OWN_OBJECTS and place.method in ("GET", "POST")]
+    for place in places:
+        path = place.at(**dict.fromkeys(place.parameters, "none"))
+        answers = {}
+        for role, client in everyone.items():
+            data = b'{"model": "none"}' if place.method == "POST" else None
+            headers = {"authorization": f"Bearer {client.key}", "content-type": "application/json"}
+            url = client.gateway.url + path
+            async with client.gateway.session.request(place.method, url, data=data, headers=headers) as answer:
+                answers[role] = answer.status
+        if path != "/completions":  # needs a permission of the key
+            assert not {401, 403} & set(answers.values()), (place, answers)
+
+
+async def test_records_of_foreign_requests_equal_missing_ones(admin: AdminClient) -> None:
+    everyone = await clients(admin)
+    objects = await foreign_objects(admin)
+    client = admin.using((await admin.made("/key/regenerate", key=objects["key"]))["key"])
+    id = (await client.gateway.chat_as(client.key)).headers["x-request-id"]
+    while (await admin.get(f"/v1/requests/{id}")).status != 200:
+        await asyncio.sleep(0.05)
+    for role, each in everyone.items():
+        found, missing = await each.get(f"/v1/requests/{id}"), await each.get("/v1/requests/req_none")
+        listed = (await each.get(f"/v1/requests?key={objects['key']}")).body["data"]
+        by_team = (await each.get("/v1/requests?team=foreign")).body["data"]
+        logs = (await each.get(f"/spend/logs?request_id={id}")).body
+        if role in (Role.MASTER, Role.ADMIN, Role.VIEWER):
+            assert (found.status, len(listed), len(by_team), len(logs)) == (200, 1, 1, 1), role
+        else:
+            assert (found.status, found.raw, listed, by_team, logs) == (404, missing.raw, [], [], []), role
 
 
 def test_every_route_is_in_the_table_of_permissions() -> None:

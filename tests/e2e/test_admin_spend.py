@@ -102,11 +102,72 @@ async def test_a_key_sees_its_own_spend_only(admin: AdminClient) -> None:
     assert (await client.get("/global/spend/report")).status == 403
 
 
+async def recorded(admin: AdminClient, number: int, query: str = "") -> list[dict[str, Any]]:
+    """Wait until that many requests are recorded, and return them."""
+    rows: list[dict[str, Any]] = []
+    while len(rows) < number:
+        rows = (await admin.get(f"/spend/logs?summarize=false&{query}")).body
+        await asyncio.sleep(0.05)
+    return rows
+
+
+async def test_single_requests_are_listed_from_the_records(admin: AdminClient) -> None:
+    found = await used(admin)
+    (ann, ann_usd), (bob, bob_usd), _ = found["ann"], found["bob"], found["master"]
+    # The requests of the admin API are none of a model.
+    rows = await recorded(admin, 4)
+    assert [row["api_key"] for row in rows] == ["master_key", bob["token"], ann["token"], ann["token"]]
+    assert sum(row["spend"] for row in rows[2:]) == pytest.approx(ann_usd, abs=1e-9)
+    first = rows[1]
+    assert (first["user"], first["team_id"], first["model_group"], first["status"]) == (
+        "bob",
+        None,
+        "gpt-oss",
+        "success",
+    )
+    assert first["prompt_tokens"] + first["completion_tokens"] == first["total_tokens"] > 0
+    (one,) = (await admin.get(f"/spend/logs?request_id={first['request_id']}")).body
+    assert one == first
+    assert (await admin.get("/spend/logs?request_id=req_none")).body == []
+    for query, keys in (
+        ("user_id=ann", [ann["token"]] * 2),
+        ("team_id=search&page_size=1", [ann["token"]]),
+        (f"api_key={bob['token']}&start_date={today()}&end_date={today()}", [bob["token"]]),
+        ("api_key=master_key", ["master_key"]),
+        ("user_id=ann&page_size=1&page=3", []),
+        ("end_date=2000-01-01", []),
+        ("model=none", []),
+    ):
+        answer = (await admin.get(f"/spend/logs?summarize=false&{query}")).body
+        assert [row["api_key"] for row in answer] == keys, query
+    # A key sees its own requests only.
+    client = admin.using(bob["key"])
+    assert [row["spend"] for row in await recorded(client, 1)] == [bob_usd]
+    assert await recorded(client, 0, f"api_key={ann['token']}") == []
+    foreign, missing = rows[2]["request_id"], "req_none"
+    answers = {(await client.get(f"/spend/logs?request_id={id}")).raw for id in (foreign, missing)}
+    assert answers == {b"[]"}
+
+
+async def test_deleting_a_user_deletes_the_records_of_its_requests(admin: AdminClient) -> None:
+    await used(admin)
+    await recorded(admin, 4)
+    await admin.made("/user/delete", user_ids=["ann"])
+    assert "ann" not in str(await recorded(admin, 2))
+    assert len(await recorded(admin, 2)) == 2
+
+
+async def test_prices_of_models_are_those_of_the_configuration(admin: AdminClient) -> None:
+    (model,) = (await admin.get("/model/info")).body["data"]
+    (group,) = (await admin.get("/model_group/info")).body["data"]
+    for each in (model["model_info"], group):
+        assert each["input_cost_per_token"] == PRICE["input"] / 1e6
+        assert each["output_cost_per_token"] == PRICE["output"] / 1e6
+
+
 async def test_invalid_queries_name_the_field(admin: AdminClient) -> None:
     for query, field in (
         ("start_date=yesterday", "start_date"),
-        ("request_id=x", "request_id"),
-        ("summarize=false", "summarize"),
         ("page_size=0", "page_size"),
     ):
         assert refused_field(await admin.get(f"/spend/logs?{query}")) == (400, field)

@@ -146,6 +146,7 @@ async def test_named_budget_gives_the_missing_limits(admin: AdminClient) -> None
     assert [await works(admin, key) for _ in range(2)] == [200, 429]
     own = (await admin.made("/key/generate", budget_id="small", rpm_limit=2))["key"]
     assert [await works(admin, own) for _ in range(3)] == [200, 200, 429]
+    assert refused_field(await admin.post("/budget/delete", id="small")) == (400, "id")
     await admin.made("/budget/update", budget_id="small", rpm_limit=50)
     await becomes(admin, key, 200)
 

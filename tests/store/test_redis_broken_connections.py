@@ -95,6 +95,7 @@ OPERATIONS: dict[str, Callable[[Store], Awaitable[Any]]] = {
     "keep_traces": lambda store: store.keep_traces(StoredTrace("ann", "req", 0.0), for_s=5, most=5),
     "trace": lambda store: store.trace("ann", "req"),
     "traces": lambda store: store.traces("ann"),
+    "delete_requests": lambda store: store.delete_requests("key_1", 5),
     "keep_requests": lambda store: store.keep_requests(RequestRecord("req", 0.0, 1.0), for_s=5, most=5),
     "request": lambda store: store.request("req"),
     "requests": lambda store: store.requests(RequestFilter(), 5),

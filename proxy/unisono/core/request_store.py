@@ -178,6 +178,13 @@ class RequestStore(Protocol):
         """
         ...
 
+    async def delete_requests(self, key: str, most: int) -> int:
+        """Delete at most `most` records of a key, the oldest first, and return their number.
+
+        Counts stay.
+        """
+        ...
+
     async def request(self, id: str) -> RequestRecord | None: ...
 
     async def requests(self, wanted: RequestFilter, limit: int, cursor: str = "") -> RequestPage:

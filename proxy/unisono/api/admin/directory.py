@@ -24,6 +24,8 @@ from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.quotas import KeyLimits
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict
 
+# Records that one write deletes.
+REQUESTS_PER_DELETION = 200
 # Settings of a team that its own admin may change, and of a user that the user itself may change.
 OWN_SETTINGS = frozenset({"team_id", "team_alias", "metadata", "user_id", "user_alias", "user_email"})
 
@@ -135,10 +137,25 @@ async def update_entry(
     return await change_entry(admin, actor, entry, "updated", lambda was: _applied(body, was, admin.clock()))
 
 
+async def check_unused(admin: Administration, budget: DirectoryEntry) -> None:
+    """Raise `InvalidRequest` if something gets its limits from a named budget."""
+    users = [
+        (entry.kind.value, entry.id)
+        for kind in EntryKind
+        for entry in await admin.store.directory(kind)
+        if entry.budget == budget.id
+    ]
+    keys = await admin.store.keys()
+    users += [("key", key.id) for key in keys if key.revoked_at is None and key.budget == budget.id]
+    for kind_name, id in users:
+        raise InvalidRequest(f"'id': the {kind_name} '{id[:64]}' uses this budget; change that first.", param="id")
+
+
 async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntry) -> None:
     """Delete a team or a user with its keys, or an end user.
 
-    The keys of a user lose everything that names it. Raises `NotFound`, `StoreConflict`.
+    The keys of a user lose everything that names it, and the records of its requests are deleted. Raises `NotFound`,
+    `StoreConflict`.
     """
     has_keys = entry.kind in {EntryKind.TEAM, EntryKind.USER}
     for record in await admin.store.keys() if has_keys else ():
@@ -147,6 +164,8 @@ async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntr
             gone = record if record.revoked_at is not None else await revoke_key(admin, actor, record)
             if is_users:
                 await admin.change_key(actor, gone.id, "anonymised", _anonymous, key_view)
+                while await admin.store.delete_requests(gone.id, REQUESTS_PER_DELETION) == REQUESTS_PER_DELETION:
+                    pass
     if entry.kind is EntryKind.USER:
         for team in await admin.store.directory(EntryKind.TEAM):
             if entry.id in team.members:

@@ -187,8 +187,14 @@ class BudgetReferences(AdminBody):
     budgets: Annotated[Names, Field(min_length=1)]
 
 
+class DeleteBudget(AdminBody):
+    """Body of `/budget/delete`."""
+
+    id: Name
+
+
 class EntryPageQuery(QueryModel):
-    """Page of a list of teams or users."""
+    """Page of a list of teams, users, end users or budgets."""
 
     page: Annotated[int, Field(ge=1, le=1_000_000, strict=False)] = 1
     page_size: Annotated[int, Field(ge=1, le=100, strict=False)] = 25

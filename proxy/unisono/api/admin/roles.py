@@ -88,7 +88,7 @@ class Actor:
                 return self.sees_all or entry.id in self.teams | self.member_of
             case EntryKind.USER:
                 return self.sees_all or entry.id == self.user
-            case EntryKind.BUDGET | EntryKind.CUSTOMER:
+            case EntryKind.BUDGET | EntryKind.CUSTOMER | EntryKind.SETTING:
                 return self.sees_all
 
     def changes_team(self, entry: DirectoryEntry) -> bool:
@@ -129,6 +129,8 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "/user/delete": _ADMINS,
     "/budget/new": _ADMINS,
     "/budget/info": _VIEWERS,
+    "/budget/list": _VIEWERS,
+    "/budget/delete": _ADMINS,
     "/budget/update": _ADMINS,
     # LiteLLM's clients know both names.
     **{

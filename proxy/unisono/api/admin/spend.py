@@ -1,7 +1,7 @@
 """Routes `/spend/*`, `/global/spend/report` and `/user/daily/activity`.
 
-The ledger has sums by key, model and UTC day, so the reports have no single requests. Everybody sees the usage of the
-keys that it may see; admins also see that of the master key.
+The ledger has sums by key, model and UTC day. Single requests are in the request records. Everybody sees the usage of
+the keys that it may see; admins also see that of the master key.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import Field
 from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor
 from unisono.api.admin.entry_schema import entry_view
 from unisono.api.admin.key_schema import key_view, team_of
+from unisono.api.admin.request_logs import day_end, day_start, request_log, request_logs
 from unisono.api.admin.roles import MASTER_ACTOR, Actor
 from unisono.api.admin.spending import FIRST_DAY, LAST_DAY, ledger_lines
 from unisono.api.answer_types import AnswerModel, Count, Object
@@ -26,7 +27,7 @@ from unisono.api.usage import QueriedDay
 from unisono.core.access import KeyRecord
 from unisono.core.directory import EntryKind
 from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
-from unisono.errors import UnsupportedValue
+from unisono.core.request_store import RequestFilter
 
 # Days of a report without dates.
 REPORT_DAYS: Final = 30
@@ -98,10 +99,11 @@ def _usd(used: TokenUsage) -> float:
 
 @ADMIN.add("GET", "/spend/logs")
 async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]) -> list[Object]:
-    """Return the spend by day, with its keys, users and models."""
-    for field, is_sent in (("request_id", query.request_id is not None), ("summarize", not query.summarize)):
-        if is_sent:
-            raise UnsupportedValue(f"'{field}': the ledger has sums by day, no requests; omit this field.", param=field)
+    """Return the spend by day, or single requests with `summarize=false` or `request_id`."""
+    if query.request_id is not None:
+        return await request_log(admin, actor, query.request_id)
+    if not query.summarize:
+        return await _single_requests(admin, actor, query)
     usage = await visible_usage(admin, actor, query)
     days = []
     for day in sorted({line.day for line in usage.lines}):
@@ -116,6 +118,29 @@ async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotate
             }
         )
     return days
+
+
+async def _single_requests(admin: Administration, actor: Actor, query: SpendQuery) -> list[Object]:
+    """Return a page of the requests that the actor may see and that match, the latest first."""
+    keys = {key.id: key for key in await admin.store.keys() if actor.sees_key(key)}
+    only: set[str] | None = None
+    if not actor.sees_all or query.user_id is not None or query.team_id is not None:
+        matches = (
+            key.id
+            for key in keys.values()
+            if query.user_id in (None, key.user) and query.team_id in (None, team_of(key) or "")
+        )
+        only = set(matches)
+    if query.api_key is not None:
+        named = "" if query.api_key == MASTER_ACTOR else query.api_key
+        only = {named} if only is None or named in only else set()
+    wanted = RequestFilter(
+        model=query.model or "",
+        since=day_start(query.start_date) if query.start_date else 0.0,
+        until=day_end(query.end_date) if query.end_date else None,
+    )
+    rows = await request_logs(admin, keys, only, wanted, query.page * query.page_size)
+    return _page(rows, query)
 
 
 @ADMIN.add("GET", "/spend/keys")

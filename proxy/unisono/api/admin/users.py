@@ -6,9 +6,10 @@ from typing import Annotated
 
 from fastapi import Query
 
-from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor, IdempotencyKey
+from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor, IdempotencyKey, page_of
 from unisono.api.admin.directory import (
     change_members,
+    check_unused,
     create_entry,
     delete_entry,
     find_entry,
@@ -19,6 +20,7 @@ from unisono.api.admin.entry_schema import (
     BudgetObject,
     BudgetReferences,
     ChangedUser,
+    DeleteBudget,
     DeleteUsers,
     EntryPageQuery,
     NewBudget,
@@ -133,6 +135,27 @@ async def get_budget_info(
     """Return named budgets."""
     found = [await find_entry(admin, actor, EntryKind.BUDGET, id, "budgets") for id in body.budgets]
     return [BudgetObject.model_validate(entry_view(budget, admin.clock())) for budget in found]
+
+
+@ADMIN.add("GET", "/budget/list")
+async def list_budgets(
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]
+) -> list[BudgetObject]:
+    """List named budgets, oldest first, in pages."""
+    del actor  # its role is checked
+    page, _ = page_of(await admin.store.directory(EntryKind.BUDGET), query.page, query.page_size)
+    return [BudgetObject.model_validate(entry_view(budget, admin.clock())) for budget in page]
+
+
+@ADMIN.add("POST", "/budget/delete", BODY_404_409, answer=BudgetObject, body=DeleteBudget)
+async def delete_budget(
+    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteBudget, parsed_body(DeleteBudget)]
+) -> Object:
+    """Delete a named budget that no key, team, user or end user names."""
+    budget = await find_entry(admin, actor, EntryKind.BUDGET, body.id, "id")
+    await check_unused(admin, budget)
+    await delete_entry(admin, actor, budget)
+    return entry_view(budget, admin.clock())
 
 
 @ADMIN.add("POST", "/budget/update", BODY_404_409, answer=BudgetObject, body=UpdateBudget)

@@ -76,6 +76,22 @@ return {'ok', added}
 """
 )
 
+DELETE_REQUESTS = Script(
+    """
+local records, of_key = unpack(KEYS)
+local ids = redis.call('ZRANGE', of_key, 0, tonumber(arg()) - 1)
+for _, id in ipairs(ids) do
+  local value = redis.call('HGET', records, id)
+  for set in string.gmatch(value and string.match(value, '^(.-)\\n\\n') or '', '[^\\n]+') do
+    redis.call('ZREM', set, id)
+  end
+  redis.call('ZREM', of_key, id)
+  redis.call('HDEL', records, id)
+end
+return {'ok', #ids}
+"""
+)
+
 PAGE_OF_REQUESTS = Script(
     """
 local records, first = KEYS[1], KEYS[2]
@@ -157,6 +173,10 @@ class RedisRequests:
                 args += [milliseconds(COUNTS_KEPT_S[group.step_s]), len(counts)]
                 args += [value for counter in counts.items() for value in counter]
             await self._link.act(ADD_COUNTS, names, args)
+
+    async def delete_requests(self, key: str, most: int) -> int:
+        names = [keys.requests(), keys.request_facet(f"key:{key}")]
+        return int(await self._link.act(DELETE_REQUESTS, names, [most]))
 
     async def request(self, id: str) -> RequestRecord | None:
         (value,) = await self._link.read(("HGET", keys.requests(), _name(id)))

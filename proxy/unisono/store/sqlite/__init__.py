@@ -363,6 +363,9 @@ class SqliteStore(SqliteAccess):
             if self._is_in_memory:
                 await asyncio.sleep(0)
 
+    async def delete_requests(self, key: str, most: int) -> int:
+        return await self._run(requests.delete_of_key, key, most)
+
     async def request(self, id: str) -> RequestRecord | None:
         return await self._read(requests.get, id)
 

@@ -80,6 +80,16 @@ def _delete(act: Transaction, rows: Sequence[tuple[int, str, bytes]]) -> None:
     act.db.execute("UPDATE request_total SET n = n - ?", (len(rows),))
 
 
+def delete_of_key(act: Transaction, key: str, most: int) -> int:
+    rows = act.db.execute(
+        "SELECT f.ended, f.id, r.data FROM request_facets f JOIN requests r ON r.id = f.id WHERE f.facet = ? "
+        "ORDER BY f.ended, f.id LIMIT ?",
+        (_text(f"key:{key}"), most),
+    ).fetchall()
+    _delete(act, rows)
+    return len(rows)
+
+
 def get(act: Transaction, id: str) -> RequestRecord | None:
     row = act.db.execute("SELECT data FROM requests WHERE id = ?", (id,)).fetchone()
     return None if row is None else decode_request(row[0])
