@@ -128,6 +128,8 @@ class VllmScript(Script):
     # Token ids; other values are sent unchanged.
     tokens: Sequence[object] = ()
     stop_reason: object = None
+    # Log probabilities of an echoed prompt, in vLLM's form.
+    echo: dict[str, Any] | None = None
 
     def events(self, asked: dict[str, Any]) -> list[bytes]:
         limit = asked.get("max_tokens") or 16
@@ -142,7 +144,8 @@ class VllmScript(Script):
                 "index": 0,
                 # Wrong on purpose, because only the ids matter.
                 "text": "?" * len(piece),
-                "logprobs": logprobs_of(piece, asked.get("logprobs"), echoed(asked) if number == 0 else ()),
+                "logprobs": self.echo
+                or logprobs_of(piece, asked.get("logprobs"), echoed(asked) if number == 0 else ()),
                 "finish_reason": finish if last else None,
                 "stop_reason": self._reason(tokens, finish) if last else None,
                 "prompt_token_ids": asked["prompt"] if number == 0 else None,

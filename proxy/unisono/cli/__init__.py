@@ -243,6 +243,68 @@ def usage(config_path: Path, by: str, since: datetime | None, until: datetime | 
 
 @main.command()
 @CONFIG
+@click.argument("reference")
+@click.argument("other")
+@click.option("--traces", metavar="N", type=click.IntRange(1), help="Score the newest N recordings of the store.")
+@click.option(
+    "--prompts",
+    "prompts_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Score greedy answers to these prompts: one body of Chat Completions per line. By default a bundled set.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option(
+    "--min-agreement",
+    default=0.999,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Least share of tokens that both consider most likely.",
+)
+@click.option(
+    "--max-divergence",
+    default=0.0005,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Greatest mean divergence of the distributions, in nats.",
+)
+@click.option(
+    "--max-tokens", default=256, show_default=True, type=click.IntRange(1), help="Tokens of each greedy answer."
+)
+def compare(
+    config_path: Path | None,
+    reference: str,
+    other: str,
+    traces: int | None,
+    prompts_path: Path | None,
+    as_json: bool,
+    min_agreement: float,
+    max_divergence: float,
+    max_tokens: int,
+) -> None:
+    """Compare the model of two backends, token by token.
+
+    REFERENCE and OTHER are deployments of the configuration, or KIND/MODEL@ADDRESS. Both score the same answers:
+    recorded ones, or greedy ones of the reference. Exit code 0: equal within the limits; 1: different; 2: not compared.
+    """
+    from unisono.cli.compare import run
+    from unisono.fidelity.comparison import Thresholds
+
+    if traces and prompts_path:
+        raise click.UsageError("--traces and --prompts exclude each other")
+    run(
+        (reference, other),
+        config_path,
+        traces=traces or 0,
+        prompts_path=prompts_path,
+        as_json=as_json,
+        limits=Thresholds(min_agreement, max_divergence),
+        max_tokens=max_tokens,
+    )
+
+
+@main.command()
+@CONFIG
 @click.argument("trace", metavar="[ID|FILE.json]", required=False, type=click.Path())
 @click.option("--tenant", default="", help="Tenant of the recordings; by default all tenants.")
 @click.option("--json", "as_json", is_flag=True, help="Print the recording as JSON.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -105,6 +106,24 @@ def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
         return unpacked(found.document)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
+
+
+def newest_documents(config_path: Path | None, last: int) -> list[Document]:
+    """Return the newest recordings of all tenants. Damaged ones are left out."""
+    config = _config(config_path)
+
+    async def looked(store: Store) -> list[StoredTrace]:
+        owners = await _tenants(config, store, "")
+        about = [one for owner in owners for one in await store.traces(owner, last)]
+        newest = sorted(about, key=lambda one: one.at, reverse=True)[:last]
+        found = [await store.trace(one.tenant, one.id) for one in newest]
+        return [one for one in found if one is not None]
+
+    documents = []
+    for found in _with_store(config, looked):
+        with suppress(ValueError):
+            documents.append(unpacked(found.document))
+    return documents
 
 
 def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) -> None:

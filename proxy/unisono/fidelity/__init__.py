@@ -1,0 +1,1 @@
+"""Fidelity: measures whether a backend still computes what its reference computes."""

@@ -1,0 +1,181 @@
+"""Comparison of two backends by their scores of the same answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from unisono.core.scoring import TokenScore
+from unisono.fidelity.places import Place
+from unisono.fidelity.statistics import Estimate, Group, divergence, mean, proportion
+
+# Smallest preference, in nats, that counts as a difference. Engines round differently, so that two nearly equally
+# likely tokens change places on identical weights.
+TIE_NATS: Final = 0.1
+
+# A token differs if its divergence exceeds the limit of the mean this many times.
+TOKEN_FACTOR: Final = 10
+
+Scores = Sequence[TokenScore | None]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSample:
+    """Answer to score. `tokens` follow `prompt`; `places` has the place of each of them."""
+
+    name: str
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    places: Sequence[Place]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSample:
+    """Answer with its scores from the reference and from the other backend."""
+
+    sample: AnswerSample
+    reference: Scores
+    other: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics over the tokens of one place, or of all.
+
+    `agreement` is the share of tokens where both backends consider the same token most likely. `best` and `best_other`
+    are the shares where the answer's own token is that one, `divergence` is in nats, and `shift` is the change of its
+    log probability. None where no token has the necessary scores.
+    """
+
+    tokens: int
+    agreement: Estimate | None
+    best: Estimate | None
+    best_other: Estimate | None
+    divergence: Estimate | None
+    shift: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """First token of an answer at which the backends differ.
+
+    `expected` and `found` are their choices. `preference` is how much more likely the reference considers its own
+    choice than that of the other, and `nats` the divergence of the distributions, both in nats.
+    """
+
+    sample: AnswerSample
+    position: int
+    expected: int
+    found: int
+    preference: float
+    nats: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Result of a comparison. `unscored` counts the tokens without a score of both backends."""
+
+    answers: int
+    unscored: int
+    total: Statistics
+    places: Mapping[Place, Statistics]
+    divergences: Sequence[Divergence]
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Limits of what rounding explains: least agreement, greatest divergence in nats."""
+
+    agreement: float = 0.999
+    divergence: float = 0.0005
+
+    def exceeded_by(self, statistics: Statistics) -> tuple[str, ...]:
+        """Return the limits that the estimates exceed."""
+        agreement, kl = statistics.agreement, statistics.divergence
+        low = agreement is not None and agreement.value < self.agreement
+        high = kl is not None and kl.value > self.divergence
+        return (*(["agreement"] if low else []), *(["divergence"] if high else []))
+
+    def surely_exceeded_by(self, statistics: Statistics) -> tuple[str, ...]:
+        """Return the limits that even the whole intervals exceed."""
+        agreement, kl = statistics.agreement, statistics.divergence
+        low = agreement is not None and agreement.high < self.agreement
+        high = kl is not None and kl.low > self.divergence
+        return (*(["agreement"] if low else []), *(["divergence"] if high else []))
+
+
+def compare(scored: Sequence[ScoredSample], limits: Thresholds = Thresholds()) -> Comparison:
+    """Compare the scores of answers."""
+    rows = [row for number, one in enumerate(scored) for row in _rows(number, one)]
+    return Comparison(
+        answers=len(scored),
+        unscored=sum(len(one.sample.tokens) for one in scored) - len(rows),
+        total=_statistics(rows),
+        places={place: _statistics(found) for place in Place if (found := [row for row in rows if row.place is place])},
+        divergences=[first for one in scored if (first := first_divergence(one, limits)) is not None],
+    )
+
+
+def agrees(reference: TokenScore, other: TokenScore) -> bool:
+    """Return whether two backends consider the same token most likely.
+
+    A token that the reference considers nearly as likely counts as the same.
+    """
+    return reference.best == other.best or _preference(reference, other.best) < TIE_NATS
+
+
+def _preference(reference: TokenScore, token: int) -> float:
+    known = dict(reference.top)
+    # A token that is not listed is at most as likely as the last one that is.
+    return reference.top[0][1] - known.get(token, reference.top[-1][1])
+
+
+def first_divergence(scored: ScoredSample, limits: Thresholds) -> Divergence | None:
+    """Return the first token at which the backends differ clearly; None if there is none."""
+    for position, (reference, other) in enumerate(zip(scored.reference, scored.other, strict=True)):
+        if reference is None or other is None:
+            continue
+        nats = divergence(reference.top, other.top)
+        if not agrees(reference, other) or nats > limits.divergence * TOKEN_FACTOR:
+            preference = max(_preference(reference, other.best), 0.0)
+            return Divergence(scored.sample, position, reference.best, other.best, preference, nats)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    sample: int
+    place: Place
+    reference: TokenScore
+    other: TokenScore
+
+
+def _rows(number: int, scored: ScoredSample) -> Iterable[_Row]:
+    for place, reference, other in zip(scored.sample.places, scored.reference, scored.other, strict=True):
+        if reference is not None and other is not None:
+            yield _Row(number, place, reference, other)
+
+
+def _statistics(rows: Sequence[_Row]) -> Statistics:
+    by_sample = [list(group) for _, group in groupby(rows, key=lambda row: row.sample)]
+
+    def groups(values: Sequence[Sequence[float]]) -> list[Group]:
+        return [Group(sum(each), len(each)) for each in values]
+
+    shifts = [[shift for row in group if (shift := _shift(row)) is not None] for group in by_sample]
+    divergences = [[divergence(row.reference.top, row.other.top) for row in group] for group in by_sample]
+    return Statistics(
+        tokens=len(rows),
+        agreement=proportion(groups([[agrees(row.reference, row.other) for row in group] for group in by_sample])),
+        best=proportion(groups([[row.reference.rank == 0 for row in group] for group in by_sample])),
+        best_other=proportion(groups([[row.other.rank == 0 for row in group] for group in by_sample])),
+        divergence=mean(groups(divergences)),
+        shift=mean(groups(shifts)),
+    )
+
+
+def _shift(row: _Row) -> float | None:
+    before, after = row.reference.logprob, row.other.logprob
+    return None if before is None or after is None else after - before
