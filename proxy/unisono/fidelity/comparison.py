@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import inf
 from typing import Final
 
 from unisono.core.scoring import TokenScore
@@ -109,12 +110,15 @@ class Thresholds:
 def compare(scored: Sequence[ScoredSample], limits: Thresholds = Thresholds()) -> Comparison:
     """Compare the scores of answers."""
     rows = [row for number, one in enumerate(scored) for row in _rows(number, one)]
+    total = _statistics(rows)
+    # Within the limits, a token with the same choice is rounding, however far its distributions are apart.
+    most = limits.divergence * TOKEN_FACTOR if limits.exceeded_by(total) else inf
     return Comparison(
         answers=len(scored),
         unscored=sum(len(one.sample.tokens) for one in scored) - len(rows),
-        total=_statistics(rows),
+        total=total,
         places={place: _statistics(found) for place in Place if (found := [row for row in rows if row.place is place])},
-        divergences=[first for one in scored if (first := first_divergence(one, limits)) is not None],
+        divergences=[first for one in scored if (first := first_divergence(one, most)) is not None],
     )
 
 
@@ -132,13 +136,13 @@ def _preference(reference: TokenScore, token: int) -> float:
     return reference.top[0][1] - known.get(token, reference.top[-1][1])
 
 
-def first_divergence(scored: ScoredSample, limits: Thresholds) -> Divergence | None:
-    """Return the first token at which the backends differ clearly; None if there is none."""
+def first_divergence(scored: ScoredSample, most: float) -> Divergence | None:
+    """Return the first token that differs by its choice or by more than `most` nats."""
     for position, (reference, other) in enumerate(zip(scored.reference, scored.other, strict=True)):
         if reference is None or other is None:
             continue
         nats = divergence(reference.top, other.top)
-        if not agrees(reference, other) or nats > limits.divergence * TOKEN_FACTOR:
+        if not agrees(reference, other) or nats > most:
             preference = max(_preference(reference, other.best), 0.0)
             return Divergence(scored.sample, position, reference.best, other.best, preference, nats)
     return None

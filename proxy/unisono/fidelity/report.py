@@ -53,7 +53,7 @@ def _differences(comparison: Comparison, encoding: Encoding) -> Iterator[str]:
     found = comparison.divergences
     if not found:
         return
-    yield f"{len(found)} of {comparison.answers} answers have a token at which the backends differ; each time the first:"
+    yield f"{len(found)} of {comparison.answers} answers have a token at which the backends differ, the first being:"
     for divergence in found[:MAX_DIVERGENCES]:
         yield f"  {divergence.sample.name}, {_in_words(divergence, encoding)}"
         yield f"    {_context(divergence, encoding)}"
