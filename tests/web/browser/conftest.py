@@ -28,8 +28,11 @@ FLAGS = (
     "--disable-sync",
 )
 SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
-# Message of the browser for every error status. Some tests cause such a status.
-STATUS_MESSAGE = "Failed to load resource: the server responded with a status of"
+# Messages of the browser for every error status and for a refused connection. Some tests cause them.
+EXPECTED_MESSAGES = (
+    "Failed to load resource: the server responded with a status of",
+    "Failed to load resource: net::ERR_CONNECTION_REFUSED",
+)
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +67,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
         origin = address.partition("/#")[0].rstrip("/")
 
         def on_message(message: ConsoleMessage) -> None:
-            if message.type in {"error", "warning"} and not message.text.startswith(STATUS_MESSAGE):
+            if message.type in {"error", "warning"} and not message.text.startswith(EXPECTED_MESSAGES):
                 faults.append(message.text)
 
         def on_request(request: Request) -> None:

@@ -77,7 +77,7 @@ def reference(page: Page) -> None:
 # The address of each view, and the step that waits for its content.
 VIEWS: dict[str, tuple[str, Callable[[Page], None]]] = {
     "overview": ("overview", overview),
-    "requests": ("requests", requests),
+    "requests": ("requests?model=gpt-oss-120b", requests),
     "request": ("requests", request),
     "playground": ("playground", playground),
     "inspector": ("inspector/example", inspector),

@@ -5,7 +5,7 @@
 import { el, say, visible } from "/page/lib/dom.js";
 import { number } from "/page/lib/format.js";
 
-const STRETCH = 4000;
+const STRETCH = 1000;
 const ENDS = new Set(["<|end|>", "<|return|>", "<|call|>"]);
 
 const sizeOf = (segments) => segments.reduce((sum, one) => sum + (one.kind === "text" ? one.tokens.length : 1), 0);

@@ -47,8 +47,11 @@ export function models(main) {
     refresh();
   }
   let isLoaded = false;
+  let wasLost = false;
   return watch(({ status, trouble: lost }) => {
     if (lost?.status) failed(lost);
+    else if (wasLost) tell(trouble, "");
+    wasLost = Boolean(lost?.status);
     if (!status) return;
     last = status;
     seeking.hidden = status.models.reduce((sum, model) => sum + (model.deployments?.length ?? 1), 0) < MANY;

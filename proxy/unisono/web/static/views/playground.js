@@ -1,6 +1,6 @@
 // Playground: a chat over four APIs, with settings beside it, the tokens of each answer, and a second lane to compare.
 
-import { complaint, copier, el, field, tell } from "/page/lib/dom.js";
+import { complaint, copier, el, field, tell, visible } from "/page/lib/dom.js";
 import { toCurl, toJavaScript, toPython } from "/page/lib/code.js";
 import { state, watch } from "/page/lib/store.js";
 import { toRequest, Unreadable } from "/page/views/asking.js";
@@ -208,7 +208,7 @@ class Playground {
     off.disabled = true;
     this.node.classList.toggle("is-busy", busy);
     this.empty.hidden = this.lanes.some((lane) => lane.turns.length);
-    for (const lane of this.lanes) lane.title.textContent = `${lane.name}: ${lane.settings.read().model}`;
+    for (const lane of this.lanes) lane.title.replaceChildren(visible(`${lane.name}: ${lane.settings.read().model}`));
     if (!busy && this.lanes.some((lane) => lane.turns.length)) {
       this.chat.lanes = this.lanes.map((lane) => ({ settings: lane.settings.read(), turns: lane.saved }));
       keepChat(this.chat);

@@ -1,6 +1,6 @@
 // Settings of one lane of the playground: API, model, system prompt, sampling, tools, response format.
 
-import { el, field, select } from "/page/lib/dom.js";
+import { el, field, select, visible } from "/page/lib/dom.js";
 import { APIS, toolNames } from "/page/views/asking.js";
 import { PRESETS, SCHEMA_EXAMPLES, TOOL_EXAMPLES } from "/page/views/presets.js";
 
@@ -82,7 +82,7 @@ export class Settings {
     if (names.join("\n") !== [...of.options].map(({ value }) => value).join("\n")) {
       const chosen = of.value || this.wanted;
       of.replaceChildren(...names.map((id) => el("option", { value: id, selected: id === chosen }, id)));
-      of.title = of.value;
+      this.entitle();
     }
     this.absent.hidden = models.length > 0;
     this.absent.textContent = models.length ? "" : "This key has no access to a model that generates text.";
@@ -96,7 +96,12 @@ export class Settings {
       const chosen = choice ?? of.choice.value;
       of.choice.replaceChildren(...names.map((name) => el("option", { value: name, selected: name === chosen }, name)));
     } else if (choice) of.choice.value = choice;
-    of.model.title = of.model.value;
+    this.entitle();
+  }
+
+  // A long name is cut by its field.
+  entitle() {
+    this.fields.model.setAttribute("title", visible(this.fields.model.value).textContent);
   }
 
   fail(name, id) {

@@ -41,7 +41,7 @@ export function spend(place) {
     const of = (name) => metadata[`total_${name}`] ?? 0;
     tiles.hidden = false;
     tiles.replaceChildren(
-      fact("Requests", number(of("api_requests")), counted(of("failed_requests"), "error"), of("failed_requests") ? "bad" : undefined),
+      fact("Requests", number(of("api_requests")), counted(of("failed_requests"), "error")),
       fact("Input tokens", number(of("prompt_tokens")), `${number(of("cache_read_input_tokens"))} cached`),
       fact("Output tokens", number(of("completion_tokens")), ""),
       fact("Spend", dollars(of("spend")), seesAll() ? "all keys" : `key ${state.status.key}`));
