@@ -27,6 +27,7 @@ class ClientConnection(asyncio.Protocol):
         self._sink: Callable[[bytes], None] = self._bodies.append
         self._done: asyncio.Future[int] | None = None
         self._complete = False
+        self._keeps_alive = False
         # True if the last answer was complete and the server keeps the connection open.
         self.reusable = False
 
@@ -60,7 +61,7 @@ class ClientConnection(asyncio.Protocol):
             self._sink(b"".join(self._bodies))
             self._bodies.clear()
         if self._complete and not done.done():
-            self.reusable = parser.should_keep_alive()
+            self.reusable = self._keeps_alive
             done.set_result(parser.get_status_code())
 
     def on_body(self, body: bytes) -> None:
@@ -68,6 +69,8 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._complete = True
+        # The parser forgets it afterwards.
+        self._keeps_alive = self._parser is not None and self._parser.should_keep_alive()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False

@@ -69,6 +69,18 @@ async def test_every_answer_arrives_byte_for_byte(corpus: Corpus, load: Load, re
         assert await run(corpus, aimed) == (count, count * load.tokens, [])
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_connection_serves_the_next_request_after_a_complete_answer(corpus: Corpus, stream: bool) -> None:
+    async with fake(corpus) as port:
+        connection = await http_client.connect(port)
+        request = wires.request("vllm", corpus, wires.Question(1), tokens=30, stream=stream)
+        for _ in range(2):
+            parts = list[bytes]()
+            assert await connection.request(request, parts.append) == 200
+            assert connection.reusable
+        connection.close()
+
+
 async def test_cold_prompts_are_answered_without_a_change_of_pace(corpus: Corpus) -> None:
     async with fake(corpus) as port:
         await ask(port, "/bench/pace", {"interval_us": 5000, "tokens_per_chunk": 2})
