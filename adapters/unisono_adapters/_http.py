@@ -152,7 +152,7 @@ class BackendHttp:
         secret = options.api_key or None
         query = self._base.query.values()
         self.failures = FailureTable(statuses, filter(None, (secret, self._base.password, *query)))
-        self._headers = {
+        fixed = {
             "Host": self._base.host_port_subcomponent or "",
             "User-Agent": "unisono",
             "Accept-Encoding": "identity",
@@ -162,10 +162,12 @@ class BackendHttp:
                 raise ConfigError("litellm_params.api_key: must contain printable ASCII characters only")
             if self._base.user is not None:
                 raise ConfigError("litellm_params.api_base: contains credentials although api_key is set; set only one")
-            self._headers["Authorization"] = f"Bearer {secret}"
+            fixed["Authorization"] = f"Bearer {secret}"
         elif self._base.user is not None or self._base.password is not None:
             credentials = f"{self._base.user or ''}:{self._base.password or ''}"
-            self._headers["Authorization"] = f"Basic {b64encode(credentials.encode()).decode()}"
+            fixed["Authorization"] = f"Basic {b64encode(credentials.encode()).decode()}"
+        self._targets: dict[str, str] = {}
+        self._fixed_lines = "".join(f"{name}: {value}\r\n" for name, value in fixed.items())
         self._pool = ConnectionPool(self._base, polite=polite)
         self._serial = itertools.count(1)
 
@@ -278,11 +280,14 @@ class BackendHttp:
     def _head(
         self, method: str, path: str, headers: dict[str, str], size: int, media_type: str = "application/json"
     ) -> bytes:
-        lines = [f"{method} {self._base.joinpath(path).raw_path_qs} HTTP/1.1"]
-        lines += (f"{name}: {value}" for name, value in (self._headers | headers).items())
+        target = self._targets.get(path)
+        if target is None:
+            # A backend has a few paths, which do not depend on requests.
+            target = self._targets[path] = self._base.joinpath(path).raw_path_qs
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if method == "POST":
-            lines += (f"Content-Type: {media_type}", f"Content-Length: {size}")
-        return "\r\n".join((*lines, "", "")).encode("latin-1")
+            lines += f"Content-Type: {media_type}\r\nContent-Length: {size}\r\n"
+        return f"{method} {target} HTTP/1.1\r\n{self._fixed_lines}{lines}\r\n".encode("latin-1")
 
     async def _expect_events(self, response: HttpResponse, framing: Framing) -> None:
         if response.status != 200:

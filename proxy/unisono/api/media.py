@@ -22,6 +22,7 @@ from unisono.api.image_descriptions import ImageDescriber, ImageDescription, Vis
 from unisono.api.input_files import SOURCES, ReplacedFile, replaced_files
 from unisono.api.request_options import ModelRules
 from unisono.core.access import Caller
+from unisono.core.frozen import statically_frozen
 from unisono.core.input_files import FileReader
 from unisono.core.recovery_rules import MEDIA_LEFT_OUT
 from unisono.errors import UnisonoError
@@ -45,6 +46,7 @@ async def all_read(_: Sequence[Any]) -> int:
     return 0
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class MediaRules:
     """Treatment of the media in one request.
@@ -108,6 +110,7 @@ class ModelWithRules(Protocol):
     def rules(self) -> ModelRules: ...
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class MediaSource:
     """Body of a request whose media are to be replaced, with its sender.

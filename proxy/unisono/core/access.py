@@ -11,6 +11,7 @@ from typing import Protocol
 
 from unisono.core.conversation import Json
 from unisono.core.directory import AuditRecord, DirectoryEntry, DirectoryStore, EntryKind
+from unisono.core.frozen import statically_frozen
 from unisono.core.quotas import NO_LIMITS, SHARED_TENANT, Account, KeyLimits
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 
@@ -30,6 +31,7 @@ class SharedLimits:
     is_counted: bool = False
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Party that a request is attributed to.

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
+from unisono.core.frozen import statically_frozen
+
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 Tokens: TypeAlias = tuple[int, ...]
@@ -114,6 +116,7 @@ class AnswerForm:
         return not self.choices and self.grammar is None
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Preamble:
     """Prompt content before the first message.
@@ -193,6 +196,7 @@ Message: TypeAlias = UserMessage | DeveloperMessage | AssistantReasoning | Assis
 Item: TypeAlias = Message | AddedTools
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Conversation for one prompt.

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from unisono.core.conversation import Item as ConversationItem
 from unisono.core.conversation import Json, Phase, Tokens
 from unisono.core.elicitation import ToolQuestion
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolOutcome
@@ -106,6 +107,7 @@ class Delta:
     text: str
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Closed:
     """End of an item; `complete` is False for an item that was cut off.
@@ -175,6 +177,7 @@ class Compacted:
     ends_answer: bool = False
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Finished:
     """Last event of an answer.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
+from unisono.core.frozen import statically_frozen
 from unisono.core.renamed import renamed
 from unisono.core.trace_context import TraceContext
 
@@ -84,6 +85,7 @@ class Prompt:
     text: str | None = None
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters; `top_k` 0 means off.
@@ -102,6 +104,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Time limits in seconds.
@@ -191,6 +194,7 @@ CONSTRAINT_KINDS = (JsonSchema.kind, AnyJson.kind, OneOf.kind)
 TEXT_KINDS = (Regex.kind, Gbnf.kind, Lark.kind)
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class CompletionJob:
     """Job for a backend.
@@ -238,6 +242,7 @@ class Chunk:
     prompt_logprobs: Sequence[TokenLogprob | None] = ()
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of an answer, counted by the gateway from ids.

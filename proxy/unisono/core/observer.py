@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Repaired
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import Usage
 from unisono.core.logprobs import LogprobLog
 from unisono.core.route_protocol import Attempt
@@ -32,6 +33,7 @@ class GenerationOutcome(StrEnum):
     LEFT = "left"
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
     """Start of a generation.
@@ -56,6 +58,7 @@ class GenerationStarted:
     key_name: str = ""
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class SlotWait:
     """Wait for a slot; `failure` is the error code if no slot was available."""
@@ -65,6 +68,7 @@ class SlotWait:
     failure: str = ""
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """One generation on one deployment.
@@ -157,6 +161,7 @@ class GenerationFacts:
         )
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class GenerationDone:
     """End of a generation.

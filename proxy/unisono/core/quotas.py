@@ -13,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, Literal, Protocol, TypeAlias
 
+from unisono.core.frozen import statically_frozen
+
 # Length of the sliding window for the limits of requests and tokens.
 WINDOW_S: Final = 60
 # Divisor of the remaining budget for a request without its own token limit. Such a request reserves this fraction or
@@ -226,6 +228,7 @@ def _tokens_left(each: tuple[QuotaReservation, QuotaStatus]) -> int:
     return each[1].tokens_left or 0
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Usage of requests: `cached` is part of `input`, `reasoning` of `output`."""
@@ -253,6 +256,7 @@ class TokenUsage:
 USED: Final = TokenUsage.__slots__
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
     """Ledger entry: usage of one model by one account on one UTC day, YYYY-MM-DD.
@@ -271,6 +275,7 @@ class LedgerLine:
         return self.served or self.model
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class UsageRecord:
     """Usage for the ledger, replacing the reservation `claim`.

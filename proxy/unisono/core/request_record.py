@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
+from unisono.core.frozen import statically_frozen
 from unisono.core.observer import GenerationDone, GenerationOutcome
 
 # Maximum characters of a value that the client chooses.
@@ -21,6 +22,7 @@ MAX_ENTRIES: Final = 32
 NO_METHOD: Final = ""
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
     """Facts about a request that has ended.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from unisono.core.frozen import statically_frozen
 from unisono.core.request_record import RequestRecord
 
 MINUTE_S: Final = 60
@@ -93,6 +94,7 @@ class RequestPage:
     cursor: str | None = None
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class CountedGroup:
     """Requests with a facet in an interval of `step_s` seconds.

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
@@ -41,6 +42,7 @@ def blocks_of(tokens: Sequence[int], salt: str = "") -> tuple[int, ...]:
     return tuple(numbers)
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
     """Request for a route.
@@ -63,6 +65,7 @@ class RouteRequest:
     has_both_kinds: bool = False
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RouteRequirements:
     """Requirements of the next generation.

@@ -123,10 +123,10 @@ class ConversationCache:
                     turn = []
                     items.append(item)
         items += self._recall_answer(tenant, turn)
-        recalled = replace(conversation, items=tuple(items), reasoning_from=0)
-        if dated:
-            return recalled
-        return replace(recalled, preamble=replace(conversation.preamble, date=self._date(tenant, conversation)))
+        preamble = conversation.preamble
+        if not dated and (date := self._date(tenant, conversation)) != preamble.date:
+            preamble = replace(preamble, date=date)
+        return replace(conversation, items=tuple(items), reasoning_from=0, preamble=preamble)
 
     def record(
         self,

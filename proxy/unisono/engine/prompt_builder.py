@@ -150,7 +150,8 @@ class PromptBuilder:
             rendered = await self._render(context.extended(self.conversation))
             self._current = StepPrompt(context.number, context.is_final_open, rendered)
             results = (self._renderer.item(result, self._tools) for result in context.results)
-            self.usage = replace(self.usage, tool_output_tokens=sum(map(len, results)))
+            if (count := sum(map(len, results))) != self.usage.tool_output_tokens:
+                self.usage = replace(self.usage, tool_output_tokens=count)
         return self._current
 
     async def _render(self, conversation: Conversation) -> RenderedPrompt:

@@ -14,6 +14,7 @@ from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
 from unisono.core.deadline import Deadline
 from unisono.core.elicitation import UserAnswer
 from unisono.core.events import Event
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import Sampling
 from unisono.core.observer import GenerationFacts
 from unisono.core.passthrough_request import PassthroughRequest
@@ -130,6 +131,7 @@ class RawPrompt:
     has_prompt_logprobs: bool = False
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RequestFields:
     """Fields of a request as the client knows them, for errors; the API surface states them.
@@ -151,6 +153,7 @@ class RequestKey:
     __slots__ = ("__weakref__",)
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """Requirements on the answer, and how it is emitted.
@@ -175,6 +178,7 @@ class AnswerOptions:
     whole: bool = False  # emit the answer as one batch at its end
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
     """Sender and identity of a request."""
@@ -201,6 +205,7 @@ class PromptOptions:
     fields: RequestFields = field(default_factory=RequestFields)
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RoutingOptions:
     """Options for the choice of deployments."""
@@ -234,6 +239,7 @@ class Resumption:
     journal_note: Mapping[str, Json] | None = None
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request of an API surface to the engine.

@@ -21,6 +21,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listing, Opened, Reasoning, Text, ToolCall
 from unisono.core.events import Item as EventItem
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import FinishReason
 from unisono.core.recovery_rules import DANGLING_PREAMBLE
 from unisono.core.tools import ServerToolCall
@@ -31,6 +32,7 @@ TOOLS_ENDED: Final = "tools-ended"
 LATE_CALL: Final = "late-call"
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AnswerState:
     """State of an answer at the end of a step, or after its tools were run."""
@@ -59,6 +61,7 @@ class AnswerState:
         return replace(self, has_run=True, needs_client=needs_client, exhausted=exhausted, paused=paused)
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """What the steps before the current one add to the conversation.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
+from unisono.core.frozen import statically_frozen
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.recipients import (
     CALLS,
@@ -42,6 +43,7 @@ _MIN_STEM_LENGTH = 4
 INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Header:
     """Meaning of a header. `body` is message text found in a header without `<|message|>`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import MESSAGE, START
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header, read_header
@@ -20,6 +21,7 @@ _MAX_TOKENS_PER_CHARACTER: Final = 4
 MAX_CACHED_LENGTH: Final = 128
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class HeldHeader:
     """Tokens of one header that is not complete, or of text that may be a header."""

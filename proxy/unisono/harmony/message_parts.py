@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unisono.core.events import Repaired
+from unisono.core.frozen import statically_frozen
 from unisono.harmony.header import Header
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class OpenPart:
     """Opened message. `tokens` is the whole legal header, `<|start|>` to `<|message|>`.
@@ -34,6 +36,7 @@ class BodyPart:
     tokens: Sequence[int]
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ClosedPart:
     """End of a message. `token` ends the message, `end` is the position after it.

@@ -174,6 +174,8 @@ def start_logging(
     handler = logging.StreamHandler(stream)
     is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler.setFormatter(TextLines(secrets) if is_text else JsonLines(secrets))
+    # No format contains them, and each costs a lookup per line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
     root.handlers[:] = [handler]

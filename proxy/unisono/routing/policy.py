@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Final
 
+from unisono.core.frozen import statically_frozen
 from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements
 from unisono.routing.rate_window import Grain, Rate
 from unisono.routing.tie_break import favourite, number_of, round_robin
@@ -180,6 +181,7 @@ class Share:
             rate.settle(grain, self.tokens, self.used, now)
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class SelectionRequest:
     """Request as seen by the choice.

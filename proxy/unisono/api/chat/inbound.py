@@ -48,6 +48,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
+from unisono.core.frozen import statically_frozen
 from unisono.engine.request import (
     AnswerOptions,
     GenerationRequest,
@@ -59,6 +60,7 @@ from unisono.engine.request import (
 from unisono.errors import InvalidRequest
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ChatGeneration:
     """Converted Chat Completions request.

@@ -46,12 +46,14 @@ from unisono.core.events import (
     ToolCall,
     join_deltas,
 )
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import Usage
 from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
     """Fields common to all chunks of an answer, and output options."""

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Final
 
 from unisono.core.conversation import Tokens
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import ALL_STOP_TOKENS, CALL, END, FIRST_SPECIAL, RETURN, Constraint, OneOf, Sampling
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.encoding import Encoding
@@ -139,6 +140,7 @@ class RejectedAttempts:
 NONE_REJECTED: Final = RejectedAttempts()
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class PromptEdit:
     """An edit of the tokens at the end of a step's prompt.

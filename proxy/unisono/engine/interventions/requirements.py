@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from unisono.core.conversation import AnswerForm, TextGrammar
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Schema
 from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
@@ -33,6 +34,7 @@ UNMET_ARGUMENTS: Final = "The arguments of a call do not match the tool's schema
 UNMET_FORM: Final = "The answer does not have the form that was asked for."
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ToolRequirements:
     """Tools of one answer, and the calls that the client requires or allows.
@@ -110,6 +112,7 @@ class ToolRequirements:
         return f"There is no tool '{name}'. Call one of these instead, or answer without: {', '.join(listed)}."
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class OutputRequirements:
     """Requirements for the output of one answer: its calls, its form and its limits."""
