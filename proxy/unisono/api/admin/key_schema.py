@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from unisono.access.keys import VISIBLE_SUFFIX_LENGTH
 from unisono.api.admin.fields import (
@@ -131,8 +131,8 @@ class KeyReference(AdminBody):
 
 
 class DeleteKeys(AdminBody):
-    keys: Names = Field(default_factory=list)
-    key_aliases: Names = Field(default_factory=list)
+    keys: Names | None = None
+    key_aliases: Names | None = None
 
 
 class KeyInfo(AnswerModel):

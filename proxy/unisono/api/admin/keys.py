@@ -232,7 +232,7 @@ async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> 
     """Revoke keys for good, all or none, and return their names. Raises `NotFound`."""
     if not body.keys and not body.key_aliases:
         raise InvalidRequest("'keys': name at least one key, in `keys` or `key_aliases`.", param="keys")
-    found = [await find_key(admin, actor, name, to_change=True) for name in body.keys]
+    found = [await find_key(admin, actor, name, to_change=True) for name in body.keys or ()]
     if body.key_aliases:
         live = {key.name: key for key in await admin.store.keys() if key.revoked_at is None and actor.changes_key(key)}
         for alias in body.key_aliases:
@@ -241,7 +241,7 @@ async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> 
             found.append(live[alias])
     for record in found:
         await revoke_key(admin, actor, record)
-    return [*body.keys, *body.key_aliases]
+    return [*(body.keys or ()), *(body.key_aliases or ())]
 
 
 async def revoke_key(admin: Administration, actor: Actor, record: KeyRecord) -> KeyRecord:
