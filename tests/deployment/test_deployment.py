@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema
 import pytest
 import yaml
 
-from tests.deployment.manifests import COMPOSE, DOCKER, RENDERINGS, ROOT, instructions, rendered, words_of
+from tests.deployment.manifests import CHART, COMPOSE, DOCKER, RENDERINGS, ROOT, instructions, rendered, words_of
 from tests.docs.pages import commands
+from tests.e2e.gateway import config_of
+from tests.e2e.keyed import MASTER, bearing, keyed
+from tests.fakes import FakeVllm
 from unisono import __version__
 from unisono.app import build
 from unisono.cli import main
-from unisono.config import Config, load
+from unisono.config import Config, GatewaySettings, load
 
 UID = "10001"
 EXAMPLE = (DOCKER / "env.example").read_text()
@@ -215,10 +222,66 @@ def test_all_selectors_match_the_same_pods(chart: dict[str, Any]) -> None:
 def test_the_autoscaler_targets_the_deployment() -> None:
     plain, everything = (rendered(name) for name in RENDERINGS)
     assert plain.keys() == {"ConfigMap", "Deployment", "PodDisruptionBudget", "Service"}
-    assert everything.keys() == {*plain, "HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor"}
+    added = {"HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor", "NetworkPolicy", "Ingress", "Job"}
+    assert everything.keys() == {*plain, *added}
     assert "replicas" not in everything["Deployment"]["spec"]
     target = everything["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     assert target["name"] == everything["Deployment"]["metadata"]["name"]
+
+
+def test_network_policy_and_ingress_lead_to_the_gateway() -> None:
+    chart = rendered("everything")
+    policy = chart["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == chart["Deployment"]["spec"]["selector"]["matchLabels"]
+    [container] = chart["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert policy["ingress"][0]["ports"][0]["port"] in {port["name"] for port in container["ports"]}
+    [rule] = chart["Ingress"]["spec"]["rules"]
+    service = rule["http"]["paths"][0]["backend"]["service"]
+    assert service["name"] == chart["Service"]["metadata"]["name"]
+    assert service["port"]["name"] in {port["name"] for port in chart["Service"]["spec"]["ports"]}
+
+
+async def test_the_job_creates_the_first_key_once(tmp_path: Path) -> None:
+    """The script of the chart runs against a gateway, twice as after an upgrade."""
+    pod = rendered("everything")["Job"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    async with FakeVllm() as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, _):
+        environ = {"GATEWAY": running.url, "FIRST_KEY_ALIAS": "first", "UNISONO_MASTER_KEY": MASTER}
+        assert await exit_code(container["args"], environ) == 0
+        assert await exit_code(container["args"], environ) == 0
+        assert await exit_code(container["args"], {**environ, "UNISONO_MASTER_KEY": "sk-wrong"}) == 1
+        again = await running.post("/key/generate", b'{"key_alias": "first"}', **bearing(MASTER))
+        assert (await running.get("/v1/models", **bearing(again.body["key"]))).status == 200
+        assert len((await running.get("/key/list", **bearing(MASTER))).body["keys"]) == 1
+
+
+async def exit_code(arguments: list[str], environ: dict[str, str]) -> int:
+    command = (sys.executable, "-c", *arguments)
+    job = await asyncio.create_subprocess_exec(*command, env=environ, stderr=asyncio.subprocess.DEVNULL)
+    return await job.wait()
+
+
+def test_chart_values_match_their_schema() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    more = yaml.safe_load((Path(__file__).parent / "everything.values.yaml").read_text())
+    validator = jsonschema.Draft7Validator(schema)
+    assert not list(validator.iter_errors(values))
+    assert not list(validator.iter_errors(more))
+    for wrong in ({"replica": 2}, {"service": {"port": "80a"}}, {"ingress": {"hosts": []}}, {"replicas": -1}):
+        assert list(validator.iter_errors(wrong)), wrong
+
+
+def test_the_systemd_unit_runs_an_existing_command() -> None:
+    unit = (DOCKER / "systemd" / "unisono.service").read_text()
+    [command] = re.findall(r"^ExecStart=/opt/unisono/bin/unisono (.*)$", unit, re.M)
+    options, arguments, _ = main.commands["serve"].make_parser(click.Context(main)).parse_args(command.split()[1:])
+    assert (options["config_path"], arguments) == ("/etc/unisono/config.yaml", [])
+    [seconds] = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)
+    settings = GatewaySettings()
+    assert int(seconds) >= settings.shutdown_grace_s + settings.shutdown_delay_s + 10
 
 
 def test_backends_are_scaled_by_existing_metrics(tmp_path: Path) -> None:
