@@ -300,6 +300,7 @@ def test_every_test_folder_is_named_after_a_package_or_listed() -> None:
         "litellm_files",
         "lm_eval",
         "patterns",
+        "phoenix",
         "providers",
         "soak",
         "structured",

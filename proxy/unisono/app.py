@@ -49,6 +49,7 @@ from unisono.api.routing_fields import RoutingFields
 from unisono.api.server_rules import ServerRules
 from unisono.api.tokenizer import TOKENIZER
 from unisono.api.usage import USAGE, UsageSource
+from unisono.bootstrap.alerts import Alerting
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.budgets import build_budgets
 from unisono.bootstrap.engine import build_engine
@@ -89,6 +90,7 @@ from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
 from unisono.net.client_networks import ClientNetworks
 from unisono.observe.recorder import Recorder
+from unisono.observe.request_file import RequestFile
 from unisono.observe.request_writer import RequestWriter
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
@@ -158,21 +160,21 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     lenient = config.unisono.when_store_is_down == "known_keys"
     virtual_keys = VirtualKeys(store, salt, known_while_down=lenient)
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt, rules)
-    ledger = build_ledger(config.store, store, upkeep, parts.observing.quota_observers())
+    observing = parts.observing
+    alerting = observing.alerts(config.unisono.alerts, pool, store, upkeep)
+    ledger = build_ledger(config.store, store, upkeep, observing.quota_observers(alerting))
     hooks = build_hooks(config, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     harmony = build_engine(pool, hosting.host, parts, salts, library_parser=config.unisono.library_parser)
     engine = PassthroughService(harmony, pool)
     metering = Metering(engine, ledger, build_prices(config, catalogue), lenient=lenient)
-    observing = parts.observing
-    is_off = config.litellm_settings.turn_off_message_logging
-    recorder = None if is_off else observing.recorder(config.unisono.traces, store)
+    recorder = observing.recorder(config, store)
     # A request that exceeds its quota reaches no hook.
     budgets = build_budgets(config, catalogue, metering)
     gates = (metering, *(() if budgets is None else (budgets,)), hooks.gates)
     # Background responses belong to no request: at shutdown, other processes take them over.
-    writer = observing.writer(config.unisono.request_records, store)
-    sinks = observing.sinks(writer)
+    writers = observing.writers(config.unisono, store)
+    sinks = observing.sinks(writers)
     in_background = GuardedService(engine, (observing.gates(recorder, sinks, background=True), *gates))
     background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=metering.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
@@ -180,9 +182,9 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     live = LiveOutputs()
     service = GuardedService(engine, (observing.gates(recorder, sinks), LiveObservation(live), *gates), can_drain=True)
 
-    queues = [queue for queue in (recorder, writer) if queue is not None]
+    queues = [*writers, *([] if recorder is None else [recorder])]
     counted = [] if observing.metrics is None else [observing.metrics.answered]
-    app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, queues, runner), [*counted, *sinks])
+    app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, queues, runner, alerting), [*counted, *sinks])
     mount(app, ROUTES, *_state_dependencies(gateway, ledger, share, live), *_api_dependencies(gateway, service, runner))
     app.state.gateway = gateway
     return app
@@ -193,8 +195,9 @@ async def _running(
     gateway: Gateway,
     hooks: Hookset,
     ledger: UsageLedger,
-    queues: Sequence[Recorder | RequestWriter],
+    queues: Sequence[Recorder | RequestWriter | RequestFile],
     runner: BackgroundRunner,
+    alerting: Alerting | None,
 ) -> AsyncIterator[None]:
     """Start the components, and close them in reverse order at the end."""
     async with AsyncExitStack() as opened:
@@ -213,6 +216,9 @@ async def _running(
                 gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep, lambda: ledger.unwritten_records
             )
         )
+        if alerting is not None:
+            alerting.start()
+            opened.push_async_callback(alerting.aclose)
         for queue in queues:
             opened.push_async_callback(queue.aclose)
         opened.push_async_callback(ledger.aclose)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +17,7 @@ import pytest
 from tests.e2e.collector import Collector, collector, traced
 from tests.e2e.gateway import Gateway, config_of, gateway, message_of
 from tests.e2e.hosting import calls, hosts
+from tests.e2e.keyed import bearing, keyed
 from tests.e2e.responses import ANSWER, line
 from tests.e2e.wires import WIRES
 from tests.fakes import FakeVllm, Refusal, VllmScript
@@ -25,6 +28,7 @@ from unisono.harmony.encoding import load_encoding
 OUTPUT = load_encoding().encode_marked(
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.<|return|>"
 )
+LOOK = {"name": "look", "arguments": '{"at": "map"}'}
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -231,3 +235,107 @@ async def test_a_failing_collector_loses_only_spans(collector_: Collector, failu
 async def metrics_of(running: Gateway) -> str:
     async with running.session.get(f"{running.url}/metrics") as response:
         return await response.text()
+
+
+async def test_a_span_has_the_sender_the_ids_and_the_sampling(collector_: Collector, tmp_path: Path) -> None:
+    async with FakeVllm(tokens=OUTPUT) as fake:
+        config = config_of(f"vllm@{fake.url}", **traced(collector_))
+        config["model_list"][0]["unisono"] = {"price": {"input": 0.0, "output": 100.0}}
+        async with keyed(config, tmp_path) as (running, keys):
+            record, key = await keys.issue("red")
+            answer = await running.chat_as(key, user="ann", temperature=0.5, top_p=0.9, seed=7, max_tokens=99, stop="x")
+            await collector_.settled(3)
+            conversation = (await running.post("/v1/conversations", b"{}", **bearing(key))).body["id"]
+            body = json.dumps(
+                {"model": "gpt-oss", "input": "Hi", "conversation": conversation, "stream": True}
+            ).encode()
+            response = await running.post("/v1/responses", body, **bearing(key))
+            spans = await collector_.settled(6)
+    first, second = (span.attributes for span in spans if span.kind == "SERVER")
+    assert (first["unisono.key.id"], first["unisono.team.id"], first["user.id"]) == (record.id, "red", "ann")
+    assert (first["gen_ai.response.id"], first["gen_ai.response.model"]) == (answer.body["id"], "gpt-oss")
+    assert (first["gen_ai.request.temperature"], first["gen_ai.request.top_p"]) == (0.5, 0.9)
+    assert (first["gen_ai.request.seed"], first["gen_ai.request.max_tokens"]) == (7, 99)
+    assert first["gen_ai.request.stop_sequences"] == ["x"]
+    assert first["gen_ai.usage.cost"] == pytest.approx(len(OUTPUT) * 100 / 1e6)
+    assert second["gen_ai.response.id"] == response.events[0]["response"]["id"]
+    assert second["gen_ai.conversation.id"] == second["session.id"] == conversation
+    assert "user.id" not in second
+    assert b"gen_ai.input.messages" not in b"".join(collector_.raw)
+
+
+async def test_a_refused_request_has_a_span(collector_: Collector, tmp_path: Path) -> None:
+    async with (
+        FakeVllm(tokens=OUTPUT) as fake,
+        keyed(config_of(f"vllm@{fake.url}", **traced(collector_)), tmp_path) as (running, keys),
+    ):
+        record, key = await keys.issue()
+        unknown = await running.chat_as("sk-unknown")
+        missing = await running.chat_as(key, model="missing")
+        traceparent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        await running.post("/v1/chat/completions", b"{", **bearing(key), **traceparent)
+        await running.get("/health/readiness")
+        spans = await collector_.settled(3)
+    assert [span.kind for span in spans] == ["SERVER"] * 3
+    assert [span.error for span in spans][:2] == ["invalid_api_key", "model_not_found"]
+    assert spans[0].attributes["unisono.request.id"] == unknown.headers["x-request-id"]
+    assert spans[1].name == "POST /v1/chat/completions"
+    assert spans[1].attributes["unisono.request.id"] == missing.headers["x-request-id"]
+    assert spans[1].attributes["gen_ai.request.model"] == "missing"
+    assert spans[1].attributes["unisono.key.id"] == record.id
+    assert spans[1].attributes["http.response.status_code"] == 404
+    assert (spans[2].trace, spans[2].parent) == (TRACE, PARENT)
+
+
+async def test_messages_are_in_spans_only_on_request(collector_: Collector) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "secret question"},
+        {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": LOOK}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "secret result"},
+    ]
+    async with FakeVllm(tokens=OUTPUT) as fake:
+        async with gateway(config_of(f"vllm@{fake.url}", **traced(collector_))) as running:
+            assert (await running.chat(messages=messages)).status == 200
+            await collector_.settled(3)
+        without = b"".join(collector_.raw)
+        async with gateway(config_of(f"vllm@{fake.url}", **traced(collector_, content=True))) as running:
+            assert (await running.chat(messages=messages)).status == 200
+            await collector_.settled(6)
+        sections = {**traced(collector_, content=True), "litellm_settings": {"turn_off_message_logging": True}}
+        collector_.raw.clear()
+        async with gateway(config_of(f"vllm@{fake.url}", **sections)) as running:
+            assert (await running.chat(messages=messages)).status == 200
+            await collector_.settled(9)
+    for text in (b"secret", b"Be brief", b"Hello."):
+        assert text not in without
+        assert text not in b"".join(collector_.raw)
+    found = collector_.spans[3].attributes
+    assert json.loads(found["gen_ai.system_instructions"]) == [{"type": "text", "content": "Be brief."}]
+    call = {"type": "tool_call", "id": "c1", "name": "look", "arguments": {"at": "map"}}
+    result = {"type": "tool_call_response", "id": "c1", "response": "secret result"}
+    assert json.loads(found["gen_ai.input.messages"]) == [
+        {"role": "user", "parts": [{"type": "text", "content": "secret question"}]},
+        {"role": "assistant", "parts": [call]},
+        {"role": "tool", "parts": [result]},
+    ]
+    parts = [{"type": "reasoning", "content": "Hm."}, {"type": "text", "content": "Hello."}]
+    assert json.loads(found["gen_ai.output.messages"]) == [
+        {"role": "assistant", "parts": parts, "finish_reason": "stop"}
+    ]
+
+
+async def test_the_content_of_a_span_is_bounded(collector_: Collector) -> None:
+    messages = [{"role": "user", "content": f"{number} " + "ä" * 400} for number in range(20)]
+    settings = traced(collector_, content=True, content_max_bytes=2000)
+    async with FakeVllm(tokens=OUTPUT) as fake, gateway(config_of(f"vllm@{fake.url}", **settings)) as running:
+        await running.chat(messages=messages)
+        await running.chat(messages=[{"role": "user", "content": "a" * 1000 + "middle" + "z" * 1000}])
+        spans = await collector_.settled(6)
+    many, long = (span.attributes["gen_ai.input.messages"] for span in spans if span.kind == "SERVER")
+    assert [each["parts"][0]["content"][:2] for each in json.loads(many)] == ["18", "19"]
+    assert len(many.encode()) <= 2000
+    [message] = json.loads(long)
+    assert message["parts"][0]["content"].startswith("aaa")
+    assert message["parts"][0]["content"].endswith("zzz")
+    assert "middle" not in long

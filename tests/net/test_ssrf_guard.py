@@ -128,6 +128,7 @@ CONFIGURED = {
 # to addresses of the configuration or the command line.
 CONNECTING = {
     "adapters/unisono_adapters/_connection_pool.py": "configured",
+    "proxy/unisono/alerts/webhook.py": "guard",
     "proxy/unisono/cli/agents.py": "configured",
     "proxy/unisono/cli/discover.py": "configured",
     "proxy/unisono/cli/remote_keys.py": "configured",

@@ -104,12 +104,13 @@ class RequestIds:
         try:
             await self._app(scope, receive, named)
         finally:
-            ARRIVED.reset(arrived)
-            GENERATIONS.reset(collected)
+            # Receivers of the record read the trace and the generations of the request.
             if self._sinks:
                 record = _record(scope, at, monotonic() - started_at, status).with_generations(generations)
                 for sink in self._sinks:
                     sink(record)
+            ARRIVED.reset(arrived)
+            GENERATIONS.reset(collected)
 
 
 def _record(scope: Scope, at: float, duration_s: float, status: int) -> RequestRecord:

@@ -21,6 +21,7 @@ from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.request_options import HEADER_NOTES
 from unisono.api.routing_fields import TAG_HEADER, RoutingFields
 from unisono.core.access import Caller
+from unisono.core.request_identity import identify
 from unisono.errors import InvalidRequest
 
 # Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
@@ -104,10 +105,12 @@ async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any],
     `user_fields` names one, and the errors of the operator's rules for end users.
     """
     rules = _rules_of(connection)
+    identify(user="")
     for name in user_fields:
         if not (value := _value_at(body, name)):
             continue
         user = str(value) if isinstance(value, str | int) else ""
+        identify(user=user)
         setattr(connection.state, END_USER, user)
         if user and rules.apply_end_user is not None:
             connection.state.caller = await rules.apply_end_user(connection.state.caller, user, name)

@@ -7,18 +7,27 @@ configuration reload if their settings are unchanged. Libraries are loaded only 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from unisono import __version__
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.metrics import MetricsListener
+from unisono.bootstrap.alerts import Alerting, build_alerts
 from unisono.bootstrap.backends import deployment_names
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
-from unisono.config import Config, ModelRegistry, RequestRecordSettings, TraceSettings
+from unisono.config import (
+    AlertSettings,
+    Config,
+    GatewaySettings,
+    ModelRegistry,
+    RequestFileSettings,
+)
 from unisono.core.observer import Observer
 from unisono.core.quotas import QuotaObserver
 from unisono.core.recordings import TraceStore
@@ -29,6 +38,7 @@ from unisono.errors import ConfigError, UnisonoError
 from unisono.middleware.hooks import Failed
 from unisono.middleware.telemetry import GenerationObservation, spans_of
 from unisono.observe.recent_stats import RecentStats
+from unisono.observe.request_file import RequestFile
 from unisono.observe.request_log import GenerationRecords, RequestLog
 from unisono.observe.request_writer import RequestWriter
 from unisono.routing.pool import RoutingPool
@@ -57,6 +67,9 @@ PAGE_READS = frozenset(
     )
 )  # fmt: skip
 
+# Routes whose successful requests are not recorded.
+UNRECORDED = PROBES | PAGE_READS
+
 # Operations at the start and at the end of the process, which delay no request.
 ALWAYS_ON = frozenset({"start", "aclose"})
 
@@ -71,6 +84,8 @@ class Observing:
     sample: float = 1.0
     recent: RecentStats = field(default_factory=RecentStats)
     request_log: RequestLog | None = None
+    # True if spans have the messages of requests and answers.
+    has_content: bool = False
 
     def gates(
         self, recorder: Recorder | None, sinks: Sequence[RecordSink] = (), *, background: bool = False
@@ -88,11 +103,18 @@ class Observing:
             observers.append(recorder)
         new_trace = None if self.exporter is None else spans_of(self.sample)
         recorded = recorder is not None
-        return GenerationObservation(observers, background=background, recorded=recorded, new_trace=new_trace)
+        return GenerationObservation(
+            observers,
+            background=background,
+            recorded=recorded,
+            new_trace=new_trace,
+            with_content=self.has_content,
+        )
 
-    def recorder(self, settings: TraceSettings, store: TraceStore) -> Recorder | None:
+    def recorder(self, config: Config, store: TraceStore) -> Recorder | None:
         """Return the recorder of answers; None if recording is off."""
-        if settings.mode == "off":
+        settings = config.unisono.traces
+        if settings.mode == "off" or config.litellm_settings.turn_off_message_logging:
             return None
         from unisono.observe.recorder import Recorder
 
@@ -100,23 +122,46 @@ class Observing:
         bounds = {"max_bytes": settings.max_bytes, "most": settings.keep}
         return Recorder(store, settings.mode, for_s=settings.ttl_s, gateway=__version__, count=count, **bounds)
 
-    def writer(self, settings: RequestRecordSettings, store: RequestStore) -> RequestWriter | None:
-        """Return the writer of request records; None if none are stored."""
-        if not settings.keep:
-            return None
-        count = _uncounted if self.metrics is None else self.metrics.request_records
-        return RequestWriter(
-            store, for_s=settings.ttl_s, most=settings.keep, count=count, unrecorded=PROBES | PAGE_READS
-        )
+    def writers(self, settings: GatewaySettings, store: RequestStore) -> Sequence[RequestWriter | RequestFile]:
+        """Return the writers of request records, to the store and to files. Raises ConfigError."""
+        writers: list[RequestWriter | RequestFile] = []
+        if (records := settings.request_records).keep:
+            count = _uncounted if self.metrics is None else self.metrics.request_records
+            writer = RequestWriter(store, for_s=records.ttl_s, most=records.keep, count=count, unrecorded=UNRECORDED)
+            writers.append(writer)
+        if settings.request_files is not None:
+            writers.append(self._request_file(settings.request_files))
+        return writers
 
-    def sinks(self, writer: RequestWriter | None) -> Sequence[RecordSink]:
+    def _request_file(self, settings: RequestFileSettings) -> RequestFile:
+        path = Path(settings.path).expanduser()
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise ConfigError(f"unisono.request_files.path: the folder {path.parent} cannot be written; create it")
+        count = _uncounted if self.metrics is None else self.metrics.request_files
+        return RequestFile(path, max_bytes=settings.max_bytes, keep=settings.keep, count=count, unrecorded=UNRECORDED)
+
+    def alerts(
+        self, settings: AlertSettings | None, pool: RoutingPool, store: Store, upkeep: Upkeep
+    ) -> Alerting | None:
+        """Return the alerts; None if they are off."""
+        if settings is None:
+            return None
+        count = _uncounted if self.metrics is None else self.metrics.alerts
+        return build_alerts(settings, pool, store, upkeep, count)
+
+    def sinks(self, writers: Sequence[RequestWriter | RequestFile]) -> Sequence[RecordSink]:
         """Return the receivers of request records."""
         sinks: list[RecordSink] = [] if self.request_log is None else [self.request_log]
-        return sinks if writer is None else [*sinks, writer]
+        if self.exporter is not None:
+            from unisono.observe.otlp_exporter import RefusalSpans
 
-    def quota_observers(self) -> Sequence[QuotaObserver]:
+            sinks.append(RefusalSpans(self.exporter.value, spans_of(self.sample), PROBES))
+        return [*sinks, *writers]
+
+    def quota_observers(self, alerting: Alerting | None) -> Sequence[QuotaObserver]:
         """Return the observers of quotas and budgets."""
-        return () if self.metrics is None else (self.metrics.owners,)
+        metrics = () if self.metrics is None else (self.metrics.owners,)
+        return metrics if alerting is None else (*metrics, alerting.budgets)
 
     @property
     def hook_failed(self) -> Failed | None:
@@ -200,7 +245,9 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
     sample = settings.otel.sample if settings.otel is not None else 1.0
     recent = RecentStats() if old is None else old.recent
     request_log = RequestLog(settings.request_log, PROBES) if settings.request_log.enabled else None
-    return Observing(on, exporter, listener, sample, recent, request_log)
+    is_off = config.litellm_settings.turn_off_message_logging
+    has_content = settings.otel is not None and settings.otel.content and not is_off
+    return Observing(on, exporter, listener, sample, recent, request_log, has_content)
 
 
 def _exporter(
@@ -225,6 +272,7 @@ def _exporter(
             timeout_s=settings.timeout_s,
             most=settings.max_queue,
             count=_uncounted if metrics is None else metrics.spans,
+            content_bytes=settings.content_max_bytes,
         )
         return SharedResource(exporter, settings, start=exporter.start, close=exporter.aclose)
 

@@ -4,6 +4,7 @@ Only `load` reads the file and the environment; all other code works on frozen s
 ConfigError with a message that begins with the path of the key. A setting without effect is a warning.
 """
 
+from unisono.config.alert_settings import AlertSettings
 from unisono.config.config_file import data_folder
 from unisono.config.fallbacks import StandIns
 from unisono.config.file_settings import FileSettings
@@ -21,11 +22,12 @@ from unisono.config.sections import (
     RouterSettings,
     StoreSettings,
 )
-from unisono.config.telemetry_settings import RequestRecordSettings, TraceSettings
+from unisono.config.telemetry_settings import RequestFileSettings, RequestRecordSettings, TraceSettings
 
 __all__ = [
     "KINDS",
     "KIND_ALIASES",
+    "AlertSettings",
     "AllowedHostSettings",
     "Config",
     "FileSettings",
@@ -40,6 +42,7 @@ __all__ = [
     "ModelInfo",
     "ModelRegistry",
     "ModelSettings",
+    "RequestFileSettings",
     "RequestRecordSettings",
     "RouterSettings",
     "ServedModel",

@@ -303,3 +303,14 @@ class ModelEntry(Section):
             "if api_base is your own server, use its backend kind to serve the model as Harmony, such as "
             f"`model: vllm/{self.backend_model}`"
         )
+
+
+class CredentialSettings(Section):
+    """Values for entries of `model_list` that name this credential."""
+
+    credential_name: Name
+    """Name, for `litellm_params.litellm_credential_name`."""
+    credential_values: dict[Name, JsonValue] = Field(default_factory=dict, repr=False)
+    """Values for keys of `litellm_params`, such as `api_base` and `api_key`."""
+    credential_info: dict[Name, JsonValue] = Field(default_factory=dict)
+    """Description for people; no effect."""

@@ -12,14 +12,21 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr, model_validator
 
+from unisono.config.alert_settings import AlertSettings
 from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.config.budget_settings import Duration, Money, ProviderBudget
 from unisono.config.file_settings import FileSettings
 from unisono.config.guardrail_settings import GuardrailSettings
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
-from unisono.config.model_settings import ModelEntry
+from unisono.config.model_settings import CredentialSettings, ModelEntry
 from unisono.config.section import Count, Name, Seconds, Section
-from unisono.config.telemetry_settings import OtelSettings, RequestLogSettings, RequestRecordSettings, TraceSettings
+from unisono.config.telemetry_settings import (
+    OtelSettings,
+    RequestFileSettings,
+    RequestLogSettings,
+    RequestRecordSettings,
+    TraceSettings,
+)
 from unisono.core.generation import Timeouts
 from unisono.net.client_networks import ClientNetworks
 
@@ -323,6 +330,10 @@ class GatewaySettings(Section):
     """Log of all requests."""
     request_records: RequestRecordSettings = Field(default_factory=RequestRecordSettings)
     """Records of requests in the store, for `/v1/requests`."""
+    request_files: RequestFileSettings | None = None
+    """Records of requests as JSON lines in files. By default none."""
+    alerts: AlertSettings | None = None
+    """Alerts about budgets and health. By default none."""
     current_date: date | Literal["today", "none"] = "today"
     """Date in prompts: `today` in UTC, `none` to omit it, or a fixed date for reproducible runs."""
 
@@ -333,17 +344,6 @@ class GatewaySettings(Section):
                 f"`salt_key` must have at least {MIN_SALT_LENGTH} characters; remove it to have one generated"
             )
         return self
-
-
-class CredentialSettings(Section):
-    """Values for entries of `model_list` that name this credential."""
-
-    credential_name: Name
-    """Name, for `litellm_params.litellm_credential_name`."""
-    credential_values: dict[Name, JsonValue] = Field(default_factory=dict, repr=False)
-    """Values for keys of `litellm_params`, such as `api_base` and `api_key`."""
-    credential_info: dict[Name, JsonValue] = Field(default_factory=dict)
-    """Description for people; no effect."""
 
 
 class Config(Section):

@@ -31,6 +31,12 @@ class OtelSettings(Section):
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Fraction of requests that are traced.
     For a request with a `traceparent` header, the sampling flag in that header decides."""
+    content: bool = False
+    """True adds the messages of requests and answers to their spans.
+    `litellm_settings.turn_off_message_logging` prevents it."""
+    content_max_bytes: Annotated[int, Field(ge=1000)] = 65536
+    """Maximum size of the input messages of a span, in bytes.
+    The oldest messages are left out first."""
     timeout_s: Seconds = 10.0
     """Limit for a request to the collector, in seconds."""
     max_queue: Count = 8192
@@ -68,6 +74,20 @@ class RequestRecordSettings(Section):
     """Maximum number of records. The oldest are deleted. 0 stores none."""
     ttl_s: Seconds = 30 * 86400.0
     """Lifetime of a record, in seconds."""
+
+
+class RequestFileSettings(Section):
+    """Records of requests as JSON lines, with the fields of the request log.
+
+    Only the gateway's own user may read the files. Several processes may share them.
+    """
+
+    path: Name
+    """Current file. Its folder must exist. Older files have the suffixes `.1`, `.2` and so on."""
+    max_bytes: Count = 100 * 1024 * 1024
+    """Size at which a file is rotated, in bytes."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Maximum number of files, with the current one. The oldest is deleted."""
 
 
 def _restore_off(value: object) -> object:

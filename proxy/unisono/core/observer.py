@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from unisono.core.conversation import Json
+from unisono.core.conversation import Conversation, Json
 from unisono.core.events import Closed, Repaired
 from unisono.core.frozen import statically_frozen
-from unisono.core.generation import Usage
+from unisono.core.generation import Sampling, Usage
 from unisono.core.logprobs import LogprobLog
+from unisono.core.request_identity import RequestIdentity
 from unisono.core.route_protocol import Attempt
 from unisono.core.trace_context import TraceContext
 
@@ -56,6 +57,21 @@ class GenerationStarted:
     span_parent: str = ""
     recorded_request: Mapping[str, Json] | None = None
     key_name: str = ""
+    details: RequestDetails | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDetails:
+    """Request of a traced generation.
+
+    The conversation is None unless its content is traced.
+    """
+
+    identity: RequestIdentity
+    sampling: Sampling
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    conversation: Conversation | None = None
 
 
 @statically_frozen

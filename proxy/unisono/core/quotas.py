@@ -103,6 +103,17 @@ class Account:
     key: str = ""
 
 
+def owner_of(account: Account) -> tuple[str, str]:
+    """Return the kind and the id of an account's owner.
+
+    Kinds: `key`, `team`, `user`, `gateway` and `provider`.
+    """
+    if account.tenant != SHARED_TENANT:
+        return "key", account.key
+    kind, _, name = account.key.partition(" ")
+    return kind, name
+
+
 class QuotaKind(StrEnum):
     """Limit that refused a request."""
 

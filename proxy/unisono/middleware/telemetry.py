@@ -30,7 +30,8 @@ from unisono.core.events import (
     ToolCall,
 )
 from unisono.core.generation import MESSAGE
-from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer, RequestDetails
+from unisono.core.request_identity import IDENTITY
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.engine.replay import to_record
 from unisono.engine.request import GenerationReport, GenerationRequest
@@ -45,7 +46,7 @@ Told = TypeVar("Told", GenerationStarted, GenerationDone)
 CHANNELS: Final[dict[type[Item], str]] = {Reasoning: "analysis", ToolCall: "call", HostedCall: "hosted_call"}
 
 # Factory of the span for a new generation; None if nothing is traced.
-NewTrace = Callable[[], TraceContext | None]
+NewTrace = Callable[[], TraceContext]
 
 
 def spans_of(sample: float) -> NewTrace:
@@ -67,7 +68,8 @@ class GenerationObservation:
     """Factory of gates that report every generation to observers.
 
     `background` marks generations that no request waits for. With `recorded`, the report includes the request, the
-    prompts of its steps and the output. A recorded generation has a seed, so that replaying it gives the same ids.
+    prompts of its steps and the output. A recorded generation has a seed, so that replaying it gives the same ids. With
+    `with_content`, the report includes the conversation and the output.
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class GenerationObservation:
         background: bool = False,
         recorded: bool = False,
         new_trace: NewTrace | None = None,
+        with_content: bool = False,
     ) -> None:
         self._observers = tuple(observers)
         self._background = background
         self._recorded = recorded
         self._new_trace = new_trace
+        self._with_content = with_content
 
     def __call__(self, request: GenerationRequest) -> ObservationGate:
         span = self._new_trace() if self._new_trace is not None else None
@@ -108,8 +112,14 @@ class GenerationObservation:
             span=span,
             span_parent=arrived.span_id if arrived is not None else "",
             recorded_request=to_record(request) if self._recorded else None,
+            details=self._details(request) if span is not None and span.sampled else None,
         )
         return ObservationGate(request, began, self._observers)
+
+    def _details(self, request: GenerationRequest) -> RequestDetails:
+        answer = request.answer
+        conversation = request.conversation if self._with_content and request.passthrough is None else None
+        return RequestDetails(IDENTITY.get(), answer.sampling, answer.max_tokens, answer.stop, conversation)
 
 
 @dataclass(slots=True)
@@ -167,6 +177,8 @@ class ObservationGate(Gate):
         self._seen: ObservedProgress | None = None
         # The first batch of a resumed generation repeats an earlier one's output, which was already reported.
         self._is_repeated = began.resumed
+        has_content = began.details is not None and began.details.conversation is not None
+        self._collects = has_content or began.recorded_request is not None
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         # This gate is the outermost, so `request` is the original one.
@@ -180,7 +192,7 @@ class ObservationGate(Gate):
     def observe(self, batch: Sequence[Event]) -> None:
         seen = self._seen
         assert seen is not None
-        if self._start.recorded_request is not None:
+        if self._collects:
             seen.collect(batch)
         if self._is_repeated:
             self._is_repeated = False

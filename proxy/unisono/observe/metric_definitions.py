@@ -210,6 +210,10 @@ class Instruments:
         self.memory = self._gauge("process_resident_memory_bytes", "Resident memory.")
         self.spans = self._counter("spans", "Spans, by export outcome.", "outcome")
         self.traces = self._counter("traces", "Recordings of answers, by outcome.", "outcome")
+        self.request_files = self._counter(
+            "request_file_records", "Records of requests in files, by outcome.", "outcome"
+        )
+        self.alerts = self._counter("alerts", "Alerts, by outcome.", "outcome")
         self.request_records = self._counter("request_records", "Records of requests, by outcome.", "outcome")
 
     def _counter(self, name: str, about: str, *labels: str) -> KnownCounter:

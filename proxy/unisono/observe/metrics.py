@@ -216,6 +216,14 @@ class Metrics(Observer):
         """
         self._all.request_records.labels(outcome).inc(count)
 
+    def request_files(self, outcome: str, count: int) -> None:
+        """Count records of requests in files, with the outcomes of `request_records`."""
+        self._all.request_files.labels(outcome).inc(count)
+
+    def alerts(self, outcome: str, count: int) -> None:
+        """Count alerts by outcome: `sent`, `failed`, or `dropped` because the queue was full."""
+        self._all.alerts.labels(outcome).inc(count)
+
     def traces(self, outcome: str, count: int) -> None:
         """Count recordings by outcome.
 

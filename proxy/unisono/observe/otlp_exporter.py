@@ -10,7 +10,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -21,7 +22,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
-from unisono.observe.spans import Span, SpanType, spans_of
+from unisono.core.request_record import GENERATIONS, RequestRecord
+from unisono.core.trace_context import ARRIVED, TraceContext
+from unisono.observe.span_content import content_of
+from unisono.observe.spans import Span, SpanType, refusal_span, spans_of
 
 KINDS: Final = {
     SpanType.SERVER: SpanKind.SERVER,
@@ -30,10 +34,14 @@ KINDS: Final = {
 }
 # Spans of one request to the collector.
 AT_ONCE: Final = 512
+# Length of the queue above which spans have no content, which needs much more memory.
+MAX_QUEUED_WITH_CONTENT: Final = 1024
 # Time that a request waits for more spans to join it.
 WAIT_S: Final = 1.0
 # Time that the shutdown waits for the queue to drain.
 CLOSING_S: Final = 3.0
+
+CLIENT_LEFT: Final = 499
 
 # Callback with the outcome of spans (`exported`, `dropped` or `failed`) and their number.
 Count = Callable[[str, int], None]
@@ -45,7 +53,7 @@ class Exporter(Observer):
     """Observer that exports the spans of generations.
 
     `endpoint` is the collector's full URL for traces; without it the library reads its own environment variables.
-    `kinds` maps deployments to backend kinds.
+    `kinds` maps deployments to backend kinds. `content_bytes` limits the messages of a span.
     """
 
     def __init__(
@@ -58,11 +66,13 @@ class Exporter(Observer):
         timeout_s: float,
         most: int,
         count: Count,
+        content_bytes: int = 0,
     ) -> None:
         self._exporter = OTLPSpanExporter(endpoint=endpoint, headers=dict(headers) or None, timeout=timeout_s)
         self._resource = Resource.create({"service.name": service, "service.version": version})
         self._scope = InstrumentationScope("unisono", version)
         self._count = count
+        self._content_bytes = content_bytes
         self._waiting: deque[Span] = deque()
         self._max_queued = most
         self._max_batch = min(AT_ONCE, most)
@@ -92,6 +102,12 @@ class Exporter(Observer):
 
     def ended(self, done: GenerationDone) -> None:
         spans = spans_of(done, self.kinds)
+        if spans and spans[0].content is not None and len(self._waiting) > MAX_QUEUED_WITH_CONTENT:
+            spans[0] = replace(spans[0], content=None)
+        self.add(spans)
+
+    def add(self, spans: Sequence[Span]) -> None:
+        """Queue spans; those beyond the limit of the queue are dropped and counted."""
         accepted = spans[: max(self._max_queued - len(self._waiting), 0)]
         self._waiting += accepted
         self._wake()
@@ -128,6 +144,8 @@ class Exporter(Observer):
 
     def _readable(self, span: Span) -> ReadableSpan:
         attributes = dict(span.attributes) | ({"error.type": span.error} if span.error else {})
+        if span.content is not None:
+            attributes |= content_of(span.content, self._content_bytes)
         return ReadableSpan(
             name=span.name,
             context=_context(span, span.at.span_id),
@@ -140,6 +158,27 @@ class Exporter(Observer):
             start_time=span.start_ns,
             end_time=span.end_ns,
         )
+
+
+class RefusalSpans:
+    """Receiver of request records that exports a span for each refused request.
+
+    A request with a generation has the span of the generation. `new_trace` returns the context of a span. The routes
+    `probes` have no spans.
+    """
+
+    def __init__(self, exporter: Exporter, new_trace: Callable[[], TraceContext], probes: Collection[str]) -> None:
+        self._exporter = exporter
+        self._new_trace = new_trace
+        self._probes = frozenset(probes)
+
+    def __call__(self, record: RequestRecord) -> None:
+        # A generation has a span of its own, also if it was refused.
+        if record.status < 400 or record.status == CLIENT_LEFT or record.route in self._probes or GENERATIONS.get():
+            return
+        at, arrived = self._new_trace(), ARRIVED.get()
+        if at.sampled:
+            self._exporter.add([refusal_span(record, at, arrived.span_id if arrived is not None else "")])
 
 
 def _context(span: Span, span_id: str) -> SpanContext:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from unisono.core.observer import GenerationDone
-from unisono.core.quotas import MILLION, SHARED_TENANT, Account, BudgetState, QuotaKind
+from unisono.core.quotas import MILLION, Account, BudgetState, QuotaKind, owner_of
 from unisono.core.request_record import RequestRecord
 from unisono.observe.metric_definitions import Instruments
 
@@ -39,17 +39,6 @@ class BoundedLabel:
                 return OTHER
             self._values.add(value)
         return value
-
-
-def owner_of(account: Account) -> tuple[str, str]:
-    """Return the kind and the id of an account's owner.
-
-    Kinds: `key`, `team`, `user`, `gateway` and `provider`.
-    """
-    if account.tenant != SHARED_TENANT:
-        return "key", account.key
-    kind, _, name = account.key.partition(" ")
-    return kind, name
 
 
 class OwnerMetrics:

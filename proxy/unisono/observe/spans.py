@@ -1,18 +1,20 @@
 """OpenTelemetry spans of an ended generation, by the conventions for generative AI.
 
 The generation has one child span per step. Below a step is one span per attempt on a backend; server tool calls have
-one span each. Spans contain names, numbers and codes and never content: no prompt, no answer, no arguments.
+one span each. Spans contain names, numbers and codes. `span_content` adds the content if the operator wants it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
 from typing import Final, TypeAlias
 
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone, ToolDone, ToolEnd
+from unisono.core.quotas import MILLION
+from unisono.core.request_record import RequestRecord
 from unisono.core.trace_context import TraceContext, step_span, tool_span, try_span
 
 Value: TypeAlias = str | bool | int | float | Sequence[str]
@@ -48,6 +50,8 @@ class Span:
     end_ns: int
     attributes: Mapping[str, Value] = field(default_factory=dict)
     error: str = ""
+    # Generation whose content the exporter adds.
+    content: GenerationDone | None = None
 
 
 def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
@@ -89,12 +93,17 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
         "gen_ai.operation.name": operation_of(began),
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": began.model,
+        **_request_attributes(began),
         "unisono.request.id": began.request_id,
         "unisono.surface": began.surface,
         "unisono.background": began.background,
         "unisono.queue.seconds": round(done.waited_s, 6),
         "unisono.failovers": done.failovers,
     }
+    if done.tries:
+        attributes["gen_ai.response.model"] = done.tries[-1].model
+    if done.cost:
+        attributes["gen_ai.usage.cost"] = done.cost / MILLION
     if done.backend:
         attributes["unisono.backend"] = done.backend
     if done.recoveries:
@@ -113,16 +122,62 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
     # A client that disconnects is no error of the gateway, but its span has to show why it ended.
     error = LEFT if done.outcome is GenerationOutcome.LEFT else done.error
     times = 0.0, done.ended_s
-    return _span(
-        f"{operation_of(began)} {began.model}",
-        SpanType.SERVER,
-        at,
-        began.span_parent,
-        began.at,
-        times,
-        attributes,
-        error,
-    )
+    name = f"{operation_of(began)} {began.model}"
+    span = _span(name, SpanType.SERVER, at, began.span_parent, began.at, times, attributes, error)
+    has_content = began.details is not None and began.details.conversation is not None
+    return replace(span, content=done) if has_content else span
+
+
+def _request_attributes(began: GenerationStarted) -> dict[str, Value]:
+    """Return the sender, the ids and the sampling of a request, as far as they are known."""
+    sender = caller_attributes(began.key, began.key_name, began.tenant)
+    details = began.details
+    if details is None:
+        return sender
+    identity, sampling = details.identity, details.sampling
+    found: dict[str, Value | None] = {
+        # Langfuse and others read the end user and the conversation from `user.id` and `session.id`.
+        "user.id": identity.user,
+        "session.id": identity.conversation_id,
+        "gen_ai.conversation.id": identity.conversation_id,
+        "gen_ai.response.id": identity.response_id,
+        "gen_ai.request.max_tokens": details.max_tokens,
+        "gen_ai.request.stop_sequences": list(details.stop),
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.top_k": sampling.top_k or None,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty or None,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty or None,
+    }
+    known = {name: value for name, value in found.items() if value not in ("", None, [])}
+    return {
+        **sender,
+        **known,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+    }
+
+
+def caller_attributes(key: str, key_name: str, tenant: str) -> dict[str, Value]:
+    """Return the attributes of a key and its team; a key without a team has a tenant of its own."""
+    found = {"unisono.key.id": key, "unisono.key.alias": key_name, "unisono.team.id": "" if tenant == key else tenant}
+    return {name: value for name, value in found.items() if value}
+
+
+def refusal_span(record: RequestRecord, at: TraceContext, parent: str) -> Span:
+    """Return the span of a request that was refused before a generation."""
+    found: dict[str, Value] = {
+        "http.request.method": record.method,
+        "http.route": record.route,
+        "http.response.status_code": record.status,
+        "gen_ai.request.model": record.model,
+        "user.id": record.user,
+        "unisono.request.id": record.id,
+    }
+    attributes = caller_attributes(record.key, record.key_name, record.tenant)
+    attributes |= {name: value for name, value in found.items() if value}
+    name, times = f"{record.method} {record.route}".strip(), (0.0, record.duration_s)
+    error = record.error or str(record.status)
+    return _span(name, SpanType.SERVER, at, parent, record.at, times, attributes, error)
 
 
 def _step(number: int, tries: Sequence[StepDone], at: TraceContext, span: TraceContext, started_at: float) -> Span:

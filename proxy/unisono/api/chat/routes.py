@@ -36,6 +36,7 @@ from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.input_files import FileReader
 from unisono.core.passthrough_request import AnswerMode, Api
+from unisono.core.request_identity import identify
 from unisono.engine.request import GenerationService, GenerationStream
 from unisono.errors import InvalidRequest
 
@@ -110,6 +111,7 @@ class ChatRoute:
             return await pass_through()
         request.state.notes = generation.notes
         frame = self._frame(chat, model, generation)
+        identify(response_id=frame.id)
         streams = await start_all(self.service, generation.requests)
         reports = request.state.reports = [stream.report for stream in streams]
         if generation.stream:

@@ -27,6 +27,7 @@ from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
+from unisono.core.request_identity import identify
 from unisono.engine.request import GenerationService, RawPrompt
 
 COMPLETIONS = RouteTable("completions")
@@ -73,6 +74,7 @@ class CompletionRoute:
         completion, generations = await off_loop(parse, len(await request.body()))
         request.state.notes = generations.notes
         frame = self._frame(completion, generations)
+        identify(response_id=frame.id)
         streams = await start_all(self.service, generations.requests)
         reports = [stream.report for stream in streams]
         if generations.stream:

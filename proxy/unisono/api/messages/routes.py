@@ -36,6 +36,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.input_files import FileReader
 from unisono.core.quotas import QuotaStatus
+from unisono.core.request_identity import identify
 from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import GenerationReport, GenerationService, GenerationStream
 
@@ -182,6 +183,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     plan = to_compaction_plan(parsed, generation.request.conversation, model.window)
     generation = replace(generation, compaction=plan)
     frame = _frame(deps, request, parsed, generation, edits, seals)
+    identify(response_id=frame.id)
     return PreparedMessage(generation, frame, edits)
 
 

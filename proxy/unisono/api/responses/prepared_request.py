@@ -34,6 +34,7 @@ from unisono.api.summary import ItemSealing, replaces_history, sealed_items
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.ids import DerivedIds
+from unisono.core.request_identity import identify
 from unisono.core.state_store import Lease, Status
 from unisono.core.tools import ToolServer
 from unisono.engine.request import GenerationService, GenerationStream
@@ -147,6 +148,7 @@ async def understood(
 
     `recalled` reads the prior state. Raises the error that refuses the request.
     """
+    identify(response_id=response_id, conversation_id=request.conversation.id if request.conversation else "")
     # The lease is acquired before the conversation is read, so that no other response can append to it in between.
     model = deps.resolve(request.model, sender.caller)
     if request.conversation is None:

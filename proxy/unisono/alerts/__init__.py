@@ -1,0 +1,1 @@
+"""Alerts about budgets and health: rules, and a webhook that receives them."""

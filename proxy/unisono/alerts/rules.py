@@ -1,0 +1,123 @@
+"""Rules for alerts about budgets, backends and the store.
+
+Names of events and fields of budgets are those of LiteLLM's webhook.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from unisono.core.alerts import Alert, AlertSink
+from unisono.core.conversation import Json
+from unisono.core.quotas import MILLION, Account, BudgetState, QuotaKind, owner_of
+
+# Maximum number of budgets whose alerts are remembered.
+MAX_BUDGETS: Final = 10_000
+# State of a deployment that serves requests.
+READY: Final = "ready"
+# Fields for the id of a budget's owner.
+OWNER_FIELDS: Final = {"key": "token", "team": "team_id", "user": "user_id"}
+
+
+class BudgetAlerts:
+    """Observer of quotas that alerts when a budget reaches one of `thresholds`.
+
+    They are fractions of the budget.
+    """
+
+    def __init__(self, thresholds: Sequence[float], sink: AlertSink) -> None:
+        self._thresholds = sorted(thresholds)
+        self._sink = sink
+        # Highest threshold that was reached, by account and period.
+        self._reached: OrderedDict[tuple[Account, str], float] = OrderedDict()
+
+    def budget_changed(self, budget: BudgetState) -> None:
+        reached = max((each for each in self._thresholds if budget.spent >= each * budget.limit), default=0.0)
+        place = (budget.account, budget.period)
+        if not reached or reached <= self._reached.get(place, 0.0):
+            return
+        self._reached[place] = reached
+        self._reached.move_to_end(place)
+        if len(self._reached) > MAX_BUDGETS:
+            self._reached.popitem(last=False)
+        self._sink(budget_alert(budget, reached))
+
+    def quota_refused(self, limit: QuotaKind, account: Account) -> None:
+        """Do nothing: the change of the budget has caused the alert."""
+
+
+def budget_alert(budget: BudgetState, threshold: float) -> Alert:
+    """Return the alert for a budget that has reached a threshold."""
+    kind, name = owner_of(budget.account)
+    spent, limit = budget.spent / MILLION, budget.limit / MILLION
+    owner = " ".join(filter(None, (kind, name)))
+    facts: dict[str, Json] = {"spend": spent, "max_budget": limit, "threshold": threshold, "period": budget.period}
+    if kind in OWNER_FIELDS:
+        facts[OWNER_FIELDS[kind]] = name
+    return Alert(
+        id=f"budget {kind} {budget.account.tenant} {name} {budget.period} {budget.limit} {threshold:g}",
+        event="budget_crossed" if threshold >= 1 else "threshold_crossed",
+        group=kind,
+        message=f"The budget of {owner} is {threshold:.0%} spent: {spent:.4f} of {limit:.4f} dollars.",
+        facts=facts,
+    )
+
+
+class DeploymentState(Protocol):
+    """State of a deployment at one moment (`routing.status.DeploymentStatus`)."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+
+
+class HealthAlerts:
+    """Alerts about deployments and the store, when they fail and when they work again.
+
+    The first alert is due after `after_s` seconds of failure.
+    """
+
+    def __init__(self, after_s: float, sink: AlertSink, clock: Callable[[], float]) -> None:
+        self._after_s = after_s
+        self._sink = sink
+        self._clock = clock
+        self._down_since: dict[str, float] = {}
+        self._alerted: set[str] = set()
+
+    def check(self, deployments: Iterable[DeploymentState], *, store_works: bool) -> None:
+        """Compare the current states with earlier ones."""
+        states = {f"backend {each.name} of {each.model}": each.state == READY for each in deployments}
+        states["store"] = store_works
+        for subject, is_up in states.items():
+            self._check(subject, is_up=is_up)
+        # Deployments that a reload removed cause no alert.
+        for gone in self._down_since.keys() - states.keys():
+            del self._down_since[gone]
+        self._alerted &= states.keys()
+
+    def _check(self, subject: str, *, is_up: bool) -> None:
+        now = self._clock()
+        if is_up:
+            self._down_since.pop(subject, None)
+            if subject in self._alerted:
+                self._alerted.remove(subject)
+                self._send(subject, "up", "works again")
+        elif now - self._down_since.setdefault(subject, now) >= self._after_s and subject not in self._alerted:
+            self._alerted.add(subject)
+            self._send(subject, "down", f"has not worked for {self._after_s:g} seconds")
+
+    def _send(self, subject: str, state: str, text: str) -> None:
+        group = subject.partition(" ")[0]
+        alert = Alert(
+            id=f"{group}_{state} {subject}",
+            event=f"{group}_{state}",
+            group=group,
+            message=f"The {subject} {text}.",
+            facts={"subject": subject},
+        )
+        self._sink(alert)

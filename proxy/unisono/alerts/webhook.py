@@ -1,0 +1,155 @@
+"""Webhook for alerts, with a bounded queue, repetitions and a signature.
+
+Requests of clients never wait for it. The address is the operator's. The guard against server-side request forgery
+admits private addresses for it, but no metadata services of clouds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from time import time
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+from unisono.core.alerts import Alert
+from unisono.errors import UnisonoError
+from unisono.net.ssrf_guard import DestinationNotAllowed, is_permitted, parse_address
+
+MAX_QUEUED: Final = 1000
+# Pause before the first repetition in seconds; each one doubles it.
+RETRY_PAUSE_S: Final = 1.0
+# Time for sending the queue at shutdown, in seconds.
+CLOSING_S: Final = 3.0
+SIGNATURE_HEADER: Final = "x-unisono-signature"
+TIMESTAMP_HEADER: Final = "x-unisono-timestamp"
+
+# Reserve an alert for this process for some seconds; return False if another process has sent it.
+Reserve = Callable[[str, float], Awaitable[bool]]
+
+log = logging.getLogger("unisono.alerts")
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookOptions:
+    """Address and limits of a webhook. Equal alerts are sent once in `repeat_s` seconds."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret: str = field(default="", repr=False)
+    timeout_s: float = 10.0
+    retries: int = 3
+    repeat_s: float = 3600.0
+
+
+class AlertWebhook:
+    """Receiver of alerts that posts each one. `count` receives their outcomes."""
+
+    def __init__(self, options: WebhookOptions, reserve: Reserve, count: Callable[[str, int], None]) -> None:
+        self._options = options
+        self._reserve = reserve
+        self._count = count
+        self._waiting: deque[Alert] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def __call__(self, alert: Alert) -> None:
+        if len(self._waiting) >= MAX_QUEUED:
+            self._count("dropped", 1)
+            return
+        self._waiting.append(alert)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._send_all(), name="sending alerts")
+
+    async def aclose(self) -> None:
+        """Send the queue within a short timeout."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=CLOSING_S)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._waiting:
+            self._count("dropped", len(self._waiting))
+
+    async def _send_all(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=self._options.timeout_s)
+        connector = aiohttp.TCPConnector(limit=1, use_dns_cache=False, force_close=True, socket_factory=_checked_socket)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+        ) as session:
+            while self._waiting:
+                alert = self._waiting.popleft()
+                try:
+                    if await self._is_first(alert):
+                        await self._send(session, alert)
+                except Exception as error:
+                    log.exception("an alert could not be sent", exc_info=error)
+                    self._count("failed", 1)
+
+    async def _is_first(self, alert: Alert) -> bool:
+        try:
+            return await self._reserve(alert.id, self._options.repeat_s)
+        except UnisonoError:
+            # An alert about the store cannot be compared with those of other processes.
+            return True
+
+    async def _send(self, session: aiohttp.ClientSession, alert: Alert) -> None:
+        body = orjson.dumps(to_message(alert))
+        for attempt in range(self._options.retries + 1):
+            if attempt:
+                await asyncio.sleep(RETRY_PAUSE_S * 2 ** (attempt - 1))
+            problem, may_repeat = await self._post(session, body)
+            if not problem:
+                self._count("sent", 1)
+                return
+            if not may_repeat:
+                break
+        log.error("an alert could not be sent", extra={"reason": problem, "alert": alert.message})
+        self._count("failed", 1)
+
+    async def _post(self, session: aiohttp.ClientSession, body: bytes) -> tuple[str, bool]:
+        """Return the problem, empty if there is none, and whether a repetition may solve it."""
+        options = self._options
+        headers = {**options.headers, "content-type": "application/json", **signature(options.secret, body, time())}
+        try:
+            async with session.post(options.url, data=body, headers=headers, allow_redirects=False) as answer:
+                if answer.status < 300:
+                    return "", False
+                return f"status {answer.status}", answer.status >= 500 or answer.status == 429
+        except DestinationNotAllowed as error:
+            return str(error), False
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return type(error).__name__, True
+
+
+def to_message(alert: Alert) -> dict[str, Any]:
+    """Return the body of the request, with the names of LiteLLM's webhook."""
+    names = {"id": alert.id, "event": alert.event, "event_group": alert.group, "event_message": alert.message}
+    return {**names, **alert.facts}
+
+
+def signature(secret: str, body: bytes, now: float) -> dict[str, str]:
+    """Return the headers that prove the origin of a body.
+
+    They are the time, and an HMAC of time and body.
+    """
+    if not secret:
+        return {}
+    stamp = str(int(now))
+    digest = hmac.new(secret.encode(), f"{stamp}.".encode() + body, sha256).hexdigest()
+    return {TIMESTAMP_HEADER: stamp, SIGNATURE_HEADER: f"sha256={digest}"}
+
+
+def _checked_socket(info: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
+    """Return a socket for an address. Raises DestinationNotAllowed for a metadata service."""
+    family, kind, protocol, _, where = info
+    address = parse_address(where[0])
+    if address is None or not is_permitted(address, private=True):
+        raise DestinationNotAllowed("the address belongs to a metadata service")
+    return socket.socket(family, kind, protocol)

@@ -1,0 +1,76 @@
+"""Alerts of a configuration: their rules, and the webhook that receives them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from secrets import token_hex
+from time import monotonic
+from typing import Final
+
+from unisono.alerts.rules import BudgetAlerts, HealthAlerts
+from unisono.alerts.webhook import AlertWebhook, WebhookOptions
+from unisono.config import AlertSettings
+from unisono.core.quotas import SHARED_TENANT
+from unisono.core.state_store import Store
+from unisono.routing.pool import RoutingPool
+from unisono.store.health_monitor import Upkeep
+
+# Interval between two checks of backends and the store, in seconds.
+CHECK_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Alerting:
+    """Rules for alerts, and their webhook. `health` is None if only budgets cause alerts."""
+
+    webhook: AlertWebhook
+    budgets: BudgetAlerts
+    health: Callable[[], None] | None
+    task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Check the health regularly until `aclose`."""
+        if self.health is not None:
+            self.task = asyncio.create_task(_repeat(self.health), name="alerts about health")
+
+    async def aclose(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+        await self.webhook.aclose()
+
+
+async def _repeat(check: Callable[[], None]) -> None:
+    while True:
+        check()
+        await asyncio.sleep(CHECK_S)
+
+
+def build_alerts(
+    settings: AlertSettings, pool: RoutingPool, store: Store, upkeep: Upkeep, count: Callable[[str, int], None]
+) -> Alerting:
+    """Return the alerts. `count` receives their outcomes."""
+    webhook, process = settings.webhook, token_hex(8)
+
+    async def reserve(alert: str, for_s: float) -> bool:
+        # A lease that nobody releases: of all processes that share the store, one gets it.
+        return await store.acquire(SHARED_TENANT, f"alert {alert}", f"{process} {token_hex(4)}", for_s) is not None
+
+    options = WebhookOptions(
+        url=webhook.url.get_secret_value(),
+        headers={name: value.get_secret_value() for name, value in webhook.headers.items()},
+        secret="" if webhook.secret is None else webhook.secret.get_secret_value(),
+        timeout_s=webhook.timeout_s,
+        retries=webhook.retries,
+        repeat_s=settings.repeat_s,
+    )
+    sender = AlertWebhook(options, reserve, count)
+    health = HealthAlerts(settings.down_after_s, sender, monotonic)
+
+    def check() -> None:
+        health.check(pool.status(), store_works=not upkeep.reason)
+
+    budgets = BudgetAlerts(settings.budget_thresholds, sender)
+    return Alerting(sender, budgets, check if settings.health else None)
