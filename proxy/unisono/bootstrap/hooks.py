@@ -56,7 +56,8 @@ def build_hooks(config: Config, failed: Failed | None = None) -> Hookset:
 
     `failed` is called on each failure. Raises ConfigError.
     """
-    if not config.unisono.hooks and not config.guardrails:
+    is_guarded = config.guardrails or any(entry.litellm_params.guardrails for entry in config.model_list)
+    if not config.unisono.hooks and not is_guarded:
         return Hookset()
     installed = {point.name: point for point in entry_points(group=HOOKS)}
     counts: Counter[str] = Counter()
