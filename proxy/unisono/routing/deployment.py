@@ -61,7 +61,7 @@ class LiveDeployment:
 
     `context` caps the window that the backend reports, in tokens, and replaces a missing one. Equal `identity`
     means the same backend in another configuration. `listeners` are called when a slot becomes free or the
-    deployment recovers."""
+    deployment recovers. With `awaits_probe`, it is not used until a probe has passed."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class LiveDeployment:
         passes: bool = False,
         context: int | None = None,
         identity: object = None,
+        awaits_probe: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.terms = DeploymentConfig(terms) if isinstance(terms, str) else terms
@@ -78,12 +79,12 @@ class LiveDeployment:
         self.passes = passes
         self.context = context
         self.identity = identity
+        self.awaits_probe = awaits_probe
         self.clock = clock
         self.tolerance = BreakerConfig()
         self.listeners: list[Callable[[], None]] = []
         self.on_doubt: Callable[[], None] | None = None  # called when a probe is needed now
         self.candidate = Candidate(self.terms.name, bit=0, context=context, rank=Rank.UNKNOWN)
-        self.become(self.terms)
         self.circuits: Circuits = {}
         self.times = AttemptTimes()
         self.waits = FirstTokenWaits()
@@ -92,10 +93,11 @@ class LiveDeployment:
         self.examined: Probe | None = None  # the last finished probe, good or bad
         self.failure: UnisonoError | None = None  # of the last probe; None after a success
         self.last_request_at = 0.0  # time of the last request
-        self.healthy_since = self.failing_since = clock()  # start of the state, apart from circuits
+        self.healthy_since = self.failing_since = self.drained_since = clock()  # start of the state, without circuits
         self._suspicion = Suspicion()
         self.probes = ProbeSchedule()
         self._probing: asyncio.Task[Probe] | None = None
+        self.become(self.terms)
 
     @property
     def name(self) -> str:
@@ -117,11 +119,14 @@ class LiveDeployment:
 
     def become(self, terms: DeploymentConfig) -> None:
         """Apply a reloaded configuration from now on; requests in progress continue."""
+        if terms.is_drained and not self.terms.is_drained:
+            self.drained_since = self.clock()
         self.terms = terms
         one = self.candidate
         one.name, one.seed, one.weight, one.order = terms.name, number_of(terms.name), terms.weight, terms.order
         rate = rate_of(terms.requests_per_minute, terms.tokens_per_minute, one.rate)
         one.bound(terms.max_requests, terms.max_tokens, rate)
+        self._changed()
 
     def phase(self, now: float) -> CircuitPhase:
         return phase_of(self.circuits, now)
@@ -133,6 +138,8 @@ class LiveDeployment:
             self.candidate.rate.move(now)
 
     def _rank(self, now: float) -> Rank:
+        if self.terms.is_drained or self.awaits_probe:
+            return Rank.UNFIT
         if self.known is None and self.failure is not None:
             return Rank.UNFIT if isinstance(self.failure, BackendUnfit) else Rank.UNREADY
         if self.circuits:
@@ -320,7 +327,7 @@ class LiveDeployment:
             if self.known is None or self.failure is not None:
                 log.info("backend ready", extra={"backend": self.name})
                 self.healthy_since = self.probes.ended_at
-            self.known, self.failure = probe.capabilities, None
+            self.known, self.failure, self.awaits_probe = probe.capabilities, None, False
             self._answered()
         can = probe.capabilities
         self.candidate.context = can.context

@@ -14,7 +14,8 @@ class DeploymentConfig:
 
     `name` is public: it holds no address and no path. Deployments of the lowest `order` come first and share by
     `weight`. `max_requests` and `max_tokens` limit concurrent load; `requests_per_minute` and
-    `tokens_per_minute` limit the requests that begin per minute, and their tokens. `tags` are for tag-based routing.
+    `tokens_per_minute` limit the requests that begin per minute, and their tokens. `tags` are for tag-based routing. A
+    drained deployment gets no new requests.
     """
 
     name: str
@@ -27,3 +28,4 @@ class DeploymentConfig:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     tags: frozenset[str] = frozenset()
+    is_drained: bool = False

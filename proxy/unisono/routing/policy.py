@@ -63,7 +63,7 @@ class Rank(IntEnum):
     RESTING = 3
     # The last probe failed and no earlier one is valid.
     UNREADY = 4
-    # Never used: its output could not be trusted.
+    # Never used: its output could not be trusted, it is drained, or it is new and no probe has passed.
     UNFIT = 5
 
 

@@ -311,7 +311,9 @@ class GroupFailoverRoute:
         wanted = group.selection_request(demand, self._request.sticky, 0)
         one = live.candidate
         live.refresh(self._now())
-        if live.known is None or one.rank > Rank.HALF_OPEN or not one.can(wanted) or not one.has_room(wanted.tokens):
+        # An answer that began before its deployment was drained ends there.
+        is_usable = live.terms.is_drained or one.rank <= Rank.HALF_OPEN
+        if live.known is None or not is_usable or not one.can(wanted) or not one.has_room(wanted.tokens):
             return None
         return self._given(group, group.reserve(live, demand, wanted), live.known, demand)
 
@@ -346,8 +348,8 @@ class GroupFailoverRoute:
                 wanted = replace(wanted, excluded=wanted.excluded | live.candidate.bit)
 
     def _unfit(self, group: DeploymentGroup, selection: SelectionRequest) -> LiveDeployment | None:
-        """Return an unfit deployment to probe again, as a last resort."""
-        unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT)
+        """Return an unfit deployment to probe again, as a last resort. A drained one is not used."""
+        unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT and not one.terms.is_drained)
         return next((one for one in unfit if not one.candidate.bit & selection.excluded), None)
 
     def _given(

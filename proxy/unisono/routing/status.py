@@ -24,6 +24,7 @@ class DeploymentStatus:
     - `failing`: the last probe failed
     - `unfit`: a probe has a fatal finding
     - `unknown`: not probed yet
+    - `drained`: an operator has withdrawn it from use
 
     `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed
     checks with their remedies. It reveals nothing about this backend. `cause` is what the operator needs: the message
@@ -98,6 +99,8 @@ FAILED: Mapping[BreakerFailure, str] = {
 
 def _state(live: LiveDeployment, now: float) -> tuple[str, str, float]:
     """Return the state of a deployment for its status, with the reason and the start time."""
+    if live.terms.is_drained:
+        return "drained", "", live.drained_since
     if isinstance(live.failure, BackendUnfit) and live.examined is not None:
         found = [(finding.check, MEANINGS[finding.check]) for finding in live.examined.fatal]
         reason = " ".join(f"{check}: {meaning.problem} {meaning.remedy}" for check, meaning in found)
