@@ -10,17 +10,15 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container
-from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Final
 
 from unisono.errors import TooManyFailures
+from unisono.net.client_networks import network_of
 
 WINDOW_S: Final = 60.0
 # Further addresses displace the least recently counted one, further keys the least recently accepted one.
 MAX_ADDRESSES: Final = 10_000
 MAX_ACCEPTED: Final = 10_000
-# Networks of this length belong to one client.
-IPV6_PREFIX: Final = 64
 
 
 class FailedAuthentications:
@@ -53,7 +51,7 @@ class FailedAuthentications:
             if not (hop := hop.strip()):
                 break
             address = hop
-        return _network(address)
+        return network_of(address)
 
     def check(self, client: str, key: str) -> None:
         """Raise `TooManyFailures` if the address had too many failures, unless its key is known."""
@@ -80,14 +78,3 @@ class FailedAuthentications:
         self._accepted.move_to_end(known)
         if len(self._accepted) > MAX_ACCEPTED:
             self._accepted.popitem(last=False)
-
-
-def _network(address: str) -> str:
-    """Return the address, or its network for IPv6, where a client has many addresses."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return address[:64]
-    if not isinstance(found, IPv6Address):
-        return str(found)
-    return str(found.ipv4_mapped or IPv6Network((found, IPV6_PREFIX), strict=False))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final
+
+# IPv6 networks of this length belong to one client.
+IPV6_PREFIX: Final = 64
 
 
 class ClientNetworks:
@@ -23,3 +27,14 @@ class ClientNetworks:
             return False
         plain = getattr(found, "ipv4_mapped", None) or found
         return any(plain in network for network in self._networks)
+
+
+def network_of(address: str) -> str:
+    """Return the address, or its network for IPv6, where a client has many addresses."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:64]
+    if not isinstance(found, IPv6Address):
+        return str(found)
+    return str(found.ipv4_mapped or IPv6Network((found, IPV6_PREFIX), strict=False))
