@@ -160,7 +160,7 @@ def test_fields_without_effect_are_accepted_and_noted(demo: OpenAI) -> None:
     )
     assert completion.choices[0].message.content == "pong"
     noted = {note.partition(":")[0] for note in unisono_fields(completion)["notes"]}
-    assert {"user", "metadata", "service_tier", "verbosity", "something_else", "store"} <= noted
+    assert {"metadata", "service_tier", "verbosity", "something_else", "store"} <= noted
 
 
 @pytest.mark.parametrize("suffix", [*(pytest.param(suffix, marks=pytest.mark.slow) for suffix in ("", "/")), "/v1/"])
