@@ -312,13 +312,43 @@ def compare(
 @click.option(
     "--last", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of listed recordings."
 )
-def trace(config_path: Path | None, trace: str | None, tenant: str, as_json: bool, replay: bool, last: int) -> None:
+@click.option("--fork-at", metavar="N", type=click.IntRange(0), help="Generate the answer again from its token N.")
+@click.option(
+    "--backend", default="", help="Deployment of the fork, or KIND/MODEL@ADDRESS; by default the recorded one."
+)
+@click.option(
+    "--temperature", default=0.0, show_default=True, type=click.FloatRange(0), help="Temperature of the fork."
+)
+@click.option("--effort", type=click.Choice(["low", "medium", "high"]), help="Another effort for the fork.")
+@click.option("--tool-result", metavar="TEXT", help="Another text of the last tool result before the fork.")
+def trace(
+    config_path: Path | None,
+    trace: str | None,
+    tenant: str,
+    as_json: bool,
+    replay: bool,
+    last: int,
+    fork_at: int | None,
+    backend: str,
+    temperature: float,
+    effort: str | None,
+    tool_result: str | None,
+) -> None:
     """Print the recording of an answer.
 
     A recording contains the prompts, all tokens, and the repairs of the gateway. ID is the x-request-id of the answer.
     Without an argument, the last recordings are listed. Exit codes of --replay: 0 for the same result, 1 for a
     different one, 2 if the recording cannot be replayed.
     """
+    if fork_at is not None:
+        from unisono.cli.fork import ForkOptions, fork
+        from unisono.cli.trace import document_of
+
+        if trace is None or replay:
+            raise click.UsageError("--fork-at needs a recording, and excludes --replay")
+        options = ForkOptions(fork_at, backend, temperature, effort, tool_result)
+        fork(document_of(trace, config_path, tenant), options, config_path, as_json=as_json)
+        return
     from unisono.cli.trace import trace as run
 
     run(trace, config_path, tenant, as_json=as_json, replay=replay, last=last)

@@ -51,12 +51,7 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
     if name is None:
         _list(config_path, tenant, last, as_json=as_json)
         return
-    if _is_file(name):
-        document = _from_file(Path(name))
-    elif is_well_formed(name):
-        document = _from_store(name, config_path, tenant)
-    else:
-        raise click.BadParameter(f"{name!r} is not valid UTF-8", param_hint="ID")
+    document = document_of(name, config_path, tenant)
     if replay:
         _replay(document, as_json=as_json)
     elif as_json:
@@ -70,6 +65,15 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
 
 
 # -- sources of recordings
+
+
+def document_of(name: str, config_path: Path | None, tenant: str) -> Document:
+    """Return the recording in a file or with an id in the store."""
+    if _is_file(name):
+        return _from_file(Path(name))
+    if not is_well_formed(name):
+        raise click.BadParameter(f"{name!r} is not valid UTF-8", param_hint="ID")
+    return _from_store(name, config_path, tenant)
 
 
 def _is_file(name: str) -> bool:

@@ -1,0 +1,65 @@
+"""Fork of a recorded answer: its prompt up to a token, with another effort or tool result. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from unisono.core.conversation import Effort
+from unisono.core.generation import END, MESSAGE, START
+from unisono.errors import InvalidRequest
+from unisono.harmony.encoding import Encoding
+
+EFFORT = re.compile(r"(?<=Reasoning: )(?:low|medium|high)\b")
+TOOL_HEADER = " to=assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Prompt of a forked answer, and the recorded tokens that followed it."""
+
+    prompt: Sequence[int]
+    recorded: Sequence[int]
+
+
+def fork_at(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], position: int) -> Fork:
+    """Fork at a generated token of all steps. Raises InvalidRequest for a position outside of the answer."""
+    left = position
+    for prompt, output in zip(prompts, outputs, strict=True):
+        if left < len(output):
+            return Fork([*prompt, *output[:left]], output[left:])
+        left -= len(output)
+    count = sum(map(len, outputs))
+    raise InvalidRequest(f"the recording has {count} generated tokens, numbered from 0; there is no token {position}")
+
+
+def with_effort(encoding: Encoding, prompt: Sequence[int], effort: Effort) -> list[int]:
+    """Return the prompt with another effort. Raises InvalidRequest if its system message states none."""
+    begin, end = _body(prompt, 0)
+    text, count = EFFORT.subn(effort.value, encoding.decode(prompt[begin:end]), count=1)
+    if not count:
+        raise InvalidRequest("the system message of this recording states no effort")
+    return [*prompt[:begin], *encoding.encode_text(text), *prompt[end:]]
+
+
+def with_tool_result(encoding: Encoding, prompt: Sequence[int], text: str) -> list[int]:
+    """Return the prompt with another text of its last tool result. Raises InvalidRequest if it has none."""
+    for at in reversed([at for at, token in enumerate(prompt) if token == START]):
+        begin, end = _body(prompt, at)
+        if TOOL_HEADER in encoding.decode(prompt[at:begin]):
+            return [*prompt[:begin], *encoding.encode_text(text), *prompt[end:]]
+    raise InvalidRequest("there is no tool result before this token")
+
+
+def _body(prompt: Sequence[int], start: int) -> tuple[int, int]:
+    """Return the bounds of the body of the message that begins at `start`; empty if it has none."""
+    rest = range(start, len(prompt))
+    begin = next((at + 1 for at in rest if prompt[at] == MESSAGE), len(prompt))
+    return begin, next((at for at in range(begin, len(prompt)) if prompt[at] == END), len(prompt))
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of equal tokens at the beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
