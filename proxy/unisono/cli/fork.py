@@ -1,4 +1,4 @@
-"""Implementation of `unisono trace --fork-at`: generates the rest of a recorded answer again."""
+"""Implementation of `unisono trace --fork-at`: generates the rest of an answer again."""
 
 from __future__ import annotations
 

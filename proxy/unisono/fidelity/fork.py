@@ -1,4 +1,4 @@
-"""Fork of a recorded answer: its prompt up to a token, with another effort or tool result. Pure."""
+"""Fork of a recorded answer: its prompt up to a token, with changes. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fork:
 
 
 def fork_at(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], position: int) -> Fork:
-    """Fork at a generated token of all steps. Raises InvalidRequest for a position outside of the answer."""
+    """Fork at a generated token of all steps. Raises InvalidRequest outside of the answer."""
     left = position
     for prompt, output in zip(prompts, outputs, strict=True):
         if left < len(output):
@@ -36,7 +36,7 @@ def fork_at(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], 
 
 
 def with_effort(encoding: Encoding, prompt: Sequence[int], effort: Effort) -> list[int]:
-    """Return the prompt with another effort. Raises InvalidRequest if its system message states none."""
+    """Return the prompt with another effort. Raises InvalidRequest if it states none."""
     begin, end = _body(prompt, 0)
     text, count = EFFORT.subn(effort.value, encoding.decode(prompt[begin:end]), count=1)
     if not count:
@@ -45,7 +45,7 @@ def with_effort(encoding: Encoding, prompt: Sequence[int], effort: Effort) -> li
 
 
 def with_tool_result(encoding: Encoding, prompt: Sequence[int], text: str) -> list[int]:
-    """Return the prompt with another text of its last tool result. Raises InvalidRequest if it has none."""
+    """Return the prompt with another last tool result. Raises InvalidRequest if it has none."""
     for at in reversed([at for at, token in enumerate(prompt) if token == START]):
         begin, end = _body(prompt, at)
         if TOOL_HEADER in encoding.decode(prompt[at:begin]):
