@@ -22,13 +22,10 @@ from starlette.routing import BaseRoute
 
 from unisono import __version__
 from unisono.access.end_users import EndUsers
-from unisono.access.failed_authentications import FailedAuthentications
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
-from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
-from unisono.api.admin.routes import ADMIN, Administration, BackendHealth
+from unisono.api.admin.routes import ADMIN, Administration, BackendHealth, ModelAdministration
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
-from unisono.api.body import ApplyEndUser, RequestRules
 from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
@@ -45,22 +42,21 @@ from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.route_table import DirectRoutes, mount, prepare_routes
-from unisono.api.routing_fields import RoutingFields
 from unisono.api.server_rules import ServerRules
 from unisono.api.tokenizer import TOKENIZER
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.alerts import Alerting
-from unisono.bootstrap.backends import build_pool, deployment_names
-from unisono.bootstrap.budgets import build_budgets
+from unisono.bootstrap.backends import build_pool
+from unisono.bootstrap.budgets import build_budgets, build_prices
 from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.files import build_file_reader
 from unisono.bootstrap.hooks import Hookset, build_hooks
+from unisono.bootstrap.model_admin import build_model_administration, health_of
 from unisono.bootstrap.models import (
     Rules,
     answer_modes,
     cards,
     chat_model,
-    fallback_model,
     image_describer,
     messages_model,
     mode_model,
@@ -71,13 +67,14 @@ from unisono.bootstrap.models import (
 )
 from unisono.bootstrap.observability import kinds_of
 from unisono.bootstrap.parts import Parts, build_parts
+from unisono.bootstrap.request_rules import build_failures, request_rules
 from unisono.bootstrap.salt import Salt, cache_salts
 from unisono.bootstrap.status import Overview, deployment_health
 from unisono.bootstrap.store import build_ledger
+from unisono.bootstrap.stored_models import NO_MODELS, StoredModels, file_config
 from unisono.bootstrap.tokenizer import build_tokenizer
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import Config, GatewaySettings, ModelRegistry
-from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.core.access import Caller
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.request_record import RecordSink
@@ -121,6 +118,7 @@ class Gateway:
     # Secret for seals and keys.
     salt: Salt
     rules: Rules
+    models: StoredModels = NO_MODELS
     runner: BackgroundRunner | None = None
     _sealers: list[Sealer] = field(default_factory=list)
 
@@ -136,33 +134,37 @@ class Gateway:
         """Return the caller by tenant and key id. Raises `StoreUnavailable`."""
         return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
 
+    def model_administration(self, share: int) -> ModelAdministration:
+        """Return the operations of the admin API on deployments."""
+        feed, own = self.parts.model_feed, (self.config, self.pool, self.models)
+        return build_model_administration(
+            file_config(self.config, self.models),
+            self.store,
+            self.sealer,
+            lambda config, _: build(config, share=share),
+            applied=feed.applied,
+            current=lambda: own if feed.current is None else feed.current(),
+        )
+
     async def hand_over(self, grace_s: float) -> None:
         """Hand background responses to the next process; running tool calls get `grace_s` seconds."""
         if self.runner is not None:
             await self.runner.aclose(grace_s)
 
 
-def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> FastAPI:
+def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models: StoredModels = NO_MODELS) -> FastAPI:
     """Build the whole gateway; reuse open components of `keep` that fit the configuration.
 
-    `share` is the number of processes like this one, among which limits are divided. Raises ConfigError; needs no
-    running loop.
+    `share` is the number of processes like this one, among which limits are divided. The configuration includes the
+    deployments of the store, which `models` describes. Raises ConfigError; needs no running loop.
     """
-    if not config.model_list:
-        raise ConfigError("`model_list` is empty; add a model")
-    catalogue = ModelRegistry(config)
-    rules = rules_by_model(catalogue)
-    pool = build_pool(config, catalogue, share=share, keep=None if keep is None else keep.pool)
-    parts = build_parts(config, keep.parts if keep is not None else None, share)
-    store, upkeep = parts.store.value
+    gateway = _make_gateway(config, keep, share, models)
+    catalogue, pool, store, parts = gateway.catalogue, gateway.pool, gateway.store, gateway.parts
     hosting = parts.server_tools.value
-    salt = Salt(config, store)
     lenient = config.unisono.when_store_is_down == "known_keys"
-    virtual_keys = VirtualKeys(store, salt, known_while_down=lenient)
-    gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt, rules)
     observing = parts.observing
-    alerting = observing.alerts(config.unisono.alerts, pool, store, upkeep)
-    ledger = build_ledger(config.store, store, upkeep, observing.quota_observers(alerting))
+    alerting = observing.alerts(config.unisono.alerts, pool, store, gateway.upkeep)
+    ledger = build_ledger(config.store, store, gateway.upkeep, observing.quota_observers(alerting))
     hooks = build_hooks(config, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     harmony = build_engine(pool, hosting.host, parts, salts, library_parser=config.unisono.library_parser)
@@ -188,6 +190,22 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     mount(app, ROUTES, *_state_dependencies(gateway, ledger, share, live), *_api_dependencies(gateway, service, runner))
     app.state.gateway = gateway
     return app
+
+
+def _make_gateway(config: Config, keep: Gateway | None, share: int, models: StoredModels) -> Gateway:
+    """Build the components that the state and the routes need. Raises ConfigError."""
+    if not config.model_list:
+        raise ConfigError("`model_list` is empty; add a model")
+    catalogue = ModelRegistry(config)
+    rules = rules_by_model(catalogue)
+    old = None if keep is None else keep.pool
+    pool = build_pool(config, catalogue, share=share, keep=old, drained=models.drained, on_trial=models.settings)
+    parts = build_parts(config, keep.parts if keep is not None else None, share)
+    store, upkeep = parts.store.value
+    salt = Salt(config, store)
+    lenient = config.unisono.when_store_is_down == "known_keys"
+    virtual_keys = VirtualKeys(store, salt, known_while_down=lenient)
+    return Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt, rules, models)
 
 
 @asynccontextmanager
@@ -278,10 +296,15 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int, live:
     return (
         ReadinessCheck(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unwritten_records)),
         MetricsSource(observing.metrics_page, names_keys=config.unisono.metrics_per_key),
-        ModelCards(lambda caller: cards(catalogue, pool, caller), int(time.time()), build_prices(config, catalogue)),
+        ModelCards(
+            lambda caller: cards(catalogue, pool, gateway.models, caller),
+            int(time.time()),
+            build_prices(config, catalogue),
+        ),
         UsageSource(store.ledger, time.time),
         RequestSource(store, time.time, config.unisono.request_records.ttl_s),
-        BackendHealth(lambda: deployment_health(pool)),
+        BackendHealth(lambda: [*deployment_health(pool), *health_of(gateway.models)]),
+        gateway.model_administration(share),
         Administration(store, gateway.salt, time.time, is_keyless=config.general_settings.master_key is None),
         WebDeps(Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time), store, live),
     )
@@ -357,28 +380,6 @@ def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToo
         today=lambda: current_date(gateway.config.unisono),
         new_id=lambda: token_hex(12),
         clock=time.time,
-    )
-
-
-def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
-    fallbacks = {model: (*others.fallbacks, *others.larger) for model, others in catalogue.stand_ins.items()}
-    return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
-
-
-def build_failures(settings: FailedAuthenticationSettings) -> FailedAuthentications | None:
-    """Return the limit of requests with invalid keys; None without a limit."""
-    if not settings.max_per_minute:
-        return None
-    return FailedAuthentications(settings.max_per_minute, ClientNetworks(settings.trusted_proxies))
-
-
-def request_rules(config: Config, catalogue: ModelRegistry, apply_end_user: ApplyEndUser | None = None) -> RequestRules:
-    """Return the operator's rules for requests to models."""
-    return RequestRules(
-        needs_user=config.general_settings.enforce_user_param,
-        guardrails=frozenset(guardrail.guardrail_name for guardrail in config.guardrails),
-        routing=RoutingFields(partial(fallback_model, catalogue), config.router_settings.enable_tag_filtering),
-        apply_end_user=apply_end_user,
     )
 
 

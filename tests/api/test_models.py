@@ -181,12 +181,3 @@ async def test_an_unknown_model_is_not_found() -> None:
     assert response.status == 404
     assert response.json()["error"]["code"] == "model_not_found"
     assert response.json()["error"]["param"] == "model"
-
-
-@pytest.mark.parametrize("prefix", ["/v1", ""])
-async def test_model_info_has_litellms_format_and_no_address(prefix: str) -> None:
-    first, second = (await Exchange(app(), "GET", f"{prefix}/model/info").run()).json()["data"]
-    assert first["model_name"] == "gpt-oss-120b"
-    assert first["litellm_params"] == {"model": "gpt-oss-120b"}
-    assert first["model_info"]["max_input_tokens"] == 131072
-    assert second["model_info"]["max_input_tokens"] is None

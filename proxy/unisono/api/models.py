@@ -1,4 +1,4 @@
-"""Model lists from the same cards: `/v1/models`, and LiteLLM's `/model/info`.
+"""Model lists from the same cards: `/v1/models`, and LiteLLM's `/model_group/info`.
 
 `/v1/models` has the format of Anthropic for its clients, and that of OpenAI for all others. Codex finds its own
 catalogue beside the latter.
@@ -46,6 +46,11 @@ class ModelCard(Protocol):
     @property
     def passes(self) -> bool:
         """True if the model is not gpt-oss, so that its abilities are unknown."""
+        ...
+
+    @property
+    def is_stored(self) -> bool:
+        """True if all its deployments are in the store, none in the configuration file."""
         ...
 
 
@@ -114,6 +119,7 @@ class ModelParams(AnswerModel):
 
 class ModelFacts(AnswerModel):
     id: str
+    db_model: bool
     mode: str
     max_input_tokens: Count | None
     max_tokens: Count | None
@@ -131,10 +137,6 @@ class LiteLlmModel(AnswerModel):
     model_name: str
     litellm_params: ModelParams
     model_info: ModelFacts
-
-
-class ModelInfoList(AnswerModel):
-    data: list[LiteLlmModel]
 
 
 class ModelGroup(AnswerModel):
@@ -193,6 +195,7 @@ def to_litellm_model(card: ModelCard, prices: PriceList = NO_PRICES) -> LiteLlmM
         litellm_params=ModelParams(model=card.id),
         model_info=ModelFacts(
             id=card.id,
+            db_model=card.is_stored,
             mode=card.mode,
             max_input_tokens=card.context,
             max_tokens=card.context,
@@ -283,12 +286,6 @@ async def get_model(
         if card.id == model:
             return convert(card, known.created)
     raise UnknownModel(f"The model '{model[:256]}' does not exist.", param="model")
-
-
-@MODELS.add("GET", "/model/info")
-async def list_model_info(known: Cards, caller: CurrentCaller) -> ModelInfoList:
-    """List the models in LiteLLM's format."""
-    return ModelInfoList(data=[to_litellm_model(card, known.prices) for card in known.cards(caller)])
 
 
 def to_model_group(card: ModelCard, prices: PriceList) -> ModelGroup:

@@ -61,12 +61,29 @@ class Sealer:
             content = orjson.dumps(record)
         except orjson.JSONEncodeError as error:
             raise InternalError(f"The items cannot be sealed: {error}") from error
+        return self.encrypt(tenant, content)
+
+    def encrypt(self, owner: str, content: bytes) -> str:
+        """Return the content as ASCII that only this gateway can open, for the same owner."""
         # The nonce is derived from the content: another process that seals the same items makes the same bytes, and no
         # nonce is used for two contents.
-        nonce = hmac.digest(self._nonce_key, _bound_to(tenant) + b"\0" + content, "sha256")[:NONCE_BYTES]
-        # The tenant is authenticated with the content, so no other tenant can open the seal.
-        sealed = nonce + self._cipher.encrypt(nonce, zlib.compress(content, 1), _bound_to(tenant))
+        nonce = hmac.digest(self._nonce_key, _bound_to(owner) + b"\0" + content, "sha256")[:NONCE_BYTES]
+        # The owner is authenticated with the content, so no other one can open the seal.
+        sealed = nonce + self._cipher.encrypt(nonce, zlib.compress(content, 1), _bound_to(owner))
         return PREFIX + _written(sealed)
+
+    def decrypt(self, owner: str, text: str) -> bytes:
+        """Return the content of a seal.
+
+        Raises ValueError if the seal is damaged, foreign or for another owner.
+        """
+        if len(text) > MAX_SEAL_LENGTH or not text.startswith(PREFIX):
+            raise ValueError("not a seal")
+        try:
+            sealed = _read(text.removeprefix(PREFIX))
+            return _unpacked(self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound_to(owner)))
+        except (InvalidTag, zlib.error) as error:
+            raise ValueError("damaged, or sealed for another owner") from error
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
         """Return the items that were sealed for `tenant`, or None."""
@@ -87,14 +104,7 @@ class Sealer:
 
         Raises ValueError, and for foreign content TypeError, KeyError and AttributeError.
         """
-        if len(text) > MAX_SEAL_LENGTH or not text.startswith(PREFIX):
-            raise ValueError("not a seal")
-        try:
-            sealed = _read(text.removeprefix(PREFIX))
-            packed = self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound_to(tenant))
-            record: Mapping[str, Any] = orjson.loads(_unpacked(packed))
-        except (InvalidTag, zlib.error) as error:
-            raise ValueError("damaged, or sealed for another tenant") from error
+        record: Mapping[str, Any] = orjson.loads(self.decrypt(tenant, text))
         if record["v"] != VERSION:
             raise ValueError("unknown version")
         return record

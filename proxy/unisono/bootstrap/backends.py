@@ -6,7 +6,7 @@ Part of the composition root.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -122,11 +122,18 @@ SETTINGS = "unisono.backend"
 
 
 def build_pool(
-    config: Config, catalogue: ModelRegistry, *, share: int = 1, keep: RoutingPool | None = None
+    config: Config,
+    catalogue: ModelRegistry,
+    *,
+    share: int = 1,
+    keep: RoutingPool | None = None,
+    drained: Collection[str] = (),
+    on_trial: Collection[str] = (),
 ) -> RoutingPool:
     """Build every deployment of every group without contacting any. Raises ConfigError.
 
-    Limits are divided by `share`, the number of processes. Deployments of `keep` continue with their state.
+    Limits are divided by `share`, the number of processes. Deployments of `keep` continue with their state. Those in
+    `drained` get no new requests, and those in `on_trial` none before a probe has passed.
     """
     check_recoveries(config)
     factories, names = Factories(config, is_reload=keep is not None), deployment_names(config.model_list)
@@ -136,25 +143,15 @@ def build_pool(
     live: dict[int, LiveDeployment] = {}
     for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True)):
         path = f"model_list[{index}]"
-        options, terms = _options(entry), _terms(entry, name, config, share)
+        options = _options(entry)
+        terms = replace(_terms(entry, name, config, share), is_drained=name in drained)
         context = entry.model_info.max_input_tokens
         # Always built: only the adapter knows if the settings are valid.
         backend = _backend(entry, options, path, factories)
         if not entry.harmony:
             # Logged for an operator whose gpt-oss has another name.
             log.info("not gpt-oss: requests pass through", extra={"model": entry.model_name, "backend": name})
-        # Settings whose change requires a new backend. Limits, weights and timeouts are applied to the existing one.
-        identity = (
-            entry.harmony,
-            options.kind,
-            options.model,
-            options.api_base,
-            options.api_key,
-            dict(options.extra),
-            dict(options.defaults),
-            provider_settings(entry, config),
-            context,
-        )
+        identity = _identity(entry, options, config)
         same = next((one for one in earlier if one.identity == identity), None)
         if same is not None and keep is not None:
             # Each old deployment is reused once, because two equal entries are two deployments.
@@ -163,13 +160,30 @@ def build_pool(
             live[id(entry)] = same
         else:
             passes = not entry.harmony
-            live[id(entry)] = LiveDeployment(terms, backend, passes=passes, context=context, identity=identity)
+            live[id(entry)] = LiveDeployment(
+                terms, backend, passes=passes, context=context, identity=identity, awaits_probe=name in on_trial
+            )
     return RoutingPool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
         rules,
         stand_ins=catalogue.stand_ins,
         carried=carried,
         prefixes=keep.prefixes if keep is not None else None,
+    )
+
+
+def _identity(entry: ModelEntry, options: BackendOptions, config: Config) -> tuple[object, ...]:
+    """Return the settings whose change requires a new backend."""
+    return (
+        entry.harmony,
+        options.kind,
+        options.model,
+        options.api_base,
+        options.api_key,
+        dict(options.extra),
+        dict(options.defaults),
+        provider_settings(entry, config),
+        entry.model_info.max_input_tokens,
     )
 
 

@@ -1,10 +1,10 @@
-"""Shared budgets of a configuration: one for the gateway, and one for each provider."""
+"""Prices and shared budgets of a configuration, for the gateway and for each provider."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from unisono.access.prices import FREE, PriceList
+from unisono.access.prices import FREE, PriceList, price_list
 from unisono.bootstrap.backends import deployment_names, tag_rules
 from unisono.config import KIND_ALIASES, Config, ModelRegistry
 from unisono.config.budget_settings import to_period
@@ -15,6 +15,11 @@ from unisono.middleware.quota import Metering
 
 GATEWAY_BUDGET = "litellm_settings.max_budget"
 PROVIDER_BUDGETS = "router_settings.provider_budget_config"
+
+
+def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
+    fallbacks = {model: (*others.fallbacks, *others.larger) for model, others in catalogue.stand_ins.items()}
+    return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
 
 
 def build_budgets(config: Config, catalogue: ModelRegistry, metering: Metering) -> SharedBudgets | None:

@@ -23,6 +23,7 @@ from unisono.api.modes.inbound import ModeModel
 from unisono.api.passthrough_routes import FindWay
 from unisono.api.request_options import NO_DEFAULTS, AnswerDefaults, ModelRules, ReasoningField
 from unisono.api.responses.deps import ResponsesModel
+from unisono.bootstrap.stored_models import StoredModels
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
@@ -251,9 +252,10 @@ class Card:
     passes: bool = False
     mode: ModelMode = ModelMode.CHAT
     owned_by: str = "unisono"
+    is_stored: bool = False
 
 
-def cards(catalogue: ModelRegistry, pool: RoutingPool, caller: Caller) -> list[Card]:
+def cards(catalogue: ModelRegistry, pool: RoutingPool, stored: StoredModels, caller: Caller) -> list[Card]:
     """Return every name the caller may see, with the context window if it is known."""
     return [
         Card(
@@ -261,6 +263,7 @@ def cards(catalogue: ModelRegistry, pool: RoutingPool, caller: Caller) -> list[C
             pool.context(model.name),
             catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE),
             model.mode,
+            is_stored=all(stored.is_served(entry.model_info.id or "") for entry in model.entries),
         )
         for name, model in catalogue.listed()
         if caller.may_use_model(name, model.name, *model.access_groups)

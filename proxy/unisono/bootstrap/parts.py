@@ -8,6 +8,7 @@ from unisono.api.image_descriptions import DescriptionCache
 from unisono.bootstrap.observability import Observing, build_observing
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.bootstrap.store import build_store
+from unisono.bootstrap.stored_models import ModelFeed
 from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
 from unisono.config import Config
 from unisono.core.state_store import Store
@@ -29,6 +30,7 @@ class Parts:
     file_texts: TextCache
     renderer: Renderer
     observing: Observing
+    model_feed: ModelFeed
 
 
 def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
@@ -54,4 +56,5 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
         file_texts=TextCache() if old is None else old.file_texts,
         renderer=Renderer(load_encoding()) if old is None else old.renderer,
         observing=observing,
+        model_feed=ModelFeed() if old is None else old.model_feed,
     )

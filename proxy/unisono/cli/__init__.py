@@ -15,6 +15,7 @@ import click
 from unisono import __version__
 from unisono.cli.keys import keys
 from unisono.cli.mcp import mcp
+from unisono.cli.models import models
 from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup, for_gateway
 
 
@@ -61,18 +62,6 @@ def check(config_path: Path | None, as_json: bool) -> None:
     from unisono.cli.check import check as run
 
     run(config_path, as_json=as_json)
-
-
-@main.command()
-@CONFIG_REQUIRED
-def models(config_path: Path) -> None:
-    """List configured models and their backends.
-
-    No backend is contacted.
-    """
-    from unisono.cli.models import show
-
-    show(config_path)
 
 
 @main.command()
@@ -384,3 +373,4 @@ def call_tool(config_path: Path, server: str, tool: str, arguments: str) -> None
 
 main.add_command(mcp)
 main.add_command(keys)
+main.add_command(models)

@@ -73,11 +73,11 @@ def create(config_path: Path, tenant: str, options: Mapping[str, Any], *, as_jso
         return replace(new, record=await opened.store.put_key(record, audit))
 
     _warn_of_unknown_names(config, options)
-    _print_new_key(_run(config, made), as_json=as_json)
+    _print_new_key(run_on_store(config, made), as_json=as_json)
 
 
 def show(config_path: Path, *, as_json: bool) -> None:
-    records = _run(configured(config_path).config, lambda opened: opened.store.keys())
+    records = run_on_store(configured(config_path).config, lambda opened: opened.store.keys())
     now = time.time()
     if as_json:
         click.echo(json.dumps([to_json(record, now) for record in records], ensure_ascii=False, indent=2))
@@ -91,7 +91,9 @@ def show(config_path: Path, *, as_json: bool) -> None:
 def update(config_path: Path, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
     config = configured(config_path).config
     _warn_of_unknown_names(config, options)
-    record = _run(config, lambda opened: _change(opened, key_id, "updated", lambda record: changed(record, options)))
+    record = run_on_store(
+        config, lambda opened: _change(opened, key_id, "updated", lambda record: changed(record, options))
+    )
     document = to_json(record, time.time())
     click.echo(json.dumps(document, ensure_ascii=False, indent=2) if as_json else f"Changed {record.id}.")
 
@@ -100,7 +102,7 @@ def revoke(config_path: Path, key_id: str) -> None:
     async def gone(opened: OpenedKeyring) -> KeyRecord:
         return await revoke_key(opened.admin, OPERATOR, await _find(opened, key_id))
 
-    record = _run(configured(config_path).config, gone)
+    record = run_on_store(configured(config_path).config, gone)
     click.echo(f"{record.id} was revoked at {_time(record.revoked_at)} UTC.")
 
 
@@ -119,7 +121,7 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
 
         return Issued(await _change(opened, key_id, "rotated", another), latest)
 
-    _print_new_key(_run(configured(config_path).config, turned), as_json=as_json)
+    _print_new_key(run_on_store(configured(config_path).config, turned), as_json=as_json)
 
 
 def import_litellm(config_path: Path, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None:
@@ -129,7 +131,7 @@ def import_litellm(config_path: Path, export: Path, ignored: Sequence[str], *, c
         rows = read_export(export.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise click.ClickException(f"{export} {error}") from None
-    found = _run(
+    found = run_on_store(
         configured(config_path).config,
         lambda opened: import_keys(opened.admin, OPERATOR, rows, ignored=ignored, creates_owners=creates_owners),
     )
@@ -143,7 +145,7 @@ def import_litellm(config_path: Path, export: Path, ignored: Sequence[str], *, c
 # -- the store
 
 
-def _run(config: Config, work: Callable[[OpenedKeyring], Awaitable[Result]]) -> Result:
+def run_on_store(config: Config, work: Callable[[OpenedKeyring], Awaitable[Result]]) -> Result:
     async def worked() -> Result:
         async with _opened(config) as store:
             return await work(OpenedKeyring(config, store))

@@ -66,11 +66,16 @@ def store_or_gateway(command: Command) -> Command:
     return command
 
 
+def is_remote(config_path: Path | None, url: str | None) -> bool:
+    """Return False for the store of a configuration. Raises `UsageError` without either."""
+    if url is None and config_path is None:
+        raise click.UsageError("Missing option '--config' or '--url'.")
+    return url is not None
+
+
 def _remote(config_path: Path | None, url: str | None, key_env: str) -> RemoteKeys | None:
     """Return the client for `--url`; None for the store of a configuration."""
-    if url is None:
-        if config_path is None:
-            raise click.UsageError("Missing option '--config' or '--url'.")
+    if not is_remote(config_path, url) or url is None:
         return None
     from unisono.cli.remote_keys import RemoteKeys
 

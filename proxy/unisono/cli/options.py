@@ -33,7 +33,17 @@ def _report_source(context: click.Context, parameter: click.Parameter, path: Pat
     return path
 
 
-def _config_option(*, required: bool) -> Callable[[Command], Command]:
+def require_config(context: click.Context) -> Path:
+    """Return the configuration of a group without a command. Raises `MissingParameter`."""
+    parameter = next(each for each in context.command.params if each.name == "config_path")
+    path: Path | None = context.params["config_path"]
+    if path is None:
+        raise click.MissingParameter(ctx=context, param=parameter)
+    _report_source(context, parameter, path)
+    return path
+
+
+def _config_option(*, required: bool, reports: bool = True) -> Callable[[Command], Command]:
     return click.option(
         "--config",
         "config_path",
@@ -41,13 +51,14 @@ def _config_option(*, required: bool) -> Callable[[Command], Command]:
         envvar=CONFIG_VARIABLE,
         default=lambda: CONFIG_FILE if CONFIG_FILE.is_file() else None,
         required=required,
-        callback=_report_source,
+        callback=_report_source if reports else None,
         help=HELP,
     )
 
 
 CONFIG = _config_option(required=False)
 CONFIG_REQUIRED = _config_option(required=True)
+CONFIG_OF_GROUP = _config_option(required=False, reports=False)
 
 # Options of the commands that configure another program, in the order of the help.
 GATEWAY = (

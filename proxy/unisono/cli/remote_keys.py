@@ -30,7 +30,7 @@ LIMIT_FIELDS: Final = {
 }
 
 
-class RemoteKeys:
+class AdminClient:
     """Client of the admin API at `url` with the key in the environment variable `key_env`."""
 
     def __init__(self, url: str, key_env: str) -> None:
@@ -45,48 +45,7 @@ class RemoteKeys:
                 f"the value of ${key_env} has characters that no header may have; set it to a key"
             )
 
-    def create(self, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
-        team = {"team_id": tenant} if tenant else {}
-        self._print_new_key(self._send("/key/generate", {**to_body(options), **team}), as_json=as_json)
-
-    def show(self, *, as_json: bool) -> None:
-        keys = [*self._pages()]
-        if as_json:
-            click.echo(json.dumps(keys, ensure_ascii=False, indent=2))
-            return
-        if not keys:
-            click.echo("There are no keys.", err=True)
-            return
-        print_table([_row(key) for key in keys])
-
-    def update(self, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
-        key = self._send("/key/update", {"key": key_id, **to_body(options)})
-        click.echo(json.dumps(key, ensure_ascii=False, indent=2) if as_json else f"Changed {key['token']}.")
-
-    def revoke(self, key_id: str) -> None:
-        self._send("/key/delete", {"keys": [key_id]})
-        click.echo(f"{key_id} was revoked.")
-
-    def rotate(self, key_id: str, grace_s: int, *, as_json: bool) -> None:
-        grace = {"grace_period": f"{grace_s}s"} if grace_s else {}
-        self._print_new_key(self._send("/key/regenerate", {"key": key_id, **grace}), as_json=as_json)
-
-    def _pages(self) -> Iterator[dict[str, Any]]:
-        page, pages = 1, 1
-        while page <= pages:
-            found = self._send(f"/key/list?return_full_object=true&sort_order=asc&size={PAGE_SIZE}&page={page}")
-            yield from found["keys"]
-            page, pages = page + 1, found["total_pages"]
-
-    def _print_new_key(self, key: Mapping[str, Any], *, as_json: bool) -> None:
-        if as_json:
-            click.echo(json.dumps(key, ensure_ascii=False, indent=2))
-            return
-        # Only the key is written to standard output, so that a script can capture it.
-        click.echo(f"{key['token']}, of tenant {key['team_id'] or key['token']}. This is shown once:", err=True)
-        click.echo(key["key"])
-
-    def _send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the parsed answer. Raises `ClickException` with the message of the gateway."""
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
@@ -99,6 +58,51 @@ class RemoteKeys:
             raise click.ClickException(_message(error)) from error
         except (URLError, OSError, HTTPException, ValueError) as error:
             raise click.ClickException(f"{self._url}: {error}") from error
+
+
+class RemoteKeys(AdminClient):
+    """Commands on keys of a running gateway."""
+
+    def create(self, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+        team = {"team_id": tenant} if tenant else {}
+        self._print_new_key(self.send("/key/generate", {**to_body(options), **team}), as_json=as_json)
+
+    def show(self, *, as_json: bool) -> None:
+        keys = [*self._pages()]
+        if as_json:
+            click.echo(json.dumps(keys, ensure_ascii=False, indent=2))
+            return
+        if not keys:
+            click.echo("There are no keys.", err=True)
+            return
+        print_table([_row(key) for key in keys])
+
+    def update(self, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+        key = self.send("/key/update", {"key": key_id, **to_body(options)})
+        click.echo(json.dumps(key, ensure_ascii=False, indent=2) if as_json else f"Changed {key['token']}.")
+
+    def revoke(self, key_id: str) -> None:
+        self.send("/key/delete", {"keys": [key_id]})
+        click.echo(f"{key_id} was revoked.")
+
+    def rotate(self, key_id: str, grace_s: int, *, as_json: bool) -> None:
+        grace = {"grace_period": f"{grace_s}s"} if grace_s else {}
+        self._print_new_key(self.send("/key/regenerate", {"key": key_id, **grace}), as_json=as_json)
+
+    def _pages(self) -> Iterator[dict[str, Any]]:
+        page, pages = 1, 1
+        while page <= pages:
+            found = self.send(f"/key/list?return_full_object=true&sort_order=asc&size={PAGE_SIZE}&page={page}")
+            yield from found["keys"]
+            page, pages = page + 1, found["total_pages"]
+
+    def _print_new_key(self, key: Mapping[str, Any], *, as_json: bool) -> None:
+        if as_json:
+            click.echo(json.dumps(key, ensure_ascii=False, indent=2))
+            return
+        # Only the key is written to standard output, so that a script can capture it.
+        click.echo(f"{key['token']}, of tenant {key['team_id'] or key['token']}. This is shown once:", err=True)
+        click.echo(key["key"])
 
 
 def _message(error: HTTPError) -> str:

@@ -237,9 +237,10 @@ class GatewaySettings(Section):
     """Settings of the gateway itself."""
 
     salt_key: SecretStr | None = None
-    """Secret for virtual keys and for sealed data that clients hold (`encrypted_content`).
-    It has at least 16 characters and is equal on all replicas. A new value invalidates both. By default it is
-    generated once and stored."""
+    """Secret for virtual keys, for sealed data of clients, and for models in the store.
+    It has at least 16 characters and is equal on all replicas. A new value invalidates these. By default generated."""
+    model_variables: tuple[Name, ...] = ()
+    """Environment variables that models added at run time may name. By default none."""
     acknowledge: tuple[Name, ...] = ()
     """Unsupported protective LiteLLM settings in this file, such as `allowed_routes`.
     The gateway starts without them only if each of them is listed here. By default none."""

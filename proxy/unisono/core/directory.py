@@ -1,7 +1,7 @@
-"""Directory of teams, users, end users and named budgets, and audit records of all changes.
+"""Directory of teams, users, budgets and models, and audit records of all changes.
 
 Changes of keys have audit records too. A team is a tenant with an entry: its keys share stored state and the limits of
-the entry.
+the entry. A model entry is one deployment.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ class EntryKind(StrEnum):
     CUSTOMER = "customer"
     # Fact about the gateway that its processes share.
     SETTING = "setting"
+    MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryEntry:
-    """Team, user, end user or named budget.
+    """Team, user, end user, named budget or deployment of a model.
 
     `models` are permitted model names, None for all. `members` of a team are user ids with their role in it. `role` is
     the role of a user in the gateway. `budget` is the id of a named budget, which gives the limits that `limits` lacks.
+    The id of a model entry is the name of the deployment, `alias` its `model_name`, and `is_blocked` means that it is
+    drained. `metadata` holds its sealed settings, or nothing for a deployment of the configuration file.
     `revision` grows by one with every change and is set by the store. Times are in seconds since 1970.
     """
 

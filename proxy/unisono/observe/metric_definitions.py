@@ -157,6 +157,7 @@ class Instruments:
         )
         # Every worker probes the backends itself. The most pessimistic one decides, so that an alert fires early.
         self.up = self._gauge("backend_up", "1 if a backend is ready, else 0.", *backend, over="livemin")
+        self.drained = self._gauge("backend_drained", "1 if a backend is drained, else 0.", *backend, over="livemax")
         self.circuit = self._gauge(
             "backend_circuit_state",
             "State of the circuit breaker: 0 closed, 1 half open, 2 open.",

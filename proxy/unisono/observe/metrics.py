@@ -266,6 +266,7 @@ class Metrics(Observer):
         for backend in backends:
             of = (backend.model, backend.name)
             every.up.labels(*of).set(int(backend.state == "ready"))
+            every.drained.labels(*of).set(int(backend.state == "drained"))
             every.running.labels(*of).set(backend.running)
             every.claimed.labels(*of).set(backend.tokens)
             every.foreign.labels(*of).set(backend.foreign)

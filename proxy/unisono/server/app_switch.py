@@ -15,7 +15,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from http import HTTPStatus
 from time import monotonic
 
@@ -27,8 +27,11 @@ from starlette.types import Message, Receive, Scope, Send
 from unisono.api.error_responses import to_event, to_response
 from unisono.api.sse import SEND_BODY, WRITE_BODY
 from unisono.app import Gateway, build
+from unisono.bootstrap.stored_models import StoredModels, build_with, read_models
 from unisono.config import Config
-from unisono.errors import ConfigError
+from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.tasks import cancel_and_wait
+from unisono.errors import ConfigError, StoreError, UnisonoError
 from unisono.middleware.drain import OPEN, OpenRequest, shutdown_error
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
@@ -46,6 +49,8 @@ MAX_DRAIN_S = 2 * 3600.0
 SERVICE_RESTART = 1012
 # Time for requests to report the reason of their end, in seconds.
 LAST_WORDS_S = 1.5
+# Interval between reads of the stored deployments, in seconds.
+FOLLOW_EVERY_S = 0.5
 # Interval between checks whether the requests have ended, in seconds.
 LOOK_S = 0.05
 
@@ -93,7 +98,13 @@ class AppSwitch:
 
     def __init__(self, first: FastAPI, share: int = 1) -> None:
         self._current = Application(first)
+        # The configuration of the file, without the deployments of the store.
+        self._config = self._current.gateway.config
         self._share = share
+        self._replacing = asyncio.Lock()
+        self._following_task: asyncio.Task[None] | None = None
+        # Stored deployments that could not be applied, so that each failure is logged once.
+        self._refused: tuple[DirectoryEntry, ...] | None = None
         self._replaced_apps: dict[Application, asyncio.Task[None]] = {}
         self._is_leaving = False
         # Monotonic time of the last readiness probe.
@@ -113,19 +124,61 @@ class AppSwitch:
         It reuses parts of the current one. Raises ConfigError or the exception of a failed start; the current
         application then stays.
         """
-        before = self.gateway.config
-        new = Application(await asyncio.to_thread(build, config, keep=self.gateway, share=self._share))
-        await new.start()
-        await new.gateway.pool.settled(PROBE_PATIENCE_S)
-        old, self._current = self._current, new
-        self._replaced_apps[old] = asyncio.create_task(self._retire(old), name="application that was replaced")
-        # Requests that started before may still log secrets of the old configuration.
-        secrets = {*secrets_of(before), *secrets_of(config)}
-        start_logging(config.unisono.log_level, secrets, log_format=config.unisono.log_format)
+        async with self._replacing:
+            before = self.gateway.config
+            await self._replace(config, self.gateway.models, PROBE_PATIENCE_S)
+            self._config = config
         for key in AT_START:
             if getattr(before.unisono, key) != getattr(config.unisono, key):
                 log.warning("unisono.%s: the change takes effect after a restart", key)
         log.info("the configuration was reloaded")
+
+    async def _replace(self, config: Config, models: StoredModels, settling_s: float) -> None:
+        """Replace the application; `config` is that of the file. Raises as `reload`."""
+
+        def built(whole: Config, models: StoredModels) -> FastAPI:
+            return build(whole, keep=self.gateway, share=self._share, models=models)
+
+        new = Application(await asyncio.to_thread(build_with, config, models, built))
+        await new.start()
+        if settling_s:
+            await new.gateway.pool.settled(settling_s)
+        old, self._current = self._current, new
+        self._replaced_apps[old] = asyncio.create_task(self._retire(old), name="application that was replaced")
+        # Requests that started before may still log secrets of the old configuration.
+        secrets = {*secrets_of(old.gateway.config), *secrets_of(new.gateway.config)}
+        start_logging(config.unisono.log_level, secrets, log_format=config.unisono.log_format)
+        self._report_models()
+
+    def _report_models(self) -> None:
+        self.gateway.parts.model_feed.report(lambda: (self.gateway.config, self.gateway.pool, self.gateway.models))
+
+    async def _follow_models(self) -> None:
+        """Apply changes of the stored deployments until the end of the server."""
+        while not self._is_leaving:
+            changed = self.gateway.parts.model_feed.changed
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOW_EVERY_S):
+                    await changed.wait()
+            changed.clear()
+            await self._apply_models()
+
+    async def _apply_models(self) -> None:
+        """Serve the deployments that are in the store now."""
+        try:
+            entries = await self.gateway.store.directory(EntryKind.MODEL)
+            if entries == tuple(self.gateway.models.sources.values()) or entries == self._refused:
+                return
+            async with self._replacing:
+                models = read_models(await self.gateway.sealer(), entries)
+                await self._replace(self._config, models, 0.0)
+            log.info("the models of the store were applied", extra={"deployments": len(models.settings)})
+        except StoreError:
+            # The store is monitored elsewhere. What was served before is served on.
+            return
+        except (ConfigError, UnisonoError, OSError) as error:
+            self._refused = entries
+            log.error("the models of the store were not applied: %s", error)  # noqa: TRY400 - no bug
 
     async def finished(self, within_s: float) -> bool:
         """Wait up to `within_s` seconds and return whether no request is open.
@@ -235,8 +288,12 @@ class AppSwitch:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         await self._current.start()
+        await self._apply_models()
+        self._report_models()
+        self._following_task = asyncio.create_task(self._follow_models(), name="models of the store")
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        await cancel_and_wait(self._following_task)
         retiring = list(self._replaced_apps.values())
         for task in retiring:
             task.cancel()

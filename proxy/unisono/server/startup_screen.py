@@ -15,6 +15,7 @@ STATES = {
     "resting": "failed too often, in cooldown",
     "half-open": "recovering from failures",
     "unfit": "not usable, run `unisono check` for the reason",
+    "drained": "drained, gets no new requests",
 }
 
 

@@ -156,8 +156,8 @@ def page_of(items: Sequence[Item], page: int, size: int) -> tuple[Sequence[Item]
 async def _actor(request: Request) -> Actor:
     """Return the actor of a request. Raises `NotAllowed` if its role may not use the route."""
     admin = dependency(request, Administration)
-    if admin.is_keyless and request.method == "POST":
-        raise InvalidRequest("general_settings.master_key: not set, so there are no keys to administer; set it first.")
+    if admin.is_keyless and request.method not in {"GET", "HEAD"}:
+        raise InvalidRequest("general_settings.master_key: not set, so there is nobody to administer; set it first.")
     actor = await admin.actor(request.state.caller)
     if actor.role not in PERMISSIONS.get(route_of(request.scope), frozenset()):
         raise NotAllowed(f"The role of this key, '{actor.role}', may not use {route_of(request.scope)}.")

@@ -88,7 +88,7 @@ class Actor:
                 return self.sees_all or entry.id in self.teams | self.member_of
             case EntryKind.USER:
                 return self.sees_all or entry.id == self.user
-            case EntryKind.BUDGET | EntryKind.CUSTOMER | EntryKind.SETTING:
+            case EntryKind.BUDGET | EntryKind.CUSTOMER | EntryKind.SETTING | EntryKind.MODEL:
                 return self.sees_all
 
     def changes_team(self, entry: DirectoryEntry) -> bool:
@@ -144,6 +144,12 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "/spend/tags": _ALL,
     "/global/spend/report": _VIEWERS,
     "/user/daily/activity": _ALL,
+    "/model/new": _ADMINS,
+    "/model/update": _ADMINS,
+    "/model/{id:path}/update": _ADMINS,
+    "/model/delete": _ADMINS,
+    "/model/{id:path}/drain": _ADMINS,
+    "/model/{id:path}/resume": _ADMINS,
     "/health": _VIEWERS,
     "/audit": _VIEWERS,
 }

@@ -1,7 +1,20 @@
 """Route table of the admin API: importing a module of routes adds them."""
 
-from unisono.api.admin import audit, customers, keys, spend, teams, users
+from unisono.api.admin import audit, customers, keys, models, spend, teams, users
 from unisono.api.admin.administration import ADMIN, Administration
 from unisono.api.admin.backends import BackendHealth
+from unisono.api.admin.model_changes import ModelAdministration
 
-__all__ = ["ADMIN", "Administration", "BackendHealth", "audit", "customers", "keys", "spend", "teams", "users"]
+__all__ = [
+    "ADMIN",
+    "Administration",
+    "BackendHealth",
+    "ModelAdministration",
+    "audit",
+    "customers",
+    "keys",
+    "models",
+    "spend",
+    "teams",
+    "users",
+]

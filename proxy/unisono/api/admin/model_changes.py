@@ -1,0 +1,224 @@
+"""Operations on the deployments in the store, for the routes and for `unisono models`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from uuid import uuid4
+
+import orjson
+
+from unisono.api.admin.administration import MAX_TRIES, Administration
+from unisono.api.admin.fields import iso
+from unisono.api.admin.roles import Actor
+from unisono.core.conversation import Json
+from unisono.core.deployments import ManagedDeployment
+from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.errors import ConfigError, InvalidRequest, NotFound, StoreConflict
+
+SECTIONS: Final = ("litellm_params", "model_info", "unisono")
+MAX_SETTINGS_BYTES: Final = 64 * 1024
+_PATH: Final = re.compile(r"[\w.\[\]-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAdministration:
+    """Deployments of the gateway, and operations on the stored ones.
+
+    `file_names` returns the names of the deployments in the configuration file. `check` raises ConfigError for settings
+    that would not be served. `seal` encrypts the settings of an id for the store; `opened` returns those of an entry,
+    None if they cannot be decrypted. `visible` returns settings without secrets. `applied` waits until this process
+    uses a change and has probed the deployment, for a few seconds. `deployments` returns the current state.
+    """
+
+    file_names: Callable[[], Collection[str]]
+    check: Callable[[str, Mapping[str, Any]], Awaitable[None]]
+    seal: Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+    opened: Callable[[DirectoryEntry], Awaitable[Mapping[str, Any] | None]]
+    visible: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    applied: Callable[[str, DirectoryEntry | None], Awaitable[None]]
+    deployments: Callable[[], Sequence[ManagedDeployment]]
+
+
+async def create_model(
+    admin: Administration, models: ModelAdministration, actor: Actor, settings: Mapping[str, Any], once: str = ""
+) -> DirectoryEntry:
+    """Store a new deployment, once for each id and each Idempotency-Key.
+
+    Raises `InvalidRequest` for invalid settings and for an id that is in use, `KeyReused` for an Idempotency-Key with
+    another body.
+    """
+    info = settings.get("model_info") or {}
+    candidate = info.get("id") or str(uuid4())
+    await _check(models, candidate, settings)
+    id = info.get("id") or await admin.created_id(actor, EntryKind.MODEL, settings, once, candidate)
+    _refuse_file_entry(models, id, "added")
+    now = admin.clock()
+    entry = DirectoryEntry(
+        EntryKind.MODEL,
+        id,
+        now,
+        alias=settings["model_name"],
+        metadata=await models.seal(id, settings),
+        created_by=actor.id,
+    )
+    audit = admin.audit(actor, "created", EntryKind.MODEL, id, None, _audited(models, id, settings))
+    try:
+        entry = await admin.store.put_entry(entry, audit)
+    except StoreConflict:
+        found = await admin.entry(EntryKind.MODEL, id)
+        if found is None or await models.opened(found) != settings:
+            raise InvalidRequest(
+                f"'model_info.id': '{id[:64]}' exists with other settings; choose another id, or update it.",
+                param="model_info.id",
+            ) from None
+        entry = found
+    await models.applied(id, entry)
+    return entry
+
+
+async def change_model(
+    admin: Administration, models: ModelAdministration, actor: Actor, id: str, sent: Mapping[str, Any]
+) -> DirectoryEntry:
+    """Change a stored deployment. Raises as `create_model`, and `NotFound`."""
+    was = await _stored(admin, models, id, "changed")
+    for tried in range(MAX_TRIES):
+        old = await models.opened(was)
+        settings = merged(old or {}, sent)
+        if old is None and not {"model_name", "litellm_params"} <= sent.keys():
+            raise InvalidRequest(
+                "The settings of this deployment cannot be decrypted; send all of them.", param="litellm_params"
+            )
+        await _check(models, id, settings)
+        if settings == old:
+            return was
+        now = replace(
+            was, alias=settings["model_name"], metadata=await models.seal(id, settings), updated_at=admin.clock()
+        )
+        views = (_audited(models, id, each) for each in (old or {}, settings))
+        try:
+            now = await admin.store.put_entry(now, admin.audit(actor, "updated", EntryKind.MODEL, id, *views))
+        except StoreConflict:
+            if tried == MAX_TRIES - 1:
+                raise
+            was = await _stored(admin, models, id, "changed")
+            continue
+        await models.applied(id, now)
+        return now
+    raise AssertionError("unreachable")
+
+
+async def delete_model(admin: Administration, models: ModelAdministration, actor: Actor, id: str) -> None:
+    """Delete a stored deployment. Raises `NotFound`, and `InvalidRequest` for one of the file."""
+    entry = await _stored(admin, models, id, "deleted")
+    before = _audited(models, id, await models.opened(entry) or {"model_name": entry.alias})
+    await admin.store.delete_entry(entry, admin.audit(actor, "deleted", EntryKind.MODEL, id, before, None))
+    await models.applied(id, None)
+
+
+async def set_drained(
+    admin: Administration, models: ModelAdministration, actor: Actor, id: str, *, is_drained: bool
+) -> None:
+    """Drain or resume a deployment of the store or of the file. Raises `NotFound`."""
+    for tried in range(MAX_TRIES):
+        was = await admin.entry(EntryKind.MODEL, id)
+        if was is None and id not in models.file_names():
+            raise _no_such(id)
+        if (was is not None and was.is_blocked) == is_drained:
+            break
+        views: tuple[dict[str, Json], ...] = ({"drained": not is_drained}, {"drained": is_drained})
+        audit = admin.audit(actor, "drained" if is_drained else "resumed", EntryKind.MODEL, id, *views)
+        now: DirectoryEntry | None = None
+        try:
+            if was is not None and not is_drained and not was.metadata:
+                await admin.store.delete_entry(was, audit)
+            else:
+                new = was or DirectoryEntry(EntryKind.MODEL, id, admin.clock(), created_by=actor.id)
+                new = replace(new, is_blocked=is_drained, updated_at=admin.clock())
+                now = await admin.store.put_entry(new, audit)
+        except StoreConflict:
+            if tried == MAX_TRIES - 1:
+                raise
+            continue
+        await models.applied(id, now)
+        break
+
+
+def merged(old: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with the sent ones; null removes a key."""
+    settings = {**old, **({"model_name": sent["model_name"]} if sent.get("model_name") else {})}
+    for section in SECTIONS:
+        if section in sent:
+            both = {**settings.get(section, {}), **(sent[section] or {})}
+            settings[section] = {key: value for key, value in both.items() if value is not None}
+    return settings
+
+
+async def report_of(models: ModelAdministration, id: str) -> ManagedDeployment:
+    """Return a deployment; its state is `unknown` until this process has applied a change."""
+    unknown = ManagedDeployment(id, "", is_stored=True, state="unknown", error="not probed yet")
+    return next((each for each in models.deployments() if each.id == id), unknown)
+
+
+def deployment_view(report: ManagedDeployment) -> dict[str, Any]:
+    """Return a deployment as an entry of LiteLLM's `/model/info`."""
+    settings = {"litellm_params": {}, **report.settings}
+    facts = {
+        "id": report.id,
+        "db_model": report.is_stored,
+        "state": report.state,
+        "error": report.error or None,
+        "drained": report.is_drained,
+        "running": report.running,
+    }
+    info = {**settings.get("model_info", {}), **facts}
+    return {**settings, "model_name": report.model_name, "model_info": info}
+
+
+def row_view(entry: DirectoryEntry, report: ManagedDeployment) -> dict[str, Any]:
+    """Return a stored deployment in the format of LiteLLM's `/model/new`."""
+    return {
+        **deployment_view(replace(report, model_name=entry.alias)),
+        "model_id": entry.id,
+        "created_at": iso(entry.created_at),
+        "created_by": entry.created_by or None,
+        "updated_at": iso(entry.updated_at or entry.created_at),
+    }
+
+
+async def _check(models: ModelAdministration, id: str, settings: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest` that names the field, as the configuration loader does."""
+    if len(orjson.dumps(dict(settings), default=str)) > MAX_SETTINGS_BYTES:
+        raise InvalidRequest(f"'litellm_params': the settings must have at most {MAX_SETTINGS_BYTES:,} bytes.")
+    try:
+        await models.check(id, settings)
+    except ConfigError as error:
+        path = str(error).partition(":")[0]
+        raise InvalidRequest(str(error), param=path if _PATH.fullmatch(path) else None) from None
+
+
+async def _stored(admin: Administration, models: ModelAdministration, id: str, done: str) -> DirectoryEntry:
+    entry = await admin.entry(EntryKind.MODEL, id)
+    if entry is not None and entry.metadata:
+        return entry
+    _refuse_file_entry(models, id, done)
+    raise _no_such(id)
+
+
+def _refuse_file_entry(models: ModelAdministration, id: str, done: str) -> None:
+    if id in models.file_names():
+        raise InvalidRequest(
+            f"The deployment '{id[:64]}' is in the configuration file, so it cannot be {done} over HTTP; change the "
+            "file and reload it, or drain the deployment.",
+            param="model_info.id",
+        )
+
+
+def _no_such(id: str) -> NotFound:
+    return NotFound(f"There is no deployment '{id[:64]}'.", param="id")
+
+
+def _audited(models: ModelAdministration, id: str, settings: Mapping[str, Any]) -> dict[str, Json]:
+    return {"id": id, **models.visible(settings)}

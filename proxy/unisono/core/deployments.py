@@ -1,0 +1,25 @@
+"""Deployments of models as administrators see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedDeployment:
+    """One deployment with its settings, without secrets, and its state in this process.
+
+    `state` is that of `routing.status`, or `invalid` for a stored deployment that is not served. `error` says why it is
+    not ready; it is empty if there is no reason. `is_stored` is False for an entry of the configuration file.
+    """
+
+    id: str
+    model_name: str
+    is_stored: bool
+    state: str
+    error: str = ""
+    is_drained: bool = False
+    running: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
