@@ -23,6 +23,8 @@ EXAMPLE_ENVIRON = {
     "DOCS_TOKEN": "docs-secret",
     "CRM_SECRET": "crm-secret",
     "OTEL_KEY": "otel-secret",
+    "ALERT_TOKEN": "alert-token",
+    "ALERT_SECRET": "alert-secret",
 }
 
 
@@ -71,7 +73,7 @@ def test_the_example_shows_every_option() -> None:
 
 def test_the_example_states_the_defaults() -> None:
     loaded = load(EXAMPLE, EXAMPLE_ENVIRON).config
-    without_default = {"salt_key": None, "metrics_listen": None, "otel": None}
+    without_default = {"salt_key": None, "metrics_listen": None, "otel": None, "alerts": None}
     assert loaded.unisono.model_copy(update=without_default) == Config().unisono
     assert loaded.store.model_copy(update={"url": None, "spool_dir": None}) == Config().store
     assert loaded.store.url is not None
