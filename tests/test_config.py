@@ -183,7 +183,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "store as text": (
         {"store": "redis://localhost"},
-        "store: must be a mapping, not text; write `store: {url: ADDRESS}`",
+        "store: must be a mapping, not text; write `store: {url: ADDRESS}` with one of sqlite:///path, memory://, "
+        "redis://host:6379/0, redis+sentinel://hosts/name or redis+cluster://hosts",
     ),
     "short salt key": (
         {"unisono": {"salt_key": "salt"}},

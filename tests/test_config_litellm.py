@@ -18,10 +18,11 @@ from pydantic import BaseModel
 
 from unisono.cli import main
 from unisono.config import Config, Loaded, ModelRegistry, imported, load, own_servers, parse
+from unisono.config.general_settings import GeneralSettings
 from unisono.config.litellm_keys import PROTECTIVE_IF_FALSE, KeyClass, keys_of
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, ModelInfo
-from unisono.config.sections import GeneralSettings, LitellmSettings, RouterSettings
+from unisono.config.sections import LitellmSettings, RouterSettings
 from unisono.core.passthrough_request import AnswerMode, ModelMode
 from unisono.errors import ConfigError
 from unisono.observe.redaction import secrets_of
@@ -452,3 +453,52 @@ def test_import_writes_the_kind_of_a_generic_server(tmp_path: Path) -> None:
     assert "model_list[0].litellm_params.model: the server is vllm" in text
     # Without an answer of the server, the entry stays and the hint says what to do.
     assert "use its backend kind" in imported(source)
+
+
+def test_the_own_code_of_an_operator_may_check_requests() -> None:
+    with pytest.raises(ConfigError, match=r"litellm_settings\.callbacks: this LiteLLM setting protects"):
+        parse({"litellm_settings": {"callbacks": "guards.handler_instance"}}, {})
+
+
+@pytest.mark.parametrize("value", [True, "true", "yes", 1, "os.environ/BLOCKED"])
+def test_an_entry_is_blocked_by_every_value_that_means_true(value: Any) -> None:
+    blocked = {**entry("vllm/x", api_base="http://h")["model_list"][0], "model_info": {"blocked": value}}
+    loaded = parse({"model_list": [blocked]}, {"BLOCKED": "True"})
+    assert loaded.config.model_list == ()
+    assert "model_list[0].model_info.blocked: the entry is blocked" in loaded.warnings[0]
+
+
+def test_errors_name_positions_in_the_file_behind_entries_that_were_left_out() -> None:
+    other = {"guardrail_name": "a", "litellm_params": {"guardrail": "aporia", "mode": "pre_call"}}
+    words = {"guardrail": "litellm_content_filter", "mode": "pre_call", "blocked_words": [{"keyword": "x"}]}
+    raw = {
+        "model_list": [
+            {**entry("vllm/x", api_base="http://h")["model_list"][0], "model_info": {"blocked": True}},
+            entry("vllm/x", api_base="http://h", rpm=0)["model_list"][0],
+        ],
+        "guardrails": [other, {"guardrail_name": "b", "litellm_params": {**words, "blocked_words_file": "x"}}],
+        "unisono": {"acknowledge": ["a"]},
+    }
+    with pytest.raises(ConfigError) as refused:
+        parse(raw, {})
+    assert [message.partition(":")[0] for message in refused.value.messages] == [
+        "model_list[1].litellm_params.rpm",
+        "guardrails[1].litellm_params.blocked_words_file",
+    ]
+    assert "unknown key `blocked_words_file`" in refused.value.messages[1]
+
+
+@pytest.mark.parametrize("guardrails", [[], [{"guardrail_name": "a", "litellm_params": {"guardrail": "aporia"}}]])
+def test_a_model_must_not_name_an_unknown_guardrail(guardrails: list[Any]) -> None:
+    raw = {**entry("vllm/x", api_base="http://h", guardrails=["a", "b"]), "guardrails": guardrails}
+    with pytest.raises(ConfigError, match=r"model_list\[0\].litellm_params.guardrails: unknown guardrail `b`"):
+        parse({**raw, "unisono": {"acknowledge": ["a"]}}, {})
+
+
+def test_two_credentials_of_one_name_are_an_error() -> None:
+    values = [{"credential_name": "a", "credential_values": {"api_base": f"http://{host}"}} for host in "xy"]
+    raw = entry("vllm/x", litellm_credential_name="os.environ/NAME")
+    with pytest.raises(ConfigError, match=r"credential_list\[1\].credential_name: another credential"):
+        parse({**raw, "credential_list": values}, {"NAME": "a"})
+    loaded = parse({**raw, "credential_list": values[:1]}, {"NAME": "a"})
+    assert loaded.config.model_list[0].litellm_params.api_base == "http://x"

@@ -46,11 +46,11 @@ from unisono.api.server_rules import ServerRules
 from unisono.api.tokenizer import TOKENIZER
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.alerts import Alerting
-from unisono.bootstrap.backends import build_pool
 from unisono.bootstrap.budgets import build_budgets, build_prices
+from unisono.bootstrap.components import build_components
 from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.files import build_file_reader
-from unisono.bootstrap.hooks import Hookset, build_hooks
+from unisono.bootstrap.hooks import Hookset
 from unisono.bootstrap.model_admin import build_model_administration, health_of
 from unisono.bootstrap.models import (
     Rules,
@@ -63,10 +63,9 @@ from unisono.bootstrap.models import (
     raw_model,
     readiness,
     responses_model,
-    rules_by_model,
 )
 from unisono.bootstrap.observability import kinds_of
-from unisono.bootstrap.parts import Parts, build_parts
+from unisono.bootstrap.parts import Parts
 from unisono.bootstrap.request_rules import build_failures, request_rules
 from unisono.bootstrap.salt import Salt, cache_salts
 from unisono.bootstrap.status import Overview, deployment_health
@@ -158,14 +157,13 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models
     `share` is the number of processes like this one, among which limits are divided. The configuration includes the
     deployments of the store, which `models` describes. Raises ConfigError; needs no running loop.
     """
-    gateway = _make_gateway(config, keep, share, models)
+    gateway, hooks = _make_gateway(config, keep, share, models)
     catalogue, pool, store, parts = gateway.catalogue, gateway.pool, gateway.store, gateway.parts
     hosting = parts.server_tools.value
     lenient = config.unisono.when_store_is_down == "known_keys"
     observing = parts.observing
     alerting = observing.alerts(config.unisono.alerts, pool, store, gateway.upkeep)
     ledger = build_ledger(config.store, store, gateway.upkeep, observing.quota_observers(alerting))
-    hooks = build_hooks(config, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     harmony = build_engine(pool, hosting.host, parts, salts, library_parser=config.unisono.library_parser)
     engine = PassthroughService(harmony, pool)
@@ -192,20 +190,17 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models
     return app
 
 
-def _make_gateway(config: Config, keep: Gateway | None, share: int, models: StoredModels) -> Gateway:
+def _make_gateway(config: Config, keep: Gateway | None, share: int, models: StoredModels) -> tuple[Gateway, Hookset]:
     """Build the components that the state and the routes need. Raises ConfigError."""
     if not config.model_list:
         raise ConfigError("`model_list` is empty; add a model")
-    catalogue = ModelRegistry(config)
-    rules = rules_by_model(catalogue)
-    old = None if keep is None else keep.pool
-    pool = build_pool(config, catalogue, share=share, keep=old, drained=models.drained, on_trial=models.settings)
-    parts = build_parts(config, keep.parts if keep is not None else None, share)
+    old_parts, old_pool = (None, None) if keep is None else (keep.parts, keep.pool)
+    parts, hooks, catalogue, rules, pool = build_components(config, old_parts, old_pool, share, models)
     store, upkeep = parts.store.value
     salt = Salt(config, store)
     lenient = config.unisono.when_store_is_down == "known_keys"
     virtual_keys = VirtualKeys(store, salt, known_while_down=lenient)
-    return Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt, rules, models)
+    return Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt, rules, models), hooks
 
 
 @asynccontextmanager
@@ -279,6 +274,7 @@ def _make_app(
                 sinks=sinks,
                 formats=FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
+                proxies=ClientNetworks(config.general_settings.proxies),
                 failures=build_failures(config.unisono.failed_authentication),
                 rules=request_rules(config, gateway.catalogue, EndUsers(gateway.store).apply),
             ),

@@ -358,4 +358,35 @@ class PullError(Exception):
 
 
 class ConfigError(Exception):
-    """Configuration cannot be used; the message begins with the path of the key."""
+    """Configuration cannot be used; each message begins with the path of the key."""
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__(*messages)
+        self.messages = messages
+
+    def __str__(self) -> str:
+        if len(self.messages) == 1:
+            return self.messages[0]
+        lines = (f"  {message}" for message in self.messages)
+        return "\n".join((f"the configuration has {len(self.messages)} errors:", *lines))
+
+
+class ConfigErrors:
+    """Collector of configuration errors, so that one run reports all of them."""
+
+    def __init__(self) -> None:
+        self._messages: dict[str, None] = {}
+
+    def __enter__(self) -> None:
+        """Collect the messages of a ConfigError in the block instead of raising it."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if not isinstance(error, ConfigError):
+            return False
+        self._messages |= dict.fromkeys(error.messages)
+        return True
+
+    def raise_all(self) -> None:
+        """Raise ConfigError with all messages if there are any."""
+        if self._messages:
+            raise ConfigError(*self._messages)

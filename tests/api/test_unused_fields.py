@@ -10,7 +10,8 @@ from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.unused_fields import notes_on_unused
+from unisono.api.unused_fields import notes_on_unused, refuse_forms
+from unisono.errors import UnsupportedValue
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 FUNCTION = {"name": "look", "parameters": {"type": "object"}}
@@ -105,3 +106,25 @@ def test_the_same_field_of_many_tools_has_one_note() -> None:
 def test_histories_are_read_elsewhere() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hi", "made_up": 0}], "made_up": 0}]
     assert notes(MessagesRequest, messages=messages, system=[{"type": "text", "text": "Hi", "made_up": 0}]) == []
+
+
+FORMS: list[dict[str, Any]] = [
+    {"guided_json": {"type": "object"}},
+    {"guided_choice": ["yes", "no"]},
+    {"structured_outputs": {"regex": "a"}},
+    {"response_format": {"type": "json_object"}},
+    {"grammar": 'root ::= "a"'},
+]
+
+
+@pytest.mark.parametrize("kind", [ResponsesRequest, MessagesRequest], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+def test_a_form_in_a_field_of_another_api_is_refused(kind: type[Any], form: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedValue) as refused:
+        refuse_forms(kind.model_validate({"model": "gpt-oss", **BODIES[kind], **form}), "use another field")
+    assert refused.value.param == next(iter(form))
+
+
+def test_a_field_that_requires_no_form_is_not_refused() -> None:
+    fields = {"response_format": {"type": "text"}, "structured_outputs": {}, "guided_choice": []}
+    refuse_forms(ResponsesRequest.model_validate({"model": "gpt-oss", "input": "Hi", **fields}), "")

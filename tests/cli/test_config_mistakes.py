@@ -101,6 +101,7 @@ ADDRESSES = {
     "http://h:11434/api/generate": ("http://h:11434", "/api/generate"),
     "http://h:8000/v1": ("http://h:8000/v1", ""),
     "http://h:8000/gpt": ("http://h:8000/gpt", ""),
+    " http://h:8000/v1/Embeddings ": ("http://h:8000", "/v1/embeddings"),
 }
 
 
@@ -122,7 +123,7 @@ def test_an_unsupported_store_is_refused_and_the_supported_ones_are_named(url: s
 
 
 def test_a_store_as_text_is_refused_with_the_right_form() -> None:
-    with pytest.raises(ConfigError, match=r"store: must be a mapping, not text; write `store: \{url: ADDRESS\}`"):
+    with pytest.raises(ConfigError, match=r"store: must be a mapping, .*`store: .url: ADDRESS.` with one of sqlite:"):
         parse({"store": "postgres://h/db"}, {})
 
 
@@ -166,3 +167,40 @@ def test_init_writes_a_file_for_the_backends_found_and_replaces_none(
     again = CliRunner().invoke(main, ["init", "-o", str(target)])
     assert (again.exit_code, "replace it with --force" in again.output) == (1, True)
     assert CliRunner().invoke(main, ["init", "-o", str(target), "--force"]).exit_code == 0
+
+
+BROKEN = {
+    "model_list": [
+        {
+            "model_name": "a",
+            "litellm_params": {"model": "vllm/x", "api_base": "http://h"},
+            "model_info": {"blocked": True},
+        },
+        {"model_name": "a", "litellm_params": {"model": "vllm/x", "api_base": "ftp://h"}},
+        {"model_name": "a", "litellm_params": {"model": "vllm/x"}},
+    ],
+    "general_settings": {"master_key": "sk-1234"},
+    "unisono": {"hooks": ["missing"]},
+    "store": {"url": "postgres://h/db"},
+}
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_all_errors_of_building_the_gateway_are_reported_at_once(command: str, folder: Path) -> None:
+    (folder / "more.yaml").write_text(json.dumps({"router_settings": {"fallbacks": [{"a": ["b"]}]}}))
+    (folder / "config.yaml").write_text(json.dumps({**BROKEN, "include": ["more.yaml"]}))
+    options = ["--host", "0.0.0.0"] if command == "serve" else []
+    result = CliRunner().invoke(main, [command, *options])
+    lines = [line.strip() for line in result.output.splitlines() if line.startswith("  ")]
+    assert {line.partition(":")[0] for line in lines} == {
+        *(["general_settings.master_key"] if command == "serve" else []),
+        "store.url",
+        "unisono.hooks[0]",
+        "router_settings.fallbacks[0].a[0]",
+    }
+    assert "more.yaml)" in next(line for line in lines if line.startswith("router_settings"))
+    (folder / "config.yaml").write_text(json.dumps(BROKEN))
+    result = CliRunner().invoke(main, [command])
+    # The positions are those in the file.
+    for index in (1, 2):
+        assert f"model_list[{index}].litellm_params.api_base: " in result.output

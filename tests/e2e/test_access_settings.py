@@ -77,6 +77,37 @@ async def test_only_listed_addresses_may_send_requests(networks: list[str], allo
         assert (await server.get("/health/liveliness")).status == 200
 
 
+PROXY = {"use_x_forwarded_for": True, "trusted_proxy_ranges": ["127.0.0.1", "10.0.0.0/8"]}
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "settings", "allowed"),
+    [
+        ("192.0.2.7", PROXY, True),
+        ("192.0.2.7, 10.1.1.1", PROXY, True),
+        ("192.0.2.8", PROXY, False),
+        ("192.0.2.7, 192.0.2.8", PROXY, False),  # the client wrote the first address itself
+        ("unknown", PROXY, False),
+        ("", PROXY, False),
+        ("192.0.2.7", {**PROXY, "trusted_proxy_ranges": ["10.0.0.0/8"]}, False),  # not from a trusted proxy
+        ("192.0.2.7", {**PROXY, "use_x_forwarded_for": False}, False),
+    ],
+    ids=str,
+)
+async def test_the_address_behind_a_trusted_proxy_is_that_of_the_client(
+    forwarded: str, settings: dict[str, Any], allowed: bool
+) -> None:
+    config_ = config("http://127.0.0.1:9", allowed_ips=["192.0.2.7"], **settings)
+    async with gateway(config_) as server:
+        answer = await server.get("/v1/models", authorization=f"Bearer {KEY}", **{"x-forwarded-for": forwarded})
+        assert answer.status == (200 if allowed else 403)
+
+
+def test_forwarded_addresses_need_the_addresses_of_the_proxies() -> None:
+    with pytest.raises(ConfigError, match=r"general_settings: `use_x_forwarded_for` needs .* `trusted_proxy_ranges`"):
+        parse({"general_settings": {"allowed_ips": ["192.0.2.7"], "use_x_forwarded_for": True}}, {})
+
+
 @pytest.mark.parametrize("networks", [["10.0.0.300"], []], ids=str)
 def test_an_invalid_address_and_an_empty_list_are_configuration_errors(networks: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"general_settings.allowed_ips"):

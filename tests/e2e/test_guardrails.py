@@ -137,7 +137,7 @@ async def test_a_blocked_answer_ends_with_an_error(name: str, stream: bool) -> N
         assert "Write" not in text
 
 
-@pytest.mark.parametrize("on", ["request", "model", "nothing"])
+@pytest.mark.parametrize("on", ["request", "metadata", "model", "nothing"])
 async def test_a_guardrail_applies_to_requests_and_models_that_name_it(on: str) -> None:
     async with FakeVllm(tokens=ANSWER) as fake:
         rules = [guardrail("pre_call", on=False, patterns=[BLOCK_MAIL])]
@@ -146,7 +146,8 @@ async def test_a_guardrail_applies_to_requests_and_models_that_name_it(on: str) 
             config["model_list"][0]["litellm_params"]["guardrails"] = ["mails"]
         async with gateway(config) as running:
             for name in SURFACES:
-                more = {"guardrails": ["mails"]} if on == "request" else {}
+                more = {"guardrails": ["mails"]}
+                more = {"request": more, "metadata": {"metadata": more}}.get(on, {})
                 answer = await post(running, name, f"I am {MAIL}", **more)
                 assert answer.status == (200 if on == "nothing" else 400)
                 answer = await post(running, name, guardrails=["mails"])
@@ -161,6 +162,8 @@ async def test_an_unknown_guardrail_is_an_error(name: str) -> None:
         answer = await post(running, name, guardrails=["other"])
         assert answer.status == 400
         assert "'guardrails': this gateway has no guardrail 'other'" in answer.body["error"]["message"]
+        answer = await post(running, name, guardrails=False)
+        assert "'guardrails': must be a list of names" in answer.body["error"]["message"]
         assert not fake.requests
 
 

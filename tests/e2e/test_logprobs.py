@@ -221,10 +221,15 @@ async def test_a_backend_without_them_is_an_error_and_another_one_is_preferred()
     text = "<|channel|>final<|message|>Hi<|return|>"
     async with FakeOllama(text=text) as ollama, FakeVllm(tokens=ENCODING.encode_marked(text)) as vllm:
         async with gateway(config_of(f"ollama@{ollama.url}")) as running:
-            for answer in (await running.chat(logprobs=True), await responses(running, top_logprobs=1)):
+            include = ["message.output_text.logprobs"]
+            for field, answer in (
+                ("logprobs", await running.chat(logprobs=True)),
+                ("top_logprobs", await responses(running, top_logprobs=1)),
+                ("include", await responses(running, include=include)),
+            ):
                 assert answer.status == 400
                 assert "no log probabilities" in answer.body["error"]["message"]
-            assert answer.body["error"]["param"] == "top_logprobs"
+                assert answer.body["error"]["param"] == field
         async with gateway(config_of(f"ollama@{ollama.url}", f"vllm@{vllm.url}")) as running:
             assert running.app is not None
             await running.app.state.gateway.pool.settled(5)

@@ -12,10 +12,11 @@ import pytest
 from pydantic import BaseModel
 
 from unisono.config import Config
+from unisono.config.general_settings import GeneralSettings
 from unisono.config.litellm_keys import keys_of
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, ModelInfo
-from unisono.config.sections import GeneralSettings, LitellmSettings, RouterSettings
+from unisono.config.sections import LitellmSettings, RouterSettings
 
 PACKAGE = Path(litellm.__file__).parent
 # Attributes of the module that are data of LiteLLM and no settings.

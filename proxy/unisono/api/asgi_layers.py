@@ -30,6 +30,7 @@ from unisono.core.observer import GenerationDone
 from unisono.core.request_record import GENERATIONS, MAX_ENTRIES, MAX_VALUE_LENGTH, RecordSink, RequestRecord
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.errors import NotAllowed, NotAuthenticated
+from unisono.net.client_networks import client_address
 
 HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/ping"})
 # Headers that contain nothing but a key: of Anthropic's clients and of Azure's.
@@ -234,11 +235,17 @@ class LocalOnly:
 
 
 class AllowedAddresses:
-    """Layer that restricts all paths except `open_paths` to clients in `networks`."""
+    """Layer that restricts all paths except `open_paths` to clients in `networks`.
 
-    def __init__(self, app: ASGIApp, *, networks: Container[str], open_paths: Collection[str]) -> None:
+    A connection from one of `proxies` has the address of its client in `X-Forwarded-For`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, networks: Container[str], proxies: Container[str], open_paths: Collection[str]
+    ) -> None:
         self._app = app
         self._networks = networks
+        self._proxies = proxies
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -249,8 +256,10 @@ class AllowedAddresses:
         await self._app(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        client = scope.get("client")
-        return client is not None and client[0] in self._networks
+        if (client := scope.get("client")) is None:
+            return False
+        forwarded = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        return client_address(client[0], forwarded, self._proxies) in self._networks
 
 
 def is_loopback(url: str) -> bool:
@@ -349,6 +358,7 @@ def asgi_layers(
     sinks: Sequence[RecordSink] = (),
     formats: Formats = MappingProxyType({}),
     networks: Container[str] | None = None,
+    proxies: Container[str] = (),
     rules: RequestRules = NO_RULES,
     failures: FailedAuthentications | None = None,
 ) -> list[Middleware]:
@@ -356,13 +366,14 @@ def asgi_layers(
 
     `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
     that CORS allows. `formats` are the error formats of other APIs than OpenAI's. `networks` contains the addresses of
-    permitted clients; None for all. `rules` are the operator's rules for requests of models. `sinks` receive the record
-    of each request. `failures` limits requests with invalid keys.
+    permitted clients; None for all. `proxies` contains the addresses of trusted proxies. `rules` are the operator's
+    rules for requests of models. `sinks` receive the record of each request. `failures` limits requests with invalid
+    keys.
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
     if networks is not None:
-        local.insert(0, Middleware(AllowedAddresses, networks=networks, open_paths=open_paths))
+        local.insert(0, Middleware(AllowedAddresses, networks=networks, proxies=proxies, open_paths=open_paths))
     # CORS is outside of the error responses, so that a page can read errors. It precedes the key, because a preflight
     # carries none. No byte of a body is read without a valid key.
     return [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.request_options import HEADER_NOTES
-from unisono.api.routing_fields import TAG_HEADER, RoutingFields
+from unisono.api.routing_fields import TAG_HEADER, TAG_OBJECTS, RoutingFields
 from unisono.core.access import Caller
 from unisono.core.request_identity import identify
 from unisono.errors import InvalidRequest
@@ -137,6 +137,10 @@ def with_options(request: Request, body: dict[str, Any]) -> dict[str, Any]:
 def without_options(connection: HTTPConnection, body: dict[str, Any]) -> dict[str, Any]:
     """Return the body without the fields that `caller_with_options` reads."""
     rest = {name: value for name, value in body.items() if name != GUARDRAILS} if GUARDRAILS in body else body
+    for name in TAG_OBJECTS:
+        if isinstance(inner := rest.get(name), Mapping) and GUARDRAILS in inner:
+            left = {key: value for key, value in inner.items() if key != GUARDRAILS}
+            rest = {**rest, name: left or None}
     return _rules_of(connection).routing.without(rest)
 
 
@@ -152,19 +156,26 @@ def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mappin
     routing = fields.read(body, caller, tags)
     if routing != caller.routing:
         caller = replace(caller, routing=routing)
-    names = body.get(GUARDRAILS)
-    if not names:
-        return caller
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InvalidRequest("Invalid value for 'guardrails': must be a list of names.", param="guardrails")
-    known = _rules_of(connection).guardrails
-    for name in names:
-        if name not in known:
-            raise InvalidRequest(
-                f"'guardrails': this gateway has no guardrail '{name[:64]}'. Remove it, or ask the operator to add it.",
-                param="guardrails",
-            )
-    return replace(caller, guardrails=frozenset(names))
+    names = frozenset(_guardrails(body, _rules_of(connection).guardrails))
+    return replace(caller, guardrails=names) if names else caller
+
+
+def _guardrails(body: Mapping[str, Any], known: Collection[str]) -> Iterator[str]:
+    """Yield the guardrails that a body names, itself or in an object such as `metadata`."""
+    objects = ((f"{name}.", body[name]) for name in TAG_OBJECTS if isinstance(body.get(name), Mapping))
+    for prefix, values in (("", body), *objects):
+        path, names = f"{prefix}{GUARDRAILS}", values.get(GUARDRAILS)
+        if names is None:
+            continue
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidRequest(f"Invalid value for '{path}': must be a list of names.", param=path)
+        for name in names:
+            if name not in known:
+                raise InvalidRequest(
+                    f"'{path}': this gateway has no guardrail '{name[:64]}'. Remove it, or ask the operator to add it.",
+                    param=path,
+                )
+            yield name
 
 
 def _rules_of(connection: HTTPConnection) -> RequestRules:

@@ -13,12 +13,31 @@ from typing import Any, Final
 
 from unisono.api.field_types import OpenModel
 from unisono.api.request_options import without_effect
+from unisono.errors import UnsupportedValue
 
 # Histories are read item by item, with notes of their own.
 HISTORIES: Final = frozenset({"messages", "input", "system"})
+# Fields of Chat Completions that require a form of the answer.
+FORM_FIELDS: Final = frozenset(
+    {
+        *("response_format", "structured_outputs", "guided_json", "guided_choice", "guided_regex", "guided_grammar"),
+        *("regex", "ebnf", "json_schema", "grammar"),
+    }
+)
 _INDEX: Final = re.compile(r"\.\d+(?=\.|$)")
 # Types of most values. They contain no objects, so that a request with a hundred tools is read in a millisecond.
 _PLAIN: Final = frozenset({NoneType, str, int, float, bool})
+
+
+def refuse_forms(request: OpenModel, remedy: str) -> None:
+    """Raise UnsupportedValue if a field of Chat Completions requires a form of the answer.
+
+    A note would not suffice: the client would read a text of any form as one of the required form.
+    """
+    fields = request.model_extra or {}
+    for name in FORM_FIELDS & fields.keys():
+        if (value := fields[name]) and value != {"type": "text"}:
+            raise UnsupportedValue(f"'{name}' is not supported by this API; {remedy}.", param=name)
 
 
 def notes_on_unused(request: OpenModel, skipped: Collection[str] = HISTORIES) -> Iterator[str]:

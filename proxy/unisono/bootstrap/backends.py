@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry, ModelRegistry, RouterSettings
 from unisono.core.ports import BackendOptions, Endpoint
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, ConfigErrors
 from unisono.routing.attempt_timeouts import MinTimeouts
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment
@@ -137,18 +137,19 @@ def build_pool(
     """
     check_recoveries(config)
     factories, names = Factories(config, is_reload=keep is not None), deployment_names(config.model_list)
-    rules = routing_rules(config, share)
-    earlier = _reusable(keep)
+    earlier, errors = _reusable(keep), ConfigErrors()
     carried: list[CarriedDeployment] = []
     live: dict[int, LiveDeployment] = {}
     for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True)):
-        path = f"model_list[{index}]"
-        options = _options(entry)
+        options, backend = _options(entry), None
         terms = replace(_terms(entry, name, config, share), is_drained=name in drained)
         context = entry.model_info.max_input_tokens
         # Always built: only the adapter knows if the settings are valid.
-        backend = _backend(entry, options, path, factories)
-        if not entry.harmony:
+        with errors:
+            backend = _backend(entry, options, f"model_list[{index}]", factories)
+        if backend is None:
+            continue
+        if passes := not entry.harmony:
             # Logged for an operator whose gpt-oss has another name.
             log.info("not gpt-oss: requests pass through", extra={"model": entry.model_name, "backend": name})
         identity = _identity(entry, options, config)
@@ -159,13 +160,13 @@ def build_pool(
             carried.append(CarriedDeployment(same, terms, keep))
             live[id(entry)] = same
         else:
-            passes = not entry.harmony
             live[id(entry)] = LiveDeployment(
                 terms, backend, passes=passes, context=context, identity=identity, awaits_probe=name in on_trial
             )
+    errors.raise_all()
     return RoutingPool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
-        rules,
+        routing_rules(config, share),
         stand_ins=catalogue.stand_ins,
         carried=carried,
         prefixes=keep.prefixes if keep is not None else None,

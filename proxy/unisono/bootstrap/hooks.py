@@ -17,7 +17,7 @@ from unisono.bootstrap.backends import AdapterSettings
 from unisono.config import Config, HookSettings
 from unisono.config.guardrail_settings import CONTENT_FILTER, PRESIDIO, GuardrailParams
 from unisono.core.hooks import Hook, HookFactory
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, ConfigErrors
 from unisono.middleware.hooks import FAULTS, Failed, Hooking, NamedHook
 
 # Entry-point group of hooks, and the configuration key that names the active ones.
@@ -61,32 +61,36 @@ def build_hooks(config: Config, failed: Failed | None = None) -> Hookset:
         return Hookset()
     installed = {point.name: point for point in entry_points(group=HOOKS)}
     counts: Counter[str] = Counter()
-    hooks = [*_guardrails(config, installed, failed)]
+    errors = ConfigErrors()
+    hooks = [*_guardrails(config, installed, failed, errors)]
     for index, entry in enumerate(config.unisono.hooks):
         path = f"{HOOKS}[{index}]"
-        hook = _hook(entry, path, installed, f"{path}.{entry.name}")
         counts[entry.name] += 1
         # A hook that is configured twice has two annotations.
         name = entry.name if counts[entry.name] == 1 else f"{entry.name}-{counts[entry.name]}"
-        hooks.append(NamedHook(name, hook, entry.timeout_s, entry.fail == "open", failed))
+        with errors:
+            hook = _hook(entry, path, installed, f"{path}.{entry.name}")
+            hooks.append(NamedHook(name, hook, entry.timeout_s, entry.fail == "open", failed))
+    errors.raise_all()
     return Hookset(tuple(hooks))
 
 
-def _guardrails(config: Config, installed: dict[str, EntryPoint], failed: Failed | None) -> Iterator[NamedHook]:
-    """Yield a hook for each guardrail. Raises ConfigError."""
+def _guardrails(
+    config: Config, installed: dict[str, EntryPoint], failed: Failed | None, errors: ConfigErrors
+) -> Iterator[NamedHook]:
+    """Yield a hook for each guardrail without an error."""
     names = [guardrail.guardrail_name for guardrail in config.guardrails]
-    for position, entry in enumerate(config.model_list):
-        for name in entry.litellm_params.guardrails:
-            if name not in names:
-                path = f"model_list[{position}].litellm_params.guardrails"
-                raise ConfigError(f"{path}: unknown guardrail `{name}`; add it to `guardrails`")
     for index, guardrail in enumerate(config.guardrails):
         path, params = f"guardrails[{index}]", guardrail.litellm_params
-        if guardrail.guardrail_name in names[:index]:
-            raise ConfigError(f"{path}.guardrail_name: another guardrail has the same name; choose another one")
         name = guardrail.guardrail_name
         settings = HookSettings(name=GUARDRAIL_HOOKS[params.guardrail], options=_options(params))
-        hook = _hook(settings, path, installed, f"{path}.litellm_params")
+        hook = None
+        with errors:
+            if name in names[:index]:
+                raise ConfigError(f"{path}.guardrail_name: another guardrail has the same name; choose another one")
+            hook = _hook(settings, path, installed, f"{path}.litellm_params")
+        if hook is None:
+            continue
         models = frozenset(entry.model_name for entry in config.model_list if name in entry.litellm_params.guardrails)
         yield NamedHook(name, hook, settings.timeout_s, failed=failed, is_default=params.default_on, models=models)
 

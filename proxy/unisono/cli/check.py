@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import click
 
+from unisono.app import build
 from unisono.bootstrap.backends import build_pool, deployment_names
-from unisono.bootstrap.hooks import build_hooks
 from unisono.bootstrap.models import rules_by_model
 from unisono.bootstrap.store import build_store, store_address
 from unisono.cli.resolve_config import prepared
@@ -83,14 +83,18 @@ class StoreReport:
 def check(config_path: Path | None, *, as_json: bool) -> None:
     """Probe everything, print a table or JSON, and exit with the exit code."""
     # Exit code 1 stands for unusable backends here. click ends with 1 for its own errors, so they are converted.
+    loaded = None
     try:
         ready = prepared(config_path)
-        reports, store = asyncio.run(probe_all(ready.loaded.config))
+        loaded = ready.loaded
+        # Finds everything that would prevent a start.
+        build(loaded.config)
+        reports, store = asyncio.run(probe_all(loaded.config))
     except ConfigError as error:
-        raise Misconfigured(str(error)) from error
+        raise Misconfigured(str(error if loaded is None else loaded.explained(error))) from error
     except click.ClickException as error:
         raise Misconfigured(error.message) from error
-    for line in (*ready.remarks, *ready.loaded.warnings):
+    for line in (*ready.remarks, *loaded.warnings):
         click.echo(line, err=True)
     if as_json:
         click.echo(json.dumps(to_json(reports, store), indent=2))
@@ -115,8 +119,6 @@ async def probe_all(config: Config) -> tuple[list[DeploymentReport], StoreReport
         raise ConfigError("`model_list` is empty; add a model")
     # The report contains everything that the probes would log.
     logging.getLogger("unisono").addHandler(logging.NullHandler())
-    # An invalid hook would prevent a start, so the hooks are built here too.
-    build_hooks(config)
     store = build_store(config.store)
     try:
         secrets = Secrets(secrets_of(config))

@@ -16,13 +16,14 @@ HEADINGS = ("MODEL", "BACKEND", "KIND", "MODEL ON THE BACKEND")
 
 def show(config_path: Path) -> None:
     """Print a row for every backend of every model, then the aliases of models."""
-    config = configured(config_path).config
+    loaded = configured(config_path)
+    config = loaded.config
     try:
         catalogue = ModelRegistry(config)
         build_pool(config, catalogue)
         names = deployment_names(config.model_list)
     except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(str(loaded.explained(error))) from error
     rows = [HEADINGS]
     for entry, name in zip(config.model_list, names, strict=True):
         rows.append((entry.model_name, name, entry.display_kind, entry.backend_model or entry.litellm_params.model))

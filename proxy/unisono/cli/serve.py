@@ -18,7 +18,7 @@ from unisono.app import Gateway, build
 from unisono.cli.resolve_config import prepared
 from unisono.config import Config, Loaded, load
 from unisono.config.load import MASTER_KEY_VARIABLE
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, ConfigErrors
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.app_switch import AppSwitch
@@ -31,12 +31,18 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     """Serve until stopped. A failed start ends the command with a message."""
     try:
         ready = prepared(config_path)
-        config = ready.loaded.config
-        refuse_to_be_open(config, host)
-        # Workers build their own application. This build validates the configuration once for all of them.
-        app = build(config, share=workers)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
+    config, errors = ready.loaded.config, ConfigErrors()
+    with errors:
+        refuse_to_be_open(config, host)
+    with errors:
+        # Workers build their own application. This build validates the configuration once for all of them.
+        app = build(config, share=workers)
+    try:
+        errors.raise_all()
+    except ConfigError as error:
+        raise click.ClickException(str(ready.loaded.explained(error))) from error
     listener = listen(host, port)
     start_logging(config.unisono.log_level, secrets_of(config), log_format=config.unisono.log_format)
     warn(ready.loaded)

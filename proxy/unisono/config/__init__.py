@@ -8,6 +8,7 @@ from unisono.config.alert_settings import AlertSettings
 from unisono.config.config_file import data_folder
 from unisono.config.fallbacks import StandIns
 from unisono.config.file_settings import FileSettings
+from unisono.config.general_settings import GeneralSettings
 from unisono.config.litellm_import import imported, own_servers
 from unisono.config.load import Loaded, load, parse
 from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
@@ -16,7 +17,6 @@ from unisono.config.model_settings import KIND_ALIASES, KINDS, LitellmParams, Mo
 from unisono.config.sections import (
     Config,
     GatewaySettings,
-    GeneralSettings,
     HookSettings,
     LitellmSettings,
     RouterSettings,

@@ -51,10 +51,10 @@ class ConfigFile:
 
     def with_origins(self, error: ConfigError) -> ConfigError:
         """Return the error with the included file behind each line about one of its keys."""
-        return ConfigError("\n".join(map(self._with_origin, str(error).split("\n"))))
+        return ConfigError(*map(self._with_origin, error.messages))
 
     def _with_origin(self, line: str) -> str:
-        path = line.lstrip(" -").split(":", 1)[0].replace("[", ".").replace("]", "")
+        path = line.split(":", 1)[0].replace("[", ".").replace("]", "")
         while path and path not in self.origins:
             path = path.rpartition(".")[0]
         return f"{line} (in {self.origins[path]})" if path else line

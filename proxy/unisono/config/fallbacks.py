@@ -9,7 +9,7 @@ from typing import Final
 from unisono.config.sections import Config, FallbackList, Fallbacks
 from unisono.core.passthrough_request import ModelMode
 from unisono.core.requested_routing import RequestedRouting
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, ConfigErrors
 
 ANY: Final = "*"
 """Key for every model without its own list."""
@@ -43,7 +43,17 @@ def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str])
     Raises ConfigError for an unknown name or a second list.
     """
     known = _Names(groups, aliases, {entry.model_name: entry.mode for entry in config.model_list})
-    fallbacks, larger, default = _fallbacks(config, known), _larger(config, known), _default(config, known)
+    fallbacks: Mapping[str, Sequence[str]] = {}
+    larger: Mapping[str, Sequence[str]] = {}
+    default: Sequence[str] = ()
+    errors = ConfigErrors()
+    with errors:
+        fallbacks = _fallbacks(config, known)
+    with errors:
+        larger = _larger(config, known)
+    with errors:
+        default = _default(config, known)
+    errors.raise_all()
     found = {
         # The most specific list applies: the model's own, then `*`, then `default_fallbacks`. The lists for all models
         # may name the model itself, and models of other modes.

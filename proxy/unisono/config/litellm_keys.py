@@ -98,7 +98,7 @@ def default_reason(section: str, key: str, value: object) -> str | None:
 def class_of(section: str, key: str, value: object) -> KeyClass | None:
     """Return the class of a key without effect; None if the key is unknown."""
     found = keys_of(section).get(key)
-    if key in CALLBACK_LISTS and _names(value) & PROTECTIVE_CALLBACKS:
+    if key in CALLBACK_LISTS and any(_may_protect(name) for name in _names(value)):
         return KeyClass.PROTECTIVE
     is_neutral = value is not False if key in PROTECTIVE_IF_FALSE else value in NEUTRAL
     return KeyClass.COSMETIC if found is KeyClass.PROTECTIVE and is_neutral else found
@@ -109,6 +109,11 @@ def other_reason(section: str, key: str) -> str | None:
     if key in RESERVED.get(section, ()):
         return LATER
     return FRAGMENT if not section and key.startswith(("x-", ".")) else None
+
+
+def _may_protect(callback: str) -> bool:
+    """Return whether a callback checks requests or is code of the operator."""
+    return callback in PROTECTIVE_CALLBACKS or "." in callback
 
 
 def _names(value: object) -> set[str]:

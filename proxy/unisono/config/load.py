@@ -7,16 +7,17 @@ contains no value, because values may be secret. Known keys without effect are r
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from unisono.config.config_file import read
+from unisono.config.addresses import SUPPORTED_STORES, without_route
+from unisono.config.config_file import ConfigFile, read
 from unisono.config.guardrail_settings import GUARDRAIL_KINDS
 from unisono.config.litellm_keys import (
     LITELLM,
@@ -30,17 +31,13 @@ from unisono.config.litellm_keys import (
 )
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, RequestDefaults, is_of_litellm
+from unisono.config.raw_lookups import acknowledged_of, credentials_of, described, guardrails_of, own_environment
 from unisono.config.sections import Config, StoreSettings
-from unisono.config.validation import PROVIDER, all_errors, refuse_lone_surrogates, validated
+from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surrogates, validated
 from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"
 MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
-# API routes that users append to `api_base` by mistake, the longest first.
-ROUTES = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models", "/chat/completions"),
-    *("/api/generate", "/api/chat", "/completions", "/completion", "/generate"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,12 @@ class Loaded:
     warnings: tuple[str, ...] = ()
     # Environment variable that the file names for the master key.
     master_key_variable: str = MASTER_KEY_VARIABLE
+    positions: FilePositions = field(default_factory=FilePositions)
+    file: ConfigFile = field(default_factory=lambda: ConfigFile({}))
+
+    def explained(self, error: ConfigError) -> ConfigError:
+        """Return an error of building the gateway with its positions in the files."""
+        return self.file.with_origins(ConfigError(*map(self.positions.in_file, error.messages)))
 
 
 def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
@@ -60,7 +63,7 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
     """
     file = read(path)
     try:
-        return parse(file.tree, os.environ if environ is None else environ)
+        return replace(parse(file.tree, os.environ if environ is None else environ), file=file)
     except ConfigError as error:
         raise file.with_origins(error) from None
 
@@ -71,17 +74,18 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
     With `keeps_protective`, protective settings that are not acknowledged are warnings.
     """
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"the configuration must be a mapping of sections, not {_described(raw)}")
+        raise ConfigError(f"the configuration must be a mapping of sections, not {described(raw)}")
     # As in LiteLLM, references in all other sections may name a variable of this section.
-    reading = _Reading({**environ, **_own_environment(raw)})
+    reading = _Reading({**environ, **own_environment(raw)})
     tree = reading.all_of(raw)
     refuse_lone_surrogates(tree, "")
-    reading.check_protective(_acknowledged(tree), keeps=keeps_protective)
-    config = validated(tree, reading.errors)
+    reading.check_protective(acknowledged_of(tree), keeps=keeps_protective)
+    positions = FilePositions(reading.left_out)
+    config = validated(tree, reading.errors, positions)
     if reading.errors:
-        raise all_errors(reading.errors)
+        raise ConfigError(*reading.errors)
     hints = (
-        f"model_list[{index}].litellm_params.model: {entry.harmony_hint}"
+        positions.in_file(f"model_list[{index}].litellm_params.model: {entry.harmony_hint}")
         for index, entry in enumerate(config.model_list)
         if entry.harmony_hint
     )
@@ -89,14 +93,7 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
     key = general.get("master_key") if isinstance(general, Mapping) else None
     is_reference = isinstance(key, str) and key.startswith(ENVIRONMENT_PREFIX)
     variable = key.removeprefix(ENVIRONMENT_PREFIX) if is_reference and isinstance(key, str) else MASTER_KEY_VARIABLE
-    return Loaded(config, (*reading.warnings, *reading.summary, *hints), variable)
-
-
-def _acknowledged(tree: object) -> list[str]:
-    """Return `unisono.acknowledge` of a file that is not validated yet."""
-    section = tree.get("unisono") if isinstance(tree, Mapping) else None
-    names = section.get("acknowledge") if isinstance(section, Mapping) else None
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return Loaded(config, (*reading.warnings, *reading.summary, *hints), variable, positions)
 
 
 def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -109,28 +106,9 @@ def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     tree = reading.all_of(raw)
     refuse_lone_surrogates(tree, "")
     if reading.errors:
-        raise all_errors(reading.errors)
+        raise ConfigError(*reading.errors)
     assert isinstance(tree, dict)
     return tree, (*reading.warnings, *(f"{path}: {LITELLM}" for path in reading.cosmetic))
-
-
-def _own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the section `environment_variables`, which wins over the environment."""
-    own = raw.get("environment_variables") or {}
-    if not isinstance(own, Mapping):
-        raise ConfigError(f"environment_variables: must be a mapping of names to values, not {_described(own)}")
-    return {str(name): str(value) for name, value in own.items()}
-
-
-def _credentials(raw: object) -> dict[str, Mapping[str, Any]]:
-    """Return the values of each credential of a file that is not validated yet."""
-    listed = raw.get("credential_list") if isinstance(raw, Mapping) else None
-    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
-    return {
-        entry["credential_name"]: entry["credential_values"]
-        for entry in entries
-        if isinstance(entry.get("credential_name"), str) and isinstance(entry.get("credential_values"), Mapping)
-    }
 
 
 @dataclass(slots=True)
@@ -147,6 +125,8 @@ class _Reading:
     protective: list[tuple[str, str]] = field(default_factory=list)  # paths of such keys, and without list indices
     resolves: bool = True
     credentials: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # values by the credential's name
+    guardrails: Mapping[str, bool] = field(default_factory=dict)  # whether each one is supported
+    left_out: dict[str, set[int]] = field(default_factory=dict)  # positions of entries without effect, by list
 
     @property
     def summary(self) -> tuple[str, ...]:
@@ -173,7 +153,8 @@ class _Reading:
 
     def all_of(self, raw: object) -> object:
         """Process the whole file. Raises ConfigError."""
-        self.credentials = _credentials(raw)
+        self.credentials = credentials_of(raw, self.errors)
+        self.guardrails = guardrails_of(raw)
         try:
             return self.section(raw, Config, "")
         except RecursionError:
@@ -184,8 +165,9 @@ class _Reading:
 
     def section(self, raw: object, model: type[BaseModel], path: str) -> object:
         if not isinstance(raw, Mapping):
-            hint = "; write `store: {url: ADDRESS}`" if model is StoreSettings and isinstance(raw, str) else ""
-            self.errors.append(f"{path}: must be a mapping, not {_described(raw)}{hint}")
+            is_address = model is StoreSettings and isinstance(raw, str)
+            hint = f"; write `store: {{url: ADDRESS}}` with one of {SUPPORTED_STORES}" if is_address else ""
+            self.errors.append(f"{path}: must be a mapping, not {described(raw)}{hint}")
             return raw
         effective: dict[str, object] = {}
         more: dict[str, object] = {}
@@ -197,7 +179,7 @@ class _Reading:
             # The keys of this section are names of variables, so none is unknown. Its values are plain text, in which
             # references are not resolved.
             if not path and key == "environment_variables":
-                effective[str(key)] = dict(_own_environment(raw))
+                effective[str(key)] = dict(own_environment(raw))
                 continue
             is_own = key in model.model_fields and key not in RequestDefaults.model_fields
             if handed and not is_own and is_passed_to_litellm(str(key)):
@@ -218,16 +200,10 @@ class _Reading:
             elif value is not None or _may_be_empty(model, str(key)):
                 effective[str(key)] = self._value(value, model, str(key), key_path)
         if model is LitellmParams and not handed and isinstance(address := effective.get("api_base"), str):
-            effective["api_base"] = self._without_route(address, f"{path}.api_base")
+            effective["api_base"], route = without_route(address)
+            if route:
+                self.warnings.append(f"{path}.api_base: ends in `{route}`, which is a route and was ignored; remove it")
         return {**effective, PROVIDER: more} if more else effective
-
-    def _without_route(self, address: str, path: str) -> str:
-        """Return the address of a server without the route of an API at its end."""
-        route = next((route for route in ROUTES if address.rstrip("/").endswith(route)), None)
-        if route is None:
-            return address
-        self.warnings.append(f"{path}: ends in `{route}`, which is a route and was ignored; remove it")
-        return address.rstrip("/").removesuffix(route)
 
     def _with_canonical_keys(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
         """Replace synonyms of keys. Both names of a key are an error."""
@@ -246,8 +222,8 @@ class _Reading:
 
     def _with_credential(self, params: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
         """Add the values of the credential that the section names. The section's own keys win."""
-        name = params.get("litellm_credential_name")
-        if not isinstance(name, str):
+        name = self._peeked(params.get("litellm_credential_name"))
+        if not isinstance(name, str) or name.startswith(ENVIRONMENT_PREFIX):
             return params
         if name not in self.credentials:
             self.errors.append(
@@ -285,23 +261,39 @@ class _Reading:
             return self.section(value, inner, path)
         if (model, key) == (Config, "model_list"):
             if not isinstance(value, Sequence) or isinstance(value, str):
-                self.errors.append(f"{path}: must be a list of models, not {_described(value)}")
+                self.errors.append(f"{path}: must be a list of models, not {described(value)}")
                 return []
-            entries = ((f"{path}[{index}]", entry) for index, entry in enumerate(value))
-            return [
-                self.section(entry, ModelEntry, key_path)
-                for key_path, entry in entries
-                if not self._left_out(entry, key_path)
-            ]
+            entries = self._effective(value, path, self._has_effect)
+            return [self.section(entry, ModelEntry, f"{path}[{index}]") for index, entry in entries]
         if (model, key) == (Config, "guardrails") and isinstance(value, list):
-            supported = [entry for index, entry in enumerate(value) if self._is_supported(entry, f"{path}[{index}]")]
-            return self._resolved(supported, path)
+            entries = self._effective(value, path, self._is_supported)
+            return [self._resolved(entry, f"{path}[{index}]") for index, entry in entries]
+        if (model, key) == (LitellmParams, "guardrails") and isinstance(value, list):
+            value = [name for name in value if self._is_applied(name, path)]
         if (model, key) == (Config, "mcp_servers"):
             if not isinstance(value, Mapping):
-                self.errors.append(f"{path}: must be a mapping of labels to servers, not {_described(value)}")
+                self.errors.append(f"{path}: must be a mapping of labels to servers, not {described(value)}")
                 return {}
             return {label: self.section(entry, McpServerSettings, f"{path}.{label}") for label, entry in value.items()}
         return self._resolved(value, path)
+
+    def _effective(
+        self, values: Sequence[object], path: str, has_effect: Callable[[object, str], bool]
+    ) -> list[tuple[int, object]]:
+        """Return the elements of a list that have an effect, with their positions."""
+        kept = [(index, value) for index, value in enumerate(values) if has_effect(value, f"{path}[{index}]")]
+        if missing := {*range(len(values))} - {index for index, _ in kept}:
+            self.left_out[path] = missing
+        return kept
+
+    def _is_applied(self, name: object, path: str) -> bool:
+        """Return whether a guardrail of a model stays in the tree; add an error for an unknown one."""
+        if not isinstance(name, str):
+            return True
+        if name not in self.guardrails:
+            self.errors.append(f"{path}: unknown guardrail `{name}`; add it to `guardrails`")
+        # The entry of an unsupported guardrail decides whether the gateway starts without it.
+        return self.guardrails.get(name, True) or not self.resolves
 
     def _is_supported(self, guardrail: object, path: str) -> bool:
         """Return whether a guardrail stays in the tree. Record an unsupported one as protective."""
@@ -313,17 +305,30 @@ class _Reading:
         self.protective.append((f"{path} ({kind})", f"guardrails.{name}"))
         return not self.resolves
 
-    def _left_out(self, entry: object, path: str) -> bool:
-        """Return whether an entry is blocked or of an unsupported type, and warn about it."""
+    def _has_effect(self, entry: object, path: str) -> bool:
+        """Return whether an entry is neither blocked nor of an unsupported type, else warn about it."""
         info = entry.get("model_info") if isinstance(entry, Mapping) else None
-        mode = info.get("mode") if isinstance(info, Mapping) else None
-        if isinstance(info, Mapping) and info.get("blocked") is True:
-            self.warnings.append(f"{path}.model_info.blocked: the entry is blocked and gets no requests")
+        if not isinstance(info, Mapping):
             return True
-        if mode not in UNSERVED:
+        if self._is_true(info.get("blocked")):
+            self.warnings.append(f"{path}.model_info.blocked: the entry is blocked and gets no requests")
             return False
+        if (mode := info.get("mode")) not in UNSERVED:
+            return True
         self.warnings.append(f"{path}.model_info.mode: `{mode}` is not supported; the entry is skipped")
-        return True
+        return False
+
+    def _is_true(self, value: object) -> bool:
+        """Return whether a value means true, in any form that the validation accepts."""
+        try:
+            return TypeAdapter(bool).validate_python(self._peeked(value))
+        except ValidationError:
+            return False  # the validation reports it
+
+    def _peeked(self, value: object) -> object:
+        """Return a value that is resolved if it refers to a known variable of the environment."""
+        is_reference = isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX) and self.resolves
+        return self.environ.get(str(value).removeprefix(ENVIRONMENT_PREFIX), value) if is_reference else value
 
     def _resolved(self, value: object, path: str) -> object:
         """Return `value` with every `os.environ/NAME` in it resolved."""
@@ -384,10 +389,3 @@ def _general(path: str) -> str:
         return "mcp_servers[]"
     head, bracket, rest = path.partition("[")
     return f"{head}[]{rest.partition(']')[2]}" if bracket else path
-
-
-def _described(value: object) -> str:
-    names = {"NoneType": "empty", "str": "text", "int": "a number", "float": "a number", "bool": "true or false"}
-    if isinstance(value, Mapping):
-        return "a mapping"
-    return names.get(type(value).__name__, f"a {type(value).__name__}")

@@ -11,7 +11,7 @@ from unisono.config.model_settings import ModelEntry, ModelSettings
 from unisono.config.sections import AliasTarget, Config
 from unisono.core.passthrough_request import AnswerMode, ModelMode
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
-from unisono.errors import ConfigError, UnknownModel
+from unisono.errors import ConfigError, ConfigErrors, UnknownModel
 
 CLIENT_VISIBLE = (
     *("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools"),
@@ -52,25 +52,34 @@ class ModelRegistry:
 
     def __init__(self, config: Config) -> None:
         self._groups = {model.name: model for model in _groups(config.model_list)}
+        errors = ConfigErrors()
         for index, entry in enumerate(config.model_list):
             for position, label in enumerate(entry.unisono.mcp_servers or ()):
-                if label not in config.mcp_servers:
-                    path = f"model_list[{index}].unisono.mcp_servers[{position}]"
-                    raise ConfigError(f"{path}: unknown tool server `{label}`; add it to `mcp_servers`")
+                with errors:
+                    if label not in config.mcp_servers:
+                        path = f"model_list[{index}].unisono.mcp_servers[{position}]"
+                        raise ConfigError(f"{path}: unknown tool server `{label}`; add it to `mcp_servers`")
         self._aliases: dict[str, str] = {}
         self._hidden: set[str] = set()
         for alias, target in config.router_settings.model_group_alias.items():
             path = f"router_settings.model_group_alias.{alias}"
             name = target.model if isinstance(target, AliasTarget) else target
-            self._aliases[alias] = self._existing(name, path).name
+            with errors:
+                self._aliases[alias] = self._existing(name, path).name
             if isinstance(target, AliasTarget) and target.hidden:
                 self._hidden.add(alias)
         for index, entry in enumerate(config.model_list):
-            self._check_media(entry, f"model_list[{index}].unisono")
-        self.stand_ins: dict[str, StandIns] = stand_ins(config, tuple(self._groups), self._aliases)
+            with errors:
+                self._check_media(entry, f"model_list[{index}].unisono")
+        self.stand_ins: dict[str, StandIns] = {}
         """Fallback models, by model."""
+        with errors:
+            self.stand_ins = stand_ins(config, tuple(self._groups), self._aliases)
         default = config.general_settings.completion_model
-        self._default = default and self.resolve_alias(default, "general_settings.completion_model")
+        with errors:
+            default = default and self.resolve_alias(default, "general_settings.completion_model")
+        errors.raise_all()
+        self._default = default
         harmony = [model for model in self._groups.values() if True in _kinds(model)]
         self._only_harmony = harmony[0] if len(harmony) == 1 else None
         # Most specific pattern first: the one with the most characters besides `*`.

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, SecretStr, model_validator
 
 from unisono.config.alert_settings import AlertSettings
 from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.config.budget_settings import Duration, Money, ProviderBudget
 from unisono.config.file_settings import FileSettings
+from unisono.config.general_settings import GeneralSettings
 from unisono.config.guardrail_settings import GuardrailSettings
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.config.model_settings import CredentialSettings, ModelEntry
@@ -28,7 +29,6 @@ from unisono.config.telemetry_settings import (
     TraceSettings,
 )
 from unisono.core.generation import Timeouts
-from unisono.net.client_networks import ClientNetworks
 
 # Section of hooks: names, order, and behaviour on failure.
 
@@ -69,47 +69,6 @@ def _to_hook(value: Any) -> Any:
 
 
 HookEntry: TypeAlias = Annotated[HookSettings, BeforeValidator(_to_hook)]
-
-
-def _check_networks(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the values. Raises ValueError for one that is neither an address nor a network."""
-    ClientNetworks(values)
-    return values
-
-
-Networks = Annotated[tuple[str, ...], AfterValidator(_check_networks)]
-
-
-class GeneralSettings(Section):
-    """Access to the gateway, and the default model."""
-
-    master_key: SecretStr | None = None
-    """Key of the operator, which clients send as their API key.
-    Without it, the gateway serves on loopback only and needs no key."""
-    # An empty list permits nobody in LiteLLM, so it must not mean all.
-    allowed_ips: Annotated[Networks, Field(min_length=1)] | None = None
-    """Addresses and networks that may send requests, such as `10.0.0.0/8`.
-    Health checks and the page's files are open to all. The address is that of the connection, so behind a proxy it is
-    the proxy's. By default all."""
-    enforce_user_param: bool = False
-    """True rejects requests to models that name no end user.
-    They name it in `user` or `safety_identifier`, in Messages in `metadata.user_id`."""
-    completion_model: Name | None = None
-    """Model for requests that name no model or an unknown one.
-    By default such requests are rejected."""
-
-    # An empty key would make every request pass that sends an empty key. This usually means that an environment
-    # variable is not set.
-    @model_validator(mode="after")
-    def _key_is_usable(self) -> GeneralSettings:
-        if self.master_key is None:
-            return self
-        key = self.master_key.get_secret_value()
-        if not key.strip():
-            raise ValueError("`master_key` is empty; set a key, or remove it to serve on loopback without a key")
-        if not all("!" <= letter <= "~" for letter in key):
-            raise ValueError("`master_key` must be printable ASCII without spaces, because clients send it in a header")
-        return self
 
 
 FallbackList = tuple[dict[Name, tuple[Name, ...]], ...]

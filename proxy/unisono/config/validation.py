@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,8 +16,30 @@ from unisono.errors import ConfigError, well_formed
 PROVIDER = "provider"
 """Field of `LitellmParams` for the keys that are passed to litellm."""
 
+_ELEMENT = re.compile(r"\b(model_list|guardrails)\[(\d+)\]")
 
-def validated(tree: object, errors: Sequence[str]) -> Config:
+
+@dataclass(frozen=True, slots=True)
+class FilePositions:
+    """Positions in the file of the elements of its lists, from which the loader left out some.
+
+    `left_out` maps the name of a list to the positions of the elements that are only in the file.
+    """
+
+    left_out: Mapping[str, Set[int]] = field(default_factory=dict)
+
+    def in_file(self, message: str) -> str:
+        """Return a message about the configuration with the positions in the file."""
+        return _ELEMENT.sub(self._element, message) if self.left_out else message
+
+    def _element(self, found: re.Match[str]) -> str:
+        position, missing = int(found[2]), self.left_out.get(found[1], frozenset())
+        for index in sorted(missing):
+            position += index <= position
+        return f"{found[1]}[{position}]"
+
+
+def validated(tree: object, errors: Sequence[str], positions: FilePositions) -> Config:
     """Return the configuration. Raises ConfigError with `errors` and those of the validation."""
     try:
         return Config.model_validate(tree)
@@ -25,18 +49,13 @@ def validated(tree: object, errors: Sequence[str]) -> Config:
         places = {line.partition(":")[0] for line in errors}
         # The input is excluded, because it may contain a secret.
         for each in error.errors(include_url=False, include_input=False, include_context=False):
-            place = _path(_place(each["loc"], tree, is_missing=each["type"] == "missing"))
+            place = positions.in_file(_path(_place(each["loc"], tree, is_missing=each["type"] == "missing")))
             if place not in places:
                 places.add(place)
-                found.append(f"{_path(each['loc'])}: {_sentence(each['msg'])}")
-        raise all_errors(found) from None
-
-
-def all_errors(errors: Sequence[str]) -> ConfigError:
-    """Return one error with all messages, one per line."""
-    if len(errors) == 1:
-        return ConfigError(errors[0])
-    return ConfigError("\n".join((f"the configuration has {len(errors)} errors:", *(f"  {line}" for line in errors))))
+                is_unknown = each["type"] == "extra_forbidden"
+                sentence = f"unknown key `{each['loc'][-1]}`; remove it" if is_unknown else _sentence(each["msg"])
+                found.append(f"{positions.in_file(_path(each['loc']))}: {sentence}")
+        raise ConfigError(*found) from None
 
 
 def _place(loc: tuple[int | str, ...], tree: object, *, is_missing: bool) -> tuple[int | str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
@@ -38,3 +38,17 @@ def network_of(address: str) -> str:
     if not isinstance(found, IPv6Address):
         return str(found)
     return str(found.ipv4_mapped or IPv6Network((found, IPV6_PREFIX), strict=False))
+
+
+def client_address(peer: str, forwarded: Sequence[str], proxies: Container[str]) -> str:
+    """Return the address of the client behind trusted proxies.
+
+    `peer` is the address of the connection, `forwarded` are the values of `X-Forwarded-For`. Each proxy appends the
+    address from which it got the request. Only the addresses that a trusted proxy appended are believed.
+    """
+    address = peer
+    for text in reversed([text.strip() for value in forwarded for text in value.split(",")]):
+        if address not in proxies:
+            break
+        address = text
+    return address

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
+from unisono.config.addresses import SUPPORTED_STORES
 from unisono.core.state_store import Retention, Store
 from unisono.errors import ConfigError
 from unisono.store.codec import StateLimits
 
-# Stores, as error messages name them, and the schemes of their addresses.
-SUPPORTED = "sqlite:///path, memory://, redis://host:6379/0, redis+sentinel://hosts/name or redis+cluster://hosts"
+# Schemes of the addresses of stores.
 _REDIS = [
     f"{name}{tls}{way}" for name in ("redis", "valkey") for tls in ("", "s") for way in ("", "+sentinel", "+cluster")
 ]
@@ -37,9 +37,9 @@ def open_store(
     """
     scheme, found, _ = url.partition("://")
     if not found:
-        raise ConfigError(f"store.url: not a store address; use one of {SUPPORTED}")
+        raise ConfigError(f"store.url: not a store address; use one of {SUPPORTED_STORES}")
     if scheme not in SCHEMES:
-        raise ConfigError(f"store.url: `{scheme[:32]}` is not a supported store; use one of {SUPPORTED}")
+        raise ConfigError(f"store.url: `{scheme[:32]}` is not a supported store; use one of {SUPPORTED_STORES}")
     if scheme in ("memory", "sqlite"):
         from unisono.store.sqlite import SqliteStore
 

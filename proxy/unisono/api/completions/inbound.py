@@ -12,7 +12,7 @@ from typing import Final
 
 from unisono.api.completions.schema import MAX_CHOICES, CompletionRequest
 from unisono.api.request_options import MAX_NOTES, NO_RULES, ModelRules, request_fields, to_sampling
-from unisono.api.unused_fields import notes_on_unused
+from unisono.api.unused_fields import notes_on_unused, refuse_forms
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.engine.request import (
@@ -102,6 +102,7 @@ def to_generation_requests(
         texts += [text if request.echo else ""] * each
         requests += [_choice(first, len(requests) + again, again) for again in range(each)]
     options = request.stream_options
+    refuse_forms(request, "use /v1/chat/completions")
     return CompletionGenerations(
         requests=tuple(requests),
         per_prompt=each,

@@ -45,7 +45,7 @@ from unisono.api.response_format import SchemaSpec
 from unisono.api.server_rules import ServerRules
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tools import Toolbox, to_toolbox
-from unisono.api.unused_fields import notes_on_unused
+from unisono.api.unused_fields import notes_on_unused, refuse_forms
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, Item, Preamble
 from unisono.core.tools import ToolServer
@@ -305,6 +305,7 @@ def _form(request: MessagesInput, default: AnswerForm | None) -> tuple[AnswerFor
 def _notes_on(
     request: MessagesInput, generation_request: GenerationRequest, hosted: frozenset[str], form_at: str
 ) -> Iterator[str]:
+    refuse_forms(request, "use 'output_config.format', or /v1/chat/completions")
     yield from notes_on_unused(request)
     hosting = generation_request.server_tools
     yield from notes_on(request.tools or (), hosted, is_bounded=hosting is not None and hosting.max_calls is not None)

@@ -35,7 +35,7 @@ from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.servers import on_offer
 from unisono.api.tool_choice import to_choice
 from unisono.api.tools import Toolbox, to_toolbox
-from unisono.api.unused_fields import notes_on_unused
+from unisono.api.unused_fields import notes_on_unused, refuse_forms
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, FunctionTool, Item, Preamble
 from unisono.core.state_store import StoredItem
@@ -44,6 +44,7 @@ from unisono.engine.request import (
     AnswerOptions,
     GenerationRequest,
     PromptOptions,
+    RequestFields,
     RequestOrigin,
     Resumption,
     RoutingOptions,
@@ -52,6 +53,7 @@ from unisono.engine.request import (
 from unisono.errors import InvalidRequest
 
 FIELDS: Final = request_fields("input", logprobs="top_logprobs")
+FIELDS_WITHOUT_TOP_LOGPROBS: Final = request_fields("input", logprobs="include")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def to_generation_request(
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="responses"),
         resumption=Resumption(seed=seed),
-        prompt=PromptOptions(truncate=request.truncation == "auto", keeps_date=dated, fields=FIELDS),
+        prompt=PromptOptions(truncate=request.truncation == "auto", keeps_date=dated, fields=_fields(request)),
         routing=RoutingOptions(sticky=sticky),
         logprobs=request.logprobs,
     )
@@ -147,6 +149,10 @@ def to_generation_request(
     notes = notes_of(request, replace(toolbox, notes=(*deferred.notes, *toolbox.notes)), reading)
     compaction = to_compaction_plan(request, history, to_prompt, window)
     return ResponsesGeneration(required, entries, toolbox, notes, compaction)
+
+
+def _fields(request: ResponsesRequest) -> RequestFields:
+    return FIELDS if request.top_logprobs else FIELDS_WITHOUT_TOP_LOGPROBS
 
 
 def _with_approvals(
@@ -355,6 +361,7 @@ def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> It
 
 
 def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:
+    refuse_forms(request, "use 'text.format', or /v1/chat/completions")
     yield from notes_on_unused(request)
     if request.text and request.text.verbosity not in (None, "medium"):
         yield "text.verbosity: no effect"
