@@ -27,7 +27,9 @@ def arguments_for(param: click.Parameter, value: str) -> list[str]:
 
 
 def valid_value(param: click.Parameter) -> str:
-    return param.type.choices[0] if isinstance(param.type, click.Choice) else "x"
+    if isinstance(param.type, click.Choice):
+        return param.type.choices[0]
+    return __file__ if isinstance(param.type, click.Path) else "x"
 
 
 def arguments_with_invalid(command: click.Command, invalid: click.Parameter) -> list[str]:

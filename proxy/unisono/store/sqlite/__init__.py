@@ -357,8 +357,9 @@ class SqliteStore(SqliteAccess):
         return await self._read(traces.latest, tenant, limit)
 
     async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
-        size = RECORDS_PER_MEMORY_WRITE if self._is_in_memory else len(records)
-        for begin in range(0, len(records), size):
+        size = RECORDS_PER_MEMORY_WRITE if self._is_in_memory else max(1, len(records))
+        # Without records, expired ones are deleted all the same.
+        for begin in range(0, max(1, len(records)), size):
             await self._run(requests.write_requests, records[begin : begin + size], for_s, most)
             if self._is_in_memory:
                 await asyncio.sleep(0)
