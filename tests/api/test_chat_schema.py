@@ -337,6 +337,12 @@ def test_a_neutral_value_has_no_effect(field: str, value: Any) -> None:
     assert generation_of(**{field: value}) == generation_of()
 
 
+def test_an_effort_that_another_field_overrides_is_noted() -> None:
+    noted = generation_of(reasoning_effort="low", reasoning={"effort": "high"}, think="low")
+    assert noted.request.conversation.preamble.effort is Effort.LOW
+    assert noted.notes == ("reasoning.effort: no effect, because reasoning_effort is set",)
+
+
 @pytest.mark.parametrize("field", [{"user": "u"}, {"user": 5}, {"safety_identifier": "x"}, {"user": ""}])
 def test_the_end_user_is_not_noted_as_without_effect(field: dict[str, Any]) -> None:
     assert generation_of(**field).notes == ()

@@ -18,17 +18,33 @@ def requested_form(request: ChatRequest) -> AnswerForm | None:
 
 def requested_effort(request: ChatRequest) -> Effort | None:
     """Return the requested reasoning effort; None if no field sets it."""
-    # OpenAI, OpenRouter, Ollama, vLLM and Anthropic have different fields. The first one that is set counts.
-    spelled = (
-        request.reasoning_effort,
-        request.reasoning.effort if request.reasoning else None,
-        request.think,
-        request.chat_template_kwargs.reasoning_effort if request.chat_template_kwargs else None,
-        request.output_config.effort if request.output_config else None,
-        Effort.LOW if request.thinking and request.thinking.type == "disabled" else None,
-        Effort.LOW if request.reasoning and request.reasoning.enabled is False else None,
-    )
-    return next((effort for effort in spelled if effort is not None), None)
+    return next((effort for _, effort in _efforts(request)), None)
+
+
+def notes_on_effort(request: ChatRequest) -> Iterator[str]:
+    """Yield a note on each field that sets another effort than the one that counts."""
+    efforts = [*_efforts(request)]
+    for field, effort in efforts[1:]:
+        if effort != efforts[0][1]:
+            yield f"{field}: no effect, because {efforts[0][0]} is set"
+
+
+def _efforts(request: ChatRequest) -> Iterator[tuple[str, Effort]]:
+    """Yield the fields that set an effort, with its value. The first one counts."""
+    # OpenAI, OpenRouter, Ollama, vLLM and Anthropic have different fields.
+    template = request.chat_template_kwargs
+    spelled: dict[str, Effort | None] = {
+        "reasoning_effort": request.reasoning_effort,
+        "reasoning.effort": request.reasoning.effort if request.reasoning else None,
+        "think": request.think,
+        "chat_template_kwargs.reasoning_effort": template.reasoning_effort if template else None,
+        "output_config.effort": request.output_config.effort if request.output_config else None,
+        "thinking": Effort.LOW if request.thinking and request.thinking.type == "disabled" else None,
+        "reasoning.enabled": Effort.LOW if request.reasoning and request.reasoning.enabled is False else None,
+    }
+    for field, effort in spelled.items():
+        if effort is not None:
+            yield field, effort
 
 
 def budgets(request: ChatRequest) -> Iterator[int | None]:

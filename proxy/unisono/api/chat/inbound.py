@@ -11,7 +11,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.api.chat.answer_options import budgets, requested_effort, requested_form, requested_logprobs
+from unisono.api.chat.answer_options import (
+    budgets,
+    notes_on_effort,
+    requested_effort,
+    requested_form,
+    requested_logprobs,
+)
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
 from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
@@ -216,6 +222,7 @@ def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) 
 
 def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choice_at: str) -> Iterator[str]:
     yield from notes_on_unused(request)
+    yield from notes_on_effort(request)
     yield from without_effect("web_search_options.", request.web_search_options or {})
     yield from request.media_notes
     if request.unisono and request.unisono.run_tools and generation_request.server_tools is None:
