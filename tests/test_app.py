@@ -106,6 +106,14 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
         [entry("gpt-oss", "vllm/a", None)],
         "model_list[0].litellm_params.api_base: missing; this backend kind needs the address of its server",
     ),
+    "api_base with a query": (
+        [entry("gpt-oss", "vllm/a", "http://h:8000/v1?key=1")],
+        "model_list[0].litellm_params.api_base: must not contain `?` or `#`; set the address of the server only",
+    ),
+    "api_base with a fragment": (
+        [entry("gpt-oss", "vllm/a", "http://h:8000/#/models")],
+        "model_list[0].litellm_params.api_base: must not contain `?` or `#`; set the address of the server only",
+    ),
 }
 
 

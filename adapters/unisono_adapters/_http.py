@@ -334,6 +334,9 @@ def _base(api_base: str | None) -> URL:
         raise ConfigError(f"litellm_params.api_base: not a valid URL ({error})") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError("litellm_params.api_base: must begin with http:// or https:// and name a host")
+    # Both would be lost as soon as a route is appended.
+    if url.query_string or url.fragment:
+        raise ConfigError("litellm_params.api_base: must not contain `?` or `#`; set the address of the server only")
     return url
 
 

@@ -275,7 +275,7 @@ def _make_app(
                 formats=FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
                 proxies=ClientNetworks(config.general_settings.proxies),
-                failures=build_failures(config.unisono.failed_authentication),
+                failures=build_failures(config),
                 rules=request_rules(config, gateway.catalogue, EndUsers(gateway.store).apply),
             ),
             Middleware(DirectRoutes, routes=ROUTES),

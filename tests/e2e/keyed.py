@@ -28,7 +28,7 @@ def with_keys(config: Mapping[str, Any], store: str) -> dict[str, Any]:
     gateway_settings = {"salt_key": SALT, **config.get("unisono", {})}
     return {
         **config,
-        "general_settings": {"master_key": MASTER},
+        "general_settings": {"master_key": MASTER, **config.get("general_settings", {})},
         "unisono": gateway_settings,
         "store": {"url": store},
     }

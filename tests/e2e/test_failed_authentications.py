@@ -45,6 +45,16 @@ async def test_an_address_that_guesses_is_refused_and_others_are_not(store_addre
         assert handshake.value.status == 429
 
 
+@pytest.mark.parametrize(("believed", "shared"), [(True, False), (False, True)])
+async def test_the_trusted_proxies_of_the_gateway_name_the_client(believed: bool, shared: bool) -> None:
+    proxies = {"use_x_forwarded_for": believed, "trusted_proxy_ranges": ["127.0.0.1"]}
+    limited = {"failed_authentication": {"max_per_minute": 1}}
+    async with administered("memory://", general_settings=proxies, unisono=limited) as admin:
+        assert (await status(admin, "sk-guess", "9.9.9.9"))[0] == 401
+        assert (await status(admin, "sk-guess", "9.9.9.9"))[0] == 429
+        assert (await status(admin, "sk-guess", "8.8.8.8"))[0] == (429 if shared else 401)
+
+
 async def test_requests_without_a_key_are_not_counted(store_address: str) -> None:
     async with administered(store_address, unisono=LIMITED) as admin:
         for _ in range(10):

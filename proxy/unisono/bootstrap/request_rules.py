@@ -9,15 +9,16 @@ from unisono.api.body import ApplyEndUser, RequestRules
 from unisono.api.routing_fields import RoutingFields
 from unisono.bootstrap.models import fallback_model
 from unisono.config import Config, ModelRegistry
-from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.net.client_networks import ClientNetworks
 
 
-def build_failures(settings: FailedAuthenticationSettings) -> FailedAuthentications | None:
+def build_failures(config: Config) -> FailedAuthentications | None:
     """Return the limit of requests with invalid keys; None without a limit."""
+    settings = config.unisono.failed_authentication
     if not settings.max_per_minute:
         return None
-    return FailedAuthentications(settings.max_per_minute, ClientNetworks(settings.trusted_proxies))
+    proxies = settings.trusted_proxies or config.general_settings.proxies
+    return FailedAuthentications(settings.max_per_minute, ClientNetworks(proxies))
 
 
 def request_rules(config: Config, catalogue: ModelRegistry, apply_end_user: ApplyEndUser | None = None) -> RequestRules:

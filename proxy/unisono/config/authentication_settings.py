@@ -24,4 +24,4 @@ class FailedAuthenticationSettings(Section):
     Further ones get 429. 0 is unlimited. Keys that this process accepted from the address before always pass."""
     trusted_proxies: Annotated[tuple[str, ...], AfterValidator(_check_networks)] = ()
     """Addresses and networks of proxies whose `X-Forwarded-For` names the client address.
-    By default it is the address of the connection."""
+    By default `general_settings.trusted_proxy_ranges` with `use_x_forwarded_for`, else no proxy is trusted."""
