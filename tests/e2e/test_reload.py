@@ -98,11 +98,16 @@ INVALID_CONFIGS: dict[str, tuple[str, str]] = {
         json.dumps(config_of("vlm/gpt-oss")),
         "model_list[0].litellm_params.model: `vlm` is not a backend kind",
     ),
+    "unknown backend kind in an included file": (
+        '{"include": ["more.json"]}',
+        "/more.json)",
+    ),
 }
 
 
 @pytest.mark.slow
 async def test_an_invalid_configuration_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "more.json").write_text(json.dumps({"model_list": config_of("vlm/gpt-oss")["model_list"]}))
     async with running_stage(tmp_path) as stage:
         for number, (text, message) in enumerate(INVALID_CONFIGS.values(), 1):
             stage.gateway.path.write_text(text)

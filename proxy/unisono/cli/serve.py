@@ -7,7 +7,8 @@ import errno
 import logging
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -56,15 +57,25 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     click.echo("Stopped.")
 
 
-def load_again(config_path: Path | None, host: str) -> Config:
+def load_again(config_path: Path | None, host: str) -> Loaded:
     """Load a configuration that may replace the current one. Raises ConfigError."""
     if config_path is None:
         raise ConfigError("there is no file to reload, because the gateway was started without --config")
     loaded = load(config_path)
     # The address stays the same, but the new file may lack the key that it requires.
-    refuse_to_be_open(loaded.config, host)
+    with explained(loaded):
+        refuse_to_be_open(loaded.config, host)
     warn(loaded)
-    return loaded.config
+    return loaded
+
+
+@contextmanager
+def explained(loaded: Loaded) -> Iterator[None]:
+    """Add positions in the files to an error of the configuration."""
+    try:
+        yield
+    except ConfigError as error:
+        raise loaded.explained(error) from error
 
 
 def warn(loaded: Loaded) -> None:
@@ -73,7 +84,7 @@ def warn(loaded: Loaded) -> None:
 
 
 def serve_in_process(
-    switch: AppSwitch, order: Serve, listener: socket.socket, read_again: Callable[[], Config]
+    switch: AppSwitch, order: Serve, listener: socket.socket, read_again: Callable[[], Loaded]
 ) -> None:
     """Serve in this process."""
 
@@ -81,20 +92,23 @@ def serve_in_process(
         show(screen_lines(gateway, order.address, order.remarks, order.key_variable))
 
     async def reload() -> None:
-        await switch.reload(await asyncio.to_thread(read_again))
+        loaded = await asyncio.to_thread(read_again)
+        with explained(loaded):
+            await switch.reload(loaded.config)
 
     GatewayServer(server_config(switch, order.config), switch, started=started, reload=reload).run(sockets=[listener])
 
 
-def serve_by_workers(order: Serve, listener: socket.socket, read_again: Callable[[], Config]) -> None:
+def serve_by_workers(order: Serve, listener: socket.socket, read_again: Callable[[], Loaded]) -> None:
     """Serve in worker processes that this process supervises."""
     from unisono.server.supervisor import Supervisor
 
     def checked() -> Config:
-        config = read_again()
+        loaded = read_again()
         # An error is found here once, before any worker receives the configuration.
-        build(config, share=order.share)
-        return config
+        with explained(loaded):
+            build(loaded.config, share=order.share)
+        return loaded.config
 
     supervisor = Supervisor(listener, order, read_again=checked, show=show)
     if not asyncio.run(supervisor.run()):
