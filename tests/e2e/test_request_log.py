@@ -101,6 +101,21 @@ async def test_a_line_has_the_facts_of_an_answer(tmp_path: Path, path: str, body
     assert "canary" not in log.text
 
 
+@pytest.mark.parametrize(
+    ("prices", "cached"), [({}, 0.000001), ({"cache_read_input_token_cost": 0.000005}, 0.000005)]
+)
+async def test_cached_tokens_may_have_a_price_of_their_own(prices: dict[str, float], cached: float) -> None:
+    async with FakeVllm(script=lambda _: VllmScript(tokens=ANSWER, cached_tokens=3)) as fake:
+        config = priced(fake.url)
+        config["model_list"][0]["litellm_params"].update(prices)
+        with logged() as log:
+            async with gateway(config) as running:
+                assert (await running.chat()).status == 200
+                [line] = await log.until(1)
+    tokens = line["input_tokens"] - 3
+    assert line["cost"] == pytest.approx(0.000001 * tokens + cached * 3 + 0.000002 * line["output_tokens"])
+
+
 REFUSALS: dict[str, tuple[str, bytes, str | None, int, str]] = {
     "no key": ("/v1/chat/completions", b"{}", None, 401, "invalid_api_key"),
     "unknown key": ("/v1/chat/completions", b"{}", "sk-canary", 401, "invalid_api_key"),

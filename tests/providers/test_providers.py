@@ -122,6 +122,19 @@ OVERRIDES = {
 }
 
 
+@pytest.mark.parametrize(("sections", "status"), [({}, 400), ({"litellm_settings": {"drop_params": True}}, 200)])
+async def test_a_field_without_a_counterpart_is_refused_unless_it_may_be_dropped(
+    sections: dict[str, Any], status: int
+) -> None:
+    async with WireServer(anthropic_answer) as there:
+        config = {"model_list": [entry("anthropic/claude-sonnet-4-5", there.url)], **sections}
+        async with gateway(config) as running:
+            answer = await running.chat(model="m", unknown_field={"a": 1})
+    assert answer.status == status, answer.raw
+    assert (len(there.requests) == 1) is (status == 200)
+    assert not any("unknown_field" in request.json for request in there.requests)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
