@@ -101,9 +101,7 @@ async def test_a_line_has_the_facts_of_an_answer(tmp_path: Path, path: str, body
     assert "canary" not in log.text
 
 
-@pytest.mark.parametrize(
-    ("prices", "cached"), [({}, 0.000001), ({"cache_read_input_token_cost": 0.000005}, 0.000005)]
-)
+@pytest.mark.parametrize(("prices", "cached"), [({}, 0.000001), ({"cache_read_input_token_cost": 0.000005}, 0.000005)])
 async def test_cached_tokens_may_have_a_price_of_their_own(prices: dict[str, float], cached: float) -> None:
     async with FakeVllm(script=lambda _: VllmScript(tokens=ANSWER, cached_tokens=3)) as fake:
         config = priced(fake.url)
