@@ -30,7 +30,7 @@ help:
 	@echo "make test           all checks that a change must pass"
 	@echo "make lint fmt       check the style, or fix it"
 	@echo "make types imports unit test-sdk        parts of make test"
-	@echo "make test-clients   all client libraries: openai before and after 3, anthropic, openai-agents, pydantic-ai, langchain, litellm, npm"
+	@echo "make test-clients   all client libraries: openai before and after 3, anthropic, openai-agents, pydantic-ai, langchain, llama-index, cohere, litellm, npm"
 	@echo "make test-agents    Codex, Claude Code and opencode as locked, or their newest versions (ARGS=--newest); ten minutes"
 	@echo "make test-guardrails guardrails with a real Presidio, in a separate environment"
 	@echo "make test-phoenix   spans in a real Phoenix, in a separate environment; five minutes"

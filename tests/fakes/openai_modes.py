@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+import zlib
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +21,33 @@ def vector_of(value: Any, *, base64: bool = False) -> Any:
     """Return the embedding of an input, which differs from those of other inputs."""
     text = json.dumps(value)
     vector = [float(len(text)), float(sum(text.encode())), 0.5]
-    return b64encode(struct.pack("<3f", *vector)).decode() if base64 else vector
+    return packed(vector) if base64 else vector
+
+
+def packed(vector: Sequence[float]) -> str:
+    """Return a vector as base64, as OpenAI's API does."""
+    return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def words_of(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
+def word_vector(value: Any, dimensions: int = 64) -> list[float]:
+    """Return an embedding that is similar for texts with the same words."""
+    vector = [0.0] * dimensions
+    for word in words_of(value):
+        vector[zlib.crc32(word.encode()) % dimensions] += 1.0
+    return vector
+
+
+def shared_words(query: str, text: str) -> float:
+    """Return the share of the words of a query that a text contains."""
+    return len(words_of(query) & words_of(text)) / max(1, len(words_of(query)))
+
+
+def length_score(_: str, text: str) -> float:
+    return len(text) / 100
 
 
 class FakeModes(WireServer):
@@ -33,6 +61,7 @@ class FakeModes(WireServer):
         script: Refusal | Callable[[Any], Refusal | None] | None = None,
         *,
         vector: Callable[[Any], Any] | None = None,
+        relevance: Callable[[str, str], float] = length_score,
         usage: Mapping[str, Any] | None = REPORTED,
         extra: Mapping[str, Any] | None = None,
         context: int | None = None,
@@ -43,7 +72,7 @@ class FakeModes(WireServer):
     ) -> None:
         super().__init__(self._respond)
         self.script = script
-        self.vector = vector
+        self.vector, self.relevance = vector, relevance
         self.usage = usage
         self.extra = dict(extra or {})
         self.context = context
@@ -87,10 +116,10 @@ class FakeModes(WireServer):
 
     def _rerank(self, asked: Any) -> dict[str, Any]:
         texts = [one if isinstance(one, str) else one["text"] for one in asked["documents"]]
-        scores = sorted(((len(text), at) for at, text in enumerate(texts)), reverse=True)
+        scores = sorted(((self.relevance(asked["query"], text), at) for at, text in enumerate(texts)), reverse=True)
         results = [
-            {"index": at, "relevance_score": size / 100, "document": {"text": texts[at]}}
-            for size, at in scores[: asked.get("top_n")]
+            {"index": at, "relevance_score": score, "document": {"text": texts[at]}}
+            for score, at in scores[: asked.get("top_n")]
         ]
         return {"id": "rerank-1", "model": asked["model"], "results": results, **self._usage(len(texts))}
 
@@ -111,7 +140,8 @@ class FakeModes(WireServer):
     def _embeddings(self, asked: Any) -> dict[str, Any]:
         inputs = inputs_of(asked["input"])
         is_base64 = asked.get("encoding_format") == "base64"
-        vectors = [self.vector(one) if self.vector else vector_of(one, base64=is_base64) for one in inputs]
+        vectors = [(self.vector or vector_of)(one) for one in inputs]
+        vectors = [packed(vector) for vector in vectors] if is_base64 else vectors
         data = [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)]
         return {"object": "list", "data": data, "model": asked["model"], **self._usage(len(inputs))}
 

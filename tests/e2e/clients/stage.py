@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.e2e.clients.scripts import script_of
 from tests.fakes import FakeVllm
-from tests.fakes.openai_modes import FakeModes
+from tests.fakes.openai_modes import FakeModes, shared_words, word_vector
 from tests.mcp.conftest import start_upstream
 
 UNISONO = Path(sys.executable).with_name("unisono")
@@ -37,6 +37,8 @@ OTHER_MODES = {
     "speaker": "audio_speech",
     "listener": "audio_transcription",
 }
+# Models for retrieval, which compare texts by their words.
+RETRIEVAL_MODES = {"word-vectors": "embedding", "word-ranker": "rerank"}
 ADDRESS = re.compile(rb"listens on (http://\S+)/v1")
 TOOL_ADDRESS = re.compile(rb" at (http://\S+)")
 # The only page that the browser tool can open, `capital.md`.
@@ -57,12 +59,12 @@ def demo_config() -> dict[str, Any]:
     }
 
 
-def scripted_config(url: str, free: str, others: str, closed: str, tools: dict[str, str]) -> dict[str, Any]:
+def scripted_config(url: str, free: str, others: str, words: str, closed: str, tools: dict[str, str]) -> dict[str, Any]:
     """Return a configuration with one scripted backend under several names and settings.
 
-    `free` is a backend without constrained decoding, `others` a server of models that generate no text, `closed` an
-    address that refuses connections. `tools` maps labels to addresses of tool servers. `guarded` requires approval of
-    every call.
+    `free` is a backend without constrained decoding, `others` and `words` are servers of models that generate no text,
+    `closed` is an address that refuses connections. `tools` maps labels to addresses of tool servers. `guarded`
+    requires approval of every call.
     """
 
     def model(name: str, base: str = url, *, info: Any = None, ours: Any = None, **params: Any) -> dict[str, Any]:
@@ -82,6 +84,7 @@ def scripted_config(url: str, free: str, others: str, closed: str, tools: dict[s
             model("free", free),
             model("down", closed),
             *(model(name, others, info={"mode": mode, "harmony": False}) for name, mode in OTHER_MODES.items()),
+            *(model(name, words, info={"mode": mode, "harmony": False}) for name, mode in RETRIEVAL_MODES.items()),
         ],
         "mcp_servers": {
             label: {"url": address, "require_approval": "always" if label == "guarded" else "never"}
@@ -217,13 +220,18 @@ async def perform() -> None:
         free = await stack.enter_async_context(FakeVllm(script=script_of()))
         free.patient.constrains = False
         others = await stack.enter_async_context(FakeModes())
+        words = await stack.enter_async_context(FakeModes(vector=word_vector, relevance=shared_words))
         closed = stack.enter_context(nobody_at())
         async with asyncio.TaskGroup() as starting:
             demo = starting.create_task(stack.enter_async_context(served(folder, "demo", demo_config())))
             tools = await tool_servers(stack, folder)
             scripted = starting.create_task(
                 stack.enter_async_context(
-                    served(folder, "scripted", scripted_config(fake.url, free.url, others.url, closed, tools))
+                    served(
+                        folder,
+                        "scripted",
+                        scripted_config(fake.url, free.url, others.url, words.url, closed, tools),
+                    )
                 )
             )
         addresses = {"demo": demo.result(), "scripted": scripted.result(), "key": MASTER_KEY, "tools": tools}

@@ -24,6 +24,16 @@ def test_a_deployment_answers(stage: Stage, deployment: str | None) -> None:
     assert answer.choices[0].message.content == text != ""
 
 
+@pytest.mark.parametrize("version", [VERSION, "preview"])
+def test_the_responses_api_has_azures_path(stage: Stage, version: str) -> None:
+    request: dict[str, Any] = {"model": "scripted", "input": "script: an answer", "store": False}
+    with openai.AzureOpenAI(azure_endpoint=stage.scripted, api_key=stage.key, api_version=version) as client:
+        answer = client.responses.create(**request)
+        stream = client.responses.create(**request, stream=True)
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert answer.output_text == text == "Here is the answer."
+
+
 def test_embeddings_and_models_have_azures_paths(stage: Stage) -> None:
     with openai.AzureOpenAI(azure_endpoint=stage.scripted, api_key=stage.key, api_version=VERSION) as client:
         assert client.embeddings.create(model="embedder", input="four").data[0].embedding[0] == 6.0
