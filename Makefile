@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # More workers than cores, because many tests only wait for servers.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-guardrails test-phoenix test-lm-eval test-engines test-structured test-openapi test-page vendor screenshots test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-guardrails test-phoenix test-webui test-lm-eval test-engines test-structured test-openapi test-page vendor screenshots test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve the gpt-oss backends on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-agents    Codex, Claude Code and opencode as locked, or their newest versions (ARGS=--newest); ten minutes"
 	@echo "make test-guardrails guardrails with a real Presidio, in a separate environment"
 	@echo "make test-phoenix   spans in a real Phoenix, in a separate environment; five minutes"
+	@echo "make test-webui     a real Open WebUI before the gateway, in a separate environment of 2 GB; three minutes"
 	@echo "make test-lm-eval   lm-eval through the gateway and on a real vLLM, in a separate environment; five minutes"
 	@echo "make test-providers other providers through litellm, in a separate environment"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on the CPU; the first run takes 5 GB and half an hour"
@@ -117,6 +118,10 @@ test-guardrails: $(SYNCED)
 # Spans in a real Phoenix, in a separate environment.
 test-phoenix: $(SYNCED)
 	tests/phoenix/run $(ARGS)
+
+# Retrieval and speech of a real Open WebUI.
+test-webui: $(SYNCED)
+	tests/webui/run $(ARGS)
 
 # lm-eval in a separate environment, with the vLLM of `make test-engines`.
 test-lm-eval: $(SYNCED)

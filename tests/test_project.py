@@ -304,6 +304,7 @@ def test_every_test_folder_is_named_after_a_package_or_listed() -> None:
         "providers",
         "soak",
         "structured",
+        "webui",
         "__pycache__",
     }
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
