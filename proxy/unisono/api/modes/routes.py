@@ -9,8 +9,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import REQUESTED_MODEL, caller_with_options, identify_end_user, off_loop, read_model_request
+from unisono.api.body import (
+    REQUESTED_MODEL,
+    caller_with_options,
+    identify_end_user,
+    off_loop,
+    read_model_request,
+    without_options,
+)
 from unisono.api.modes.byte_stream import started_bytes
+from unisono.api.modes.form_options import read_options, remaining_parts
 from unisono.api.modes.inbound import ModeModel, requested_model, to_generation_request
 from unisono.api.modes.schema import (
     AudioTranscript,
@@ -26,7 +34,7 @@ from unisono.api.modes.schema import (
     ScoreRequest,
     SpeechRequest,
 )
-from unisono.api.modes.upload import read_upload
+from unisono.api.modes.upload import SpooledUpload, read_upload
 from unisono.api.passthrough_routes import whole
 from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
@@ -35,7 +43,7 @@ from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import Api
-from unisono.engine.request import GenerationService, GenerationStream
+from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 
 OTHER_MODES = RouteTable("other modes")
 # Path of version 2 of Cohere's API.
@@ -66,21 +74,26 @@ class ModeRoute:
         """Answer a form. Its file is deleted when the response was sent."""
         upload = await read_upload(request)
         try:
-            fields: dict[str, Any] = {**upload.fields, **dict.fromkeys(upload.files, "")}
-            if model := getattr(request.state, PATH_MODEL, ""):
-                fields["model"] = model
-            await identify_end_user(request, fields, "user")
-            caller = request.state.caller = caller_with_options(
-                request, request.state.caller, {"model": fields.get("model")}
-            )
-            name = requested_model(fields)
-            setattr(request.state, REQUESTED_MODEL, name)
-            found = self.find(api, name, caller)
-            generation_request = to_generation_request(api, fields, found, caller, request.state.request_id, upload)
+            generation_request = await self._upload_request(request, api, upload)
             return await started_bytes(request, self.service.start(generation_request), upload.close)
         except BaseException:
             upload.close()
             raise
+
+    async def _upload_request(self, request: Request, api: Api, upload: SpooledUpload) -> GenerationRequest:
+        options = read_options(upload.options)
+        fields: dict[str, Any] = {**upload.fields, **dict.fromkeys(upload.files, "")}
+        if model := getattr(request.state, PATH_MODEL, ""):
+            fields["model"] = model
+        await identify_end_user(request, fields, "user")
+        caller = request.state.caller = caller_with_options(request, request.state.caller, {**fields, **options})
+        rest = without_options(request, options)
+        for part in remaining_parts(upload.options, options, rest):
+            await upload.write(part)
+        name = requested_model(fields)
+        setattr(request.state, REQUESTED_MODEL, name)
+        found = self.find(api, name, caller)
+        return to_generation_request(api, {**fields, **rest}, found, caller, request.state.request_id, upload)
 
     async def _start(self, request: Request, api: Api) -> GenerationStream:
         body = await read_model_request(request, "user")

@@ -16,6 +16,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
+from unisono.api.modes.form_options import OptionPart, option_field
 from unisono.core.passthrough_request import Upload
 from unisono.errors import InvalidRequest, StoreUnavailable, UnsupportedMediaType
 
@@ -30,10 +31,14 @@ MODEL: Final = "model"
 
 
 class SpooledUpload(Upload):
-    """Multipart body of a request. `fields` are its text fields, including the model."""
+    """Multipart body of a request. `fields` are its text fields, including the model.
+
+    `options` are parts that may be the gateway's own; they are forwarded only if they are written afterwards.
+    """
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
+        self.options: list[OptionPart] = []
         self.files: set[str] = set()
         self._boundary = token_hex(16)
         self._size = 0
@@ -98,6 +103,7 @@ class PartReader:
         self._name_bytes = self._value_bytes = b""
         self._name = ""
         self._text: bytearray | None = None  # of a text field
+        self._option: tuple[str, tuple[str, ...]] | None = None
         self._parts = 0
         self.parser = MultipartParser(
             boundary,
@@ -145,6 +151,7 @@ class PartReader:
         if kind != b"form-data" or name is None:
             raise InvalidRequest("A part of the body has no name in its 'Content-Disposition'.")
         self._name = name.decode("utf-8", "replace")
+        self._option = None
         if b"filename" in options:
             self._text = None
             self._upload.files.add(self._name)
@@ -152,7 +159,8 @@ class PartReader:
             if self._name in self._upload.fields and self._name == MODEL:
                 raise InvalidRequest("'model' occurs twice in the body.", param=MODEL)
             self._text = bytearray()
-        if self._name != MODEL:
+            self._option = option_field(self._name)
+        if self._is_forwarded:
             self.output += self._upload.part_head(self._headers)
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -161,14 +169,21 @@ class PartReader:
             if len(self._text) > MAX_FIELD_BYTES:
                 name = self._name[:64]
                 raise InvalidRequest(f"'{name}' is longer than {MAX_FIELD_BYTES:,} bytes; shorten it.", param=name)
-        if self._name != MODEL:
+        if self._is_forwarded:
             self.output += data[start:end]
 
     def _on_part_end(self) -> None:
-        if self._text is not None:
+        if self._option is not None and self._text is not None:
+            text, head = self._text.decode("utf-8", "replace"), self._upload.part_head(self._headers)
+            self._upload.options.append(OptionPart(*self._option, text, head))
+        elif self._text is not None:
             self._upload.fields[self._name] = self._text.decode("utf-8", "replace")
-        if self._name != MODEL:
+        if self._is_forwarded:
             self.output += b"\r\n"
+
+    @property
+    def _is_forwarded(self) -> bool:
+        return self._name != MODEL and self._option is None
 
     def _on_end(self) -> None:
         self.is_complete = True

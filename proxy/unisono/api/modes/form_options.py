@@ -1,0 +1,104 @@
+"""Options of the gateway in forms: routing, guardrails and tags, which JSON bodies have as fields.
+
+A part may have JSON as its text, such as `["a"]` in `fallbacks`, or the name of a list or an object, as the OpenAI SDK
+writes them: `fallbacks[]` and `metadata[tags][]`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from unisono.api.body import GUARDRAILS
+from unisono.api.routing_fields import FIELDS, TAG_OBJECTS
+from unisono.errors import InvalidRequest
+
+# Fields that the gateway reads, and that it does not forward if they are its own.
+OPTIONS: Final = FIELDS | {"tags", "mock_response", GUARDRAILS, *TAG_OBJECTS}
+_NAME: Final = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
+_KEY: Final = re.compile(r"\[([^\[\]]*)\]")
+MAX_DEPTH: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OptionPart:
+    """Part of a form that is an option: the name of its field, the keys in it, its text and its head."""
+
+    field: str
+    keys: tuple[str, ...]
+    text: str
+    head: bytes
+
+
+def option_field(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the field and the keys that the name of a part stands for; None if it is no option."""
+    match = _NAME.fullmatch(name)
+    if match is None or match[1] not in OPTIONS:
+        return None
+    return match[1], tuple(_KEY.findall(match[2]))
+
+
+def read_options(parts: Iterable[OptionPart]) -> dict[str, Any]:
+    """Return the fields of a body that have the values of the parts. Raises InvalidRequest, naming the field."""
+    body: dict[str, Any] = {}
+    for part in parts:
+        if len(part.keys) > MAX_DEPTH:
+            raise _invalid(part.field, "has too many keys")
+        value = part.text if part.keys else _value(part.text)
+        _insert(body, (part.field, *part.keys), value, part.field)
+    return body
+
+
+def remaining_parts(parts: Iterable[OptionPart], body: dict[str, Any], rest: dict[str, Any]) -> Iterator[bytes]:
+    """Yield the parts that are forwarded, given the fields of all parts and those that are not the gateway's own."""
+    rewritten: set[str] = set()
+    for part in parts:
+        left = rest.get(part.field)
+        if left is None:
+            continue
+        if left == body[part.field]:
+            yield part.head + part.text.encode() + b"\r\n"
+        elif part.field not in rewritten:
+            rewritten.add(part.field)
+            yield _rewritten(part, left)
+
+
+def _rewritten(part: OptionPart, left: Any) -> bytes:
+    """Return a part with JSON; its name is that of the field."""
+    own_name = re.compile(rb'name="[^"]*"')
+    head = own_name.sub(b'name="%b"' % part.field.encode(), part.head, count=1)
+    return head + json.dumps(left).encode() + b"\r\n"
+
+
+def _value(text: str) -> Any:
+    """Return the JSON of a text, or the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _insert(target: Any, path: tuple[str, ...], value: Any, field: str) -> None:
+    """Put a value at a path; an empty key appends to a list. Raises InvalidRequest if parts contradict each other."""
+    key, *rest = path
+    if rest:
+        empty: Any = [] if rest[0] == "" else {}
+        if key == "":
+            raise _invalid(field, "is a list of lists or objects; send it as JSON")
+        inner = target.setdefault(key, empty)
+        if type(inner) is not type(empty):
+            raise _invalid(field, "occurs in two forms")
+        _insert(inner, tuple(rest), value, field)
+    elif key == "":
+        target.append(value)
+    elif key in target:
+        raise _invalid(field, "occurs twice")
+    else:
+        target[key] = value
+
+
+def _invalid(field: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"Invalid value for '{field}': it {problem}.", param=field)
