@@ -123,6 +123,23 @@ async def test_reads_of_the_web_page_are_not_stored(team: Team) -> None:
     assert [(each.get("route"), each["status"]) for each in found] == [(None, 401), ("/v1/chat/completions", 200)]
 
 
+async def test_failed_probes_are_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    # No backend works, as during a start.
+    config = config_of("vllm@http://127.0.0.1:9", unisono={"request_files": {"path": str(path)}})
+    async with keyed(config, tmp_path) as (running, _):
+        team = Team(running, MASTER, MASTER, "")
+        assert (await team.get("/health/readiness")).status == 503
+        assert (await team.get("/metrics", "sk-uni-unknown")).status == 401
+        assert (await running.chat_as(MASTER)).status == 503
+        await team.listed(count=1)
+        routes = [each.get("route") for each in (await team.get("/v1/requests")).body["data"]]
+        counts = (await team.get("/v1/requests/stats")).body["data"]
+    assert routes == ["/v1/chat/completions", None]
+    assert sum(each["errors"] for each in counts) == 2
+    assert "/health/readiness" not in path.read_text()
+
+
 async def test_a_record_of_another_key_is_missing(team: Team) -> None:
     assert (await team.gateway.chat_as(team.alice)).status == 200
     [record] = await team.listed(count=1)

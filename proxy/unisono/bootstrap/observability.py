@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 # Store operations that wait for an event; their duration says nothing about the store.
 WAITING = frozenset({"events"})
 
-# Routes of probes, scrapers and browsers that load the page.
+# Routes of probes, scrapers and browsers that load the page. No request for them is recorded, not even a failed one.
 PROBES = HEALTH_PATHS | {"/metrics", "/", "/docs", "/page/{name:path}", "/ping"}
 
-# Reads of the web page, which repeats them every few seconds. They are not recorded: the list would show little else.
+# Reads of the web page, which repeats them every few seconds. They are recorded only if they fail.
 PAGE_READS = frozenset(
     prefix + path
     for prefix in ("/v1", "")
@@ -66,9 +66,6 @@ PAGE_READS = frozenset(
         "/user/daily/activity", "/openapi.json",
     )
 )  # fmt: skip
-
-# Routes whose successful requests are not recorded.
-UNRECORDED = PROBES | PAGE_READS
 
 # Operations at the start and at the end of the process, which delay no request.
 ALWAYS_ON = frozenset({"start", "aclose"})
@@ -127,8 +124,8 @@ class Observing:
         writers: list[RequestWriter | RequestFile] = []
         if (records := settings.request_records).keep:
             count = _uncounted if self.metrics is None else self.metrics.request_records
-            writer = RequestWriter(store, for_s=records.ttl_s, most=records.keep, count=count, unrecorded=UNRECORDED)
-            writers.append(writer)
+            routes = {"probes": PROBES, "unrecorded": PAGE_READS}
+            writers.append(RequestWriter(store, for_s=records.ttl_s, most=records.keep, count=count, **routes))
         if settings.request_files is not None:
             writers.append(self._request_file(settings.request_files))
         return writers
@@ -138,7 +135,8 @@ class Observing:
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"unisono.request_files.path: the folder {path.parent} cannot be written; create it")
         count = _uncounted if self.metrics is None else self.metrics.request_files
-        return RequestFile(path, max_bytes=settings.max_bytes, keep=settings.keep, count=count, unrecorded=UNRECORDED)
+        routes = {"probes": PROBES, "unrecorded": PAGE_READS}
+        return RequestFile(path, max_bytes=settings.max_bytes, keep=settings.keep, count=count, **routes)
 
     def alerts(
         self, settings: AlertSettings | None, pool: RoutingPool, store: Store, upkeep: Upkeep

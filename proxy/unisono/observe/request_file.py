@@ -32,7 +32,8 @@ class RequestFile:
     """Receiver of records that appends them to the file `path`.
 
     A file that has reached `max_bytes` becomes `path.1`, the next older one `path.2`; the last of `keep` is deleted.
-    `count` receives the outcomes. Successful requests for the routes `unrecorded` are not written.
+    `count` receives the outcomes. Requests for the routes `probes` are never written, and those for `unrecorded` only
+    if they fail.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class RequestFile:
         max_bytes: int,
         keep: int,
         count: Callable[[str, int], None],
+        probes: Collection[str] = (),
         unrecorded: Collection[str] = (),
     ) -> None:
         self._path = path
+        self._probes = frozenset(probes)
         self._unrecorded = frozenset(unrecorded)
         self._max_bytes = max_bytes
         self._keep = keep
@@ -54,7 +57,7 @@ class RequestFile:
         self._is_failing = False
 
     def __call__(self, record: RequestRecord) -> None:
-        if record.status < 400 and record.route in self._unrecorded:
+        if record.route in self._probes or (record.status < 400 and record.route in self._unrecorded):
             return
         if len(self._waiting) >= MAX_QUEUED:
             self._count("dropped", 1)

@@ -31,7 +31,8 @@ CLOSING_S: Final = 3.0
 class RequestWriter:
     """Receiver of records that stores them for `for_s` seconds, at most `most`.
 
-    `count` receives their outcomes. Requests for the routes `unrecorded` that succeed or find nothing are not stored.
+    `count` receives their outcomes. Requests for the routes `probes` are never stored, and those for `unrecorded` only
+    if they fail otherwise than by finding nothing.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class RequestWriter:
         for_s: float,
         most: int,
         count: Callable[[str, int], None],
+        probes: Collection[str] = (),
         unrecorded: Collection[str] = (),
     ) -> None:
+        self._probes = frozenset(probes)
         self._unrecorded = frozenset(unrecorded)
         self._store = store
         self._retention_s = for_s
@@ -53,6 +56,9 @@ class RequestWriter:
         self._is_down = False
 
     def __call__(self, record: RequestRecord) -> None:
+        # A failed probe, such as one during a start, is no failed request of a client.
+        if record.route in self._probes:
+            return
         if (record.status < 400 or record.status == NOT_FOUND) and record.route in self._unrecorded:
             return
         if len(self._waiting) >= MAX_QUEUED:
