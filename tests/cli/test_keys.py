@@ -54,7 +54,8 @@ def test_all_options_are_stored(config: Path) -> None:
     options = (
         *("--tenant", "team", "--models", "gpt-oss", "--mcp-servers", "none", "--expires", "30d"),
         *("--rpm", "60", "--tpm", "100000", "--max-parallel", "4", "--token-budget", "1000000"),
-        *("--money-budget", "12.50", "--budget-period", "30d", "--tag", "cost=42", "--raw"),
+        *("--money-budget", "12.50", "--soft-budget", "10", "--budget-period", "30d"),
+        *("--tag", "cost=42", "--raw"),
     )
     created = run_json(config, "create", *options)
     assert created.pop("key").startswith("sk-uni-")
@@ -74,6 +75,7 @@ def test_all_options_are_stored(config: Path) -> None:
         "max_parallel_requests": 4,
         "token_budget": 1_000_000,
         "max_budget": 12.5,
+        "soft_budget": 10.0,
         "budget_duration": "30d",
         "tags": {"cost": "42"},
         "raw": True,

@@ -238,6 +238,25 @@ async def test_status_has_the_spent_amount_of_each_money_budget(factory: StoreFa
     assert refused.budgets == (BudgetState(own, 100, 30, "day:1"), BudgetState(team, 1, 0))
 
 
+async def test_soft_budget_has_a_state_and_refuses_nothing(factory: StoreFactory) -> None:
+    store, own, team = await factory.open(), account(), Account("\x00shared", fresh("team t"))
+    priced = {"input_cost": 7, "output_price": 333_333}
+    soft, both = KeyLimits(soft_budget=10), KeyLimits(money_budget=1_000, soft_budget=10)
+    for spent in (0, 30, 60):
+        first = claim(own, soft, period="day:1", **priced)
+        second = replace(first, account=team, limits=both, period="none")
+        status = await store.reserve(first, second)
+        assert status.refused is None
+        assert status.budgets == (
+            BudgetState(own, None, spent, "day:1", soft_limit=10),
+            BudgetState(team, 1_000, spent, soft_limit=10),
+        )
+        for one in (first, second):
+            await store.settle(settlement(one, TokenUsage(requests=1, cost=30)))
+    (budget,) = (await store.reserve(claim(own, soft, period="day:2", **priced))).budgets
+    assert budget.spent == 0
+
+
 async def test_owed_claim_is_never_refused(factory: StoreFactory) -> None:
     store, owner = await factory.open(), account()
     limits = KeyLimits(rpm=1, tpm=1, max_parallel=1, token_budget=1, money_budget=1)

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.e2e.administered import ANSWER as ADMINISTERED_ANSWER
+from tests.e2e.administered import administered
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.keyed import MASTER, bearing, keyed
 from tests.e2e.test_limits import config_with_price
@@ -29,6 +31,7 @@ from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.request_file import RequestFile
 
+ADMINISTERED_COST = 100 * len(load_encoding().encode_marked(ADMINISTERED_ANSWER))
 ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Hello.<|return|>")
 SECRET = "secret of the webhook"
 
@@ -101,6 +104,33 @@ async def test_each_threshold_of_a_budget_causes_one_signed_alert(tmp_path: Path
     assert (first["threshold"], first["spend"], first["max_budget"]) == (0.5, 2 * cost / 1e6, 4 * cost / 1e6)
     assert second["threshold"] == 0.9
     assert metrics("alerts_total", outcome="sent") == 2
+
+
+async def test_a_soft_budget_alerts_once_and_refuses_nothing(tmp_path: Path) -> None:
+    cost = ADMINISTERED_COST
+    async with receiver() as hook:
+        unisono = {**alerting(hook.url), "metrics_per_key": True}
+        store = f"sqlite://{tmp_path}/state.db"
+        async with administered(store, price={"input": 0.0, "output": 100.0}, unisono=unisono) as master:
+            soft = {"soft_budget": 1.5 * cost / 1e6}
+            team = await master.made("/team/new", team_id="search", **soft, budget_duration="30d")
+            assert team["soft_budget"] == soft["soft_budget"]
+            assert team["budget_reset_at"] is not None
+            key = await master.made("/key/generate", team_id="search", soft_budget=100)
+            await master.made("/customer/new", user_id="ann", **soft)
+            for _ in range(4):
+                assert (await master.gateway.chat_as(key["key"], user="ann")).status == 200
+            await hook.received(2)
+            metrics = await read(master.gateway.url, **bearing(MASTER))
+    assert {(each["event"], each["event_group"]) for each in hook.bodies} == {
+        ("soft_budget_crossed", "team"),
+        ("soft_budget_crossed", "customer"),
+    }
+    alert = next(each for each in hook.bodies if each["event_group"] == "team")
+    assert (alert["team_id"], alert["spend"], alert["soft_budget"]) == ("search", 2 * cost / 1e6, soft["soft_budget"])
+    assert "max_budget" not in alert
+    left = metrics("soft_budget_remaining_dollars", owner="team", id="search")
+    assert left == pytest.approx(-2.5 * cost / 1e6)
 
 
 async def test_a_failing_backend_causes_an_alert() -> None:

@@ -58,7 +58,7 @@ times = st.floats(0, 1e11)
 names = st.none() | st.frozensets(text, max_size=3)
 amounts = st.none() | st.integers(0, 2**53)
 periods = st.sampled_from([NO_PERIOD, Period("day"), Period("month"), Period("every", 2_592_000)])
-limits = st.builds(KeyLimits, amounts, amounts, amounts, amounts, amounts, periods, times)
+limits = st.builds(KeyLimits, amounts, amounts, amounts, amounts, amounts, periods, times, amounts)
 keys = st.builds(
     KeyRecord,
     id=text,

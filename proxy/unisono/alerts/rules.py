@@ -18,31 +18,41 @@ MAX_BUDGETS: Final = 10_000
 # State of a deployment that serves requests.
 READY: Final = "ready"
 # Fields for the id of a budget's owner.
-OWNER_FIELDS: Final = {"key": "token", "team": "team_id", "user": "user_id"}
+OWNER_FIELDS: Final = {"key": "token", "team": "team_id", "user": "user_id", "customer": "customer_id"}
 
 
 class BudgetAlerts:
-    """Observer of quotas that alerts when a budget reaches one of `thresholds`.
+    """Observer of quotas that alerts about spent budgets.
 
-    They are fractions of the budget.
+    It alerts when a budget reaches one of `thresholds`, which are fractions of it, and when a soft budget is spent.
     """
 
     def __init__(self, thresholds: Sequence[float], sink: AlertSink) -> None:
         self._thresholds = sorted(thresholds)
         self._sink = sink
-        # Highest threshold that was reached, by account and period.
-        self._reached: OrderedDict[tuple[Account, str], float] = OrderedDict()
+        # Highest threshold that was reached, by account, period, and whether the budget is a soft one.
+        self._reached: OrderedDict[tuple[Account, str, bool], float] = OrderedDict()
 
     def budget_changed(self, budget: BudgetState) -> None:
-        reached = max((each for each in self._thresholds if budget.spent >= each * budget.limit), default=0.0)
-        place = (budget.account, budget.period)
-        if not reached or reached <= self._reached.get(place, 0.0):
-            return
+        if (limit := budget.limit) is not None:
+            reached = max((each for each in self._thresholds if budget.spent >= each * limit), default=0.0)
+            if reached and self._is_new(budget, reached, is_soft=False):
+                self._sink(budget_alert(budget, reached))
+        # A soft budget of 0 is reached by the first cost.
+        soft = budget.soft_limit
+        if soft is not None and budget.spent >= max(soft, 1) and self._is_new(budget, 1.0, is_soft=True):
+            self._sink(soft_budget_alert(budget, soft))
+
+    def _is_new(self, budget: BudgetState, reached: float, *, is_soft: bool) -> bool:
+        """Return True for a threshold that no alert was about, and remember it."""
+        place = (budget.account, budget.period, is_soft)
+        if reached <= self._reached.get(place, 0.0):
+            return False
         self._reached[place] = reached
         self._reached.move_to_end(place)
         if len(self._reached) > MAX_BUDGETS:
             self._reached.popitem(last=False)
-        self._sink(budget_alert(budget, reached))
+        return True
 
     def quota_refused(self, limit: QuotaKind, account: Account) -> None:
         """Do nothing: the change of the budget has caused the alert."""
@@ -51,11 +61,9 @@ class BudgetAlerts:
 def budget_alert(budget: BudgetState, threshold: float) -> Alert:
     """Return the alert for a budget that has reached a threshold."""
     kind, name = owner_of(budget.account)
-    spent, limit = budget.spent / MILLION, budget.limit / MILLION
+    spent, limit = budget.spent / MILLION, (budget.limit or 0) / MILLION
     owner = " ".join(filter(None, (kind, name)))
-    facts: dict[str, Json] = {"spend": spent, "max_budget": limit, "threshold": threshold, "period": budget.period}
-    if kind in OWNER_FIELDS:
-        facts[OWNER_FIELDS[kind]] = name
+    facts = {**_budget_facts(budget), "threshold": threshold}
     return Alert(
         id=f"budget {kind} {budget.account.tenant} {name} {budget.period} {budget.limit} {threshold:g}",
         event="budget_crossed" if threshold >= 1 else "threshold_crossed",
@@ -63,6 +71,31 @@ def budget_alert(budget: BudgetState, threshold: float) -> Alert:
         message=f"The budget of {owner} is {threshold:.0%} spent: {spent:.4f} of {limit:.4f} dollars.",
         facts=facts,
     )
+
+
+def soft_budget_alert(budget: BudgetState, soft: int) -> Alert:
+    """Return the alert for a soft budget that is spent."""
+    kind, name = owner_of(budget.account)
+    spent, limit = budget.spent / MILLION, soft / MILLION
+    owner = " ".join(filter(None, (kind, name)))
+    return Alert(
+        id=f"soft_budget {kind} {budget.account.tenant} {name} {budget.period} {soft}",
+        event="soft_budget_crossed",
+        group=kind,
+        message=f"The soft budget of {owner} is spent: {spent:.4f} of {limit:.4f} dollars. Requests are still served.",
+        facts=_budget_facts(budget),
+    )
+
+
+def _budget_facts(budget: BudgetState) -> dict[str, Json]:
+    kind, name = owner_of(budget.account)
+    facts: dict[str, Json] = {"spend": budget.spent / MILLION, "period": budget.period}
+    for field, limit in (("max_budget", budget.limit), ("soft_budget", budget.soft_limit)):
+        if limit is not None:
+            facts[field] = limit / MILLION
+    if kind in OWNER_FIELDS:
+        facts[OWNER_FIELDS[kind]] = name
+    return facts
 
 
 class DeploymentState(Protocol):

@@ -230,6 +230,7 @@ def to_json(record: KeyRecord, now: float) -> dict[str, Any]:
         "max_parallel_requests": limits.max_parallel,
         "token_budget": limits.token_budget,
         "max_budget": None if limits.money_budget is None else limits.money_budget / MICRO,
+        "soft_budget": None if limits.soft_budget is None else limits.soft_budget / MICRO,
         "budget_duration": written_period(limits.budget_period),
         "tags": dict(record.tags),
         "raw": record.raw,
@@ -272,6 +273,8 @@ def _limits(limits: KeyLimits) -> Iterator[str]:
         yield f"{limits.token_budget} tokens{per}"
     if limits.money_budget is not None:
         yield f"{limits.money_budget / MICRO:g} USD{per}"
+    if limits.soft_budget is not None:
+        yield f"alert at {limits.soft_budget / MICRO:g} USD{per}"
 
 
 def _time(at: float | None) -> str:

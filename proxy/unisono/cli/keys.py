@@ -35,6 +35,7 @@ MAY = (
     click.option(
         "--money-budget", "--max-budget", "money_budget", type=MONEY, help="Maximum cost per budget period, in USD."
     ),
+    click.option("--soft-budget", type=MONEY, help="Cost per budget period that causes an alert, in USD."),
     click.option(
         "--budget-period",
         "--budget-duration",

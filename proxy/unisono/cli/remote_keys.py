@@ -120,6 +120,7 @@ def to_body(options: Mapping[str, Any]) -> dict[str, Any]:
         "mcp_servers": lambda names: {"object_permission": {"mcp_servers": None if names is None else sorted(names)}},
         "expires_at": lambda at: {"duration": "-1" if at is None else f"{max(1, round(at - time.time()))}s"},
         "money_budget": lambda micro: {"max_budget": None if micro is None else micro / MICRO},
+        "soft_budget": lambda micro: {"soft_budget": None if micro is None else micro / MICRO},
         "budget_period": lambda period: {"budget_duration": written_period(period)},
         "tags": lambda tags: {"tags": [f"{name}={value}" for name, value in tags.items()]},
         "raw": lambda raw: {"raw": raw},
@@ -151,6 +152,7 @@ def _limits(key: Mapping[str, Any]) -> Iterator[str]:
         ("max_parallel_requests", "{} at once"),
         ("token_budget", "{} tokens" + per),
         ("max_budget", "{:g} USD" + per),
+        ("soft_budget", "alert at {:g} USD" + per),
     ):
         if key[name] is not None:
             yield text.format(key[name])

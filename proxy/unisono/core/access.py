@@ -204,9 +204,10 @@ def with_budget(limits: KeyLimits, budget: DirectoryEntry | None) -> KeyLimits:
     """Return the limits, with those of a named budget where they have none."""
     if budget is None:
         return limits
-    names = ("rpm", "tpm", "max_parallel", "token_budget", "money_budget")
+    names = ("rpm", "tpm", "max_parallel", "token_budget", "money_budget", "soft_budget")
     missing = {name: getattr(budget.limits, name) for name in names if getattr(limits, name) is None}
-    if limits.has_budget:
+    # The period of a budget decides over that of a soft budget.
+    if limits.has_budget or (limits.soft_budget is not None and not budget.limits.has_budget):
         return replace(limits, **missing)
     return replace(
         limits, **missing, budget_period=budget.limits.budget_period, budget_since=budget.limits.budget_since

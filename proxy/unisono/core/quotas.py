@@ -69,7 +69,7 @@ class KeyLimits:
 
     `rpm` and `tpm` limit requests and tokens in any 60 seconds, `max_parallel` simultaneous requests. `token_budget`
     (tokens) and `money_budget` (micro-USD) apply to each `budget_period`. The first period began at `budget_since`, in
-    seconds since 1970.
+    seconds since 1970. `soft_budget` (micro-USD) refuses nothing: reaching it causes an alert.
     """
 
     rpm: int | None = None
@@ -79,17 +79,26 @@ class KeyLimits:
     money_budget: int | None = None
     budget_period: Period = NO_PERIOD
     budget_since: float = 0.0
+    soft_budget: int | None = None
 
     @property
     def limited(self) -> bool:
-        """True if any limit is set."""
-        return any(
-            limit is not None for limit in (self.rpm, self.tpm, self.max_parallel, self.token_budget, self.money_budget)
-        )
+        """True if any limit is set.
+
+        A soft budget counts, because the store sums what reservations spend.
+        """
+        limits = (self.rpm, self.tpm, self.max_parallel, self.token_budget, self.money_budget, self.soft_budget)
+        return any(limit is not None for limit in limits)
 
     @property
     def has_budget(self) -> bool:
+        """True if a budget may refuse a request."""
         return self.token_budget is not None or self.money_budget is not None
+
+    @property
+    def is_spend_known(self) -> bool:
+        """True if the state of a reservation has the amount that is spent."""
+        return self.money_budget is not None or self.soft_budget is not None
 
 
 NO_LIMITS = KeyLimits()
@@ -160,14 +169,15 @@ class QuotaReservation:
 class BudgetState:
     """Money budget of an account in its current period.
 
-    The limit and the spent amount are in micro-USD. `period` is the name of the period. Reservations of running
-    requests are not spent.
+    All amounts are in micro-USD. `limit` and `soft_limit` are the budget and the soft budget, None without one.
+    `period` is the name of the period. Reservations of running requests are not spent.
     """
 
     account: Account
-    limit: int
+    limit: int | None
     spent: int
     period: str = "none"
+    soft_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +212,14 @@ class QuotaStatus:
         ):
             if limit is not None and remaining is not None:
                 yield name, limit, remaining, reset_s
+
+
+def budgets_of(claim: QuotaReservation, spent: int) -> tuple[BudgetState, ...]:
+    """Return the state of the money budget of a claim, if it has one."""
+    limits = claim.limits
+    if not limits.is_spend_known:
+        return ()
+    return (BudgetState(claim.account, limits.money_budget, spent, claim.period, limits.soft_budget),)
 
 
 def combined(claims: Sequence[QuotaReservation], statuses: Sequence[QuotaStatus]) -> QuotaStatus:

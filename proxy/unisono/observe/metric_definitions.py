@@ -195,6 +195,9 @@ class Instruments:
         self.budget_left = self._gauge(
             "budget_remaining_dollars", "Rest of a budget after the last request.", *budget, over="mostrecent"
         )
+        self.soft_budget_left = self._gauge(
+            "soft_budget_remaining_dollars", "Rest of a soft budget; negative above it.", *budget, over="mostrecent"
+        )
         self.key_tokens = self._counter("key_tokens", "Tokens, by public id of the key.", "key", "kind")
         self.key_spend = self._counter("key_spend_dollars", "Cost of answers in dollars, by key.", "key", "team")
         self.key_requests = self._counter("key_requests", "HTTP requests, by key.", "key", "team", "outcome")

@@ -93,8 +93,11 @@ class OwnerMetrics:
             # The amounts of several owners under one name would overwrite each other.
             if name == OTHER:
                 return
-        self._all.budget_limit.labels(kind, name).set(budget.limit / MILLION)
-        self._all.budget_left.labels(kind, name).set((budget.limit - budget.spent) / MILLION)
+        if budget.limit is not None:
+            self._all.budget_limit.labels(kind, name).set(budget.limit / MILLION)
+            self._all.budget_left.labels(kind, name).set((budget.limit - budget.spent) / MILLION)
+        if budget.soft_limit is not None:
+            self._all.soft_budget_left.labels(kind, name).set((budget.soft_limit - budget.spent) / MILLION)
 
     def quota_refused(self, limit: QuotaKind, account: Account) -> None:
         self._all.quota_refusals.labels(limit.value, owner_of(account)[0]).inc()

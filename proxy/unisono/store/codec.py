@@ -210,8 +210,10 @@ def encode_key(record: KeyRecord) -> bytes:
 
 def _limits(limits: KeyLimits) -> Record:
     period = limits.budget_period
-    plain = {key: getattr(limits, key) for key in KeyLimits.__slots__ if key != "budget_period"}
-    return {**plain, "budget_period": [period.kind, period.seconds]}
+    plain = {key: getattr(limits, key) for key in KeyLimits.__slots__ if key not in ("budget_period", "soft_budget")}
+    # Earlier versions read no limits with a field that they do not know.
+    soft = {} if limits.soft_budget is None else {"soft_budget": limits.soft_budget}
+    return {**plain, **soft, "budget_period": [period.kind, period.seconds]}
 
 
 def _names(names: frozenset[str] | None) -> Json:

@@ -44,7 +44,7 @@ REASONS: Final[Mapping[str, str]] = {
         "team_member_model_max_budget"
     ),
     "the only budget is `max_budget` in each `budget_duration`": (
-        "budget_limits budget_fallbacks soft_budget end_user_budget_id temp_budget_increase temp_budget_expiry "
+        "budget_limits budget_fallbacks end_user_budget_id temp_budget_increase temp_budget_expiry "
         "throttle_on_budget_exceeded team_member_budget team_member_budget_duration max_budget_in_team budget_reset_at"
     ),
     "limits are reserved before a request and settled after it": (
@@ -168,6 +168,7 @@ class LimitFields(AdminBody):
     """
 
     max_budget: Usd | None = None
+    soft_budget: Usd | None = None
     budget_duration: PeriodText | None = None
     max_parallel_requests: Amount | None = None
     tpm_limit: Amount | None = None
@@ -178,8 +179,10 @@ class LimitFields(AdminBody):
         """Return the limits with the sent changes."""
         sent = self.model_fields_set
         changes: dict[str, Any] = {own: getattr(self, name) for name, own in LIMIT_NAMES.items() if name in sent}
-        if "max_budget" in sent:
-            changes["money_budget"] = None if self.max_budget is None else round(self.max_budget * MILLION)
+        for name, own in (("max_budget", "money_budget"), ("soft_budget", "soft_budget")):
+            if name in sent:
+                amount = getattr(self, name)
+                changes[own] = None if amount is None else round(amount * MILLION)
         if "budget_duration" in sent:
             changes["budget_period"] = period_of(self.budget_duration)
         return replace(before, **changes)
@@ -196,9 +199,11 @@ LIMIT_NAMES: Final = {
 
 def limit_answer(limits: KeyLimits, now: float) -> dict[str, Json]:
     """Return limits in LiteLLM's format."""
-    ends = limits.budget_period.window(now, limits.budget_since)[1] if limits.has_budget else None
+    has_period = limits.has_budget or limits.soft_budget is not None
+    ends = limits.budget_period.window(now, limits.budget_since)[1] if has_period else None
     return {
         "max_budget": None if limits.money_budget is None else limits.money_budget / MILLION,
+        "soft_budget": None if limits.soft_budget is None else limits.soft_budget / MILLION,
         "budget_duration": period_text(limits.budget_period),
         "budget_reset_at": iso(ends),
         "max_parallel_requests": limits.max_parallel,

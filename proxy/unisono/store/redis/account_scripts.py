@@ -104,6 +104,7 @@ for n = 1, #KEYS, 4 do
   claim.ends_ms, claim.owed = tonumber(arg()), arg() == '1'
   claim.rpm, claim.tpm, claim.parallel = tonumber(arg()), tonumber(arg()), tonumber(arg())
   claim.token_budget, claim.money_budget = tonumber(arg()), tonumber(arg())
+  claim.reads_spent = arg() == '1'
   claim.tokens = claim.input + claim.least
   claims[#claims + 1] = claim
 end
@@ -158,11 +159,13 @@ local function refusal(claim)
     end
     if claim.parallel and redis.call('ZCARD', claim.open) >= claim.parallel then return 'parallel' end
   end
-  if not claim.token_budget and not claim.money_budget then return end
+  -- A soft budget refuses nothing, but its state is reported.
+  if not claim.token_budget and not claim.reads_spent then return end
   local sum = redis.call('HMGET', claim.spent, 'tokens', 'cost')
   local spent_tokens, spent_cost = tonumber(sum[1] or 0), tonumber(sum[2] or 0)
   local used_tokens, used_cost = spent_tokens, spent_cost
   claim.spent_cost = spent_cost
+  if not claim.token_budget and not claim.money_budget then return end
   for _, one in ipairs(redis.call('HVALS', claim.held)) do
     local held_tokens, held_cost = string.match(one, '^%d+:%d+:(%d+):(%d+):')
     used_tokens, used_cost = used_tokens + tonumber(held_tokens), used_cost + tonumber(held_cost)

@@ -22,13 +22,13 @@ from unisono.core.quotas import (
     SHARE,
     USED,
     Account,
-    BudgetState,
     LedgerLine,
     QuotaKind,
     QuotaReservation,
     QuotaStatus,
     TokenUsage,
     UsageRecord,
+    budgets_of,
     combined,
     entries_of,
 )
@@ -174,12 +174,12 @@ def _claim_args(claim: QuotaReservation) -> Args:
         *(claim.once, claim.input, claim.expected_output, claim.max_output, claim.input_cost, claim.output_price),
         *(milliseconds(claim.for_s), _expiry(claim), int(claim.is_owed)),
         *map(_bound, (limits.rpm, limits.tpm, limits.max_parallel, limits.token_budget, limits.money_budget)),
+        int(limits.is_spend_known),
     ]
 
 
 def _to_status(claim: QuotaReservation, row: Sequence[Any]) -> QuotaStatus:
     refused, again, output, requests, requests_ms, tokens, tokens_ms, spent = row
-    limit = claim.limits.money_budget
     return QuotaStatus(
         refused=QuotaKind(bytes(refused).decode()) if refused else None,
         retry_after_s=None if again < 0 else again / 1000,
@@ -188,7 +188,7 @@ def _to_status(claim: QuotaReservation, row: Sequence[Any]) -> QuotaStatus:
         requests_reset_s=requests_ms / 1000,
         tokens_left=None if tokens < 0 else tokens,
         tokens_reset_s=tokens_ms / 1000,
-        budgets=() if limit is None or spent < 0 else (BudgetState(claim.account, limit, spent, claim.period),),
+        budgets=() if spent < 0 else budgets_of(claim, spent),
     )
 
 

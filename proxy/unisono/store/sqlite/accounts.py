@@ -23,6 +23,7 @@ from unisono.core.quotas import (
     QuotaStatus,
     TokenUsage,
     UsageRecord,
+    budgets_of,
     combined,
     entries_of,
 )
@@ -107,13 +108,14 @@ def _check(act: Transaction, claim: QuotaReservation) -> QuotaStatus | BudgetRoo
         running = act.db.execute(count, whose).fetchone()[0]
     if (refusal := minute.refusal(claim, running)) is not None:
         return refusal
-    if not limits.has_budget:
+    if not limits.has_budget and not limits.is_spend_known:
         return BudgetRoom()
     tokens, cost = act.db.execute(
         "SELECT tokens, cost FROM account_spent WHERE tenant = ? AND key = ? AND period = ?", (*whose, claim.period)
     ).fetchone() or (0, 0)
-    budget = limits.money_budget
-    budgets = () if budget is None else (BudgetState(claim.account, budget, cost, claim.period),)
+    budgets = budgets_of(claim, cost)
+    if not limits.has_budget:
+        return BudgetRoom(None, budgets)
     room = _room(act, claim, (tokens, cost))
     if isinstance(room, int):
         return BudgetRoom(room, budgets)
