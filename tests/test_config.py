@@ -172,6 +172,11 @@ WRONG: dict[str, tuple[Any, str]] = {
         {"model_list": [entry("gpt-oss\nx")]},
         "model_list[0].model_name: string should match pattern '^[^\\x00-\\x1f\\x7f]+$'",
     ),
+    "unknown time zone": (
+        {"litellm_settings": {"timezone": "Berlin"}},
+        "litellm_settings.timezone: must be a time zone of the IANA database, such as `Europe/Berlin`; if this one is, "
+        "install the system package tzdata",
+    ),
     "zero store lifetime": ({"store": {"ttl_s": 0}}, "store.ttl_s: input should be greater than 0"),
     "negative replica count": (
         {"store": {"replicas": -1}},

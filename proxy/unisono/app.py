@@ -167,7 +167,8 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     harmony = build_engine(pool, hosting.host, parts, salts, library_parser=config.unisono.library_parser)
     engine = PassthroughService(harmony, pool)
-    metering = Metering(engine, ledger, build_prices(config, catalogue), lenient=lenient)
+    prices, zone = build_prices(config, catalogue), config.litellm_settings.zone
+    metering = Metering(engine, ledger, prices, lenient=lenient, zone=zone)
     recorder = observing.recorder(config, store)
     # A request that exceeds its quota reaches no hook.
     budgets = build_budgets(config, catalogue, metering)
@@ -288,7 +289,8 @@ def _make_app(
 def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int, live: LiveOutputs) -> tuple[object, ...]:
     """Return the dependencies of the routes on the state of the gateway."""
     config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
-    observing = gateway.parts.observing
+    observing, zone = gateway.parts.observing, config.litellm_settings.zone
+    is_keyless = config.general_settings.master_key is None
     return (
         ReadinessCheck(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unwritten_records)),
         MetricsSource(observing.metrics_page, names_keys=config.unisono.metrics_per_key),
@@ -301,7 +303,7 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int, live:
         RequestSource(store, time.time, config.unisono.request_records.ttl_s),
         BackendHealth(lambda: [*deployment_health(pool), *health_of(gateway.models)]),
         gateway.model_administration(share),
-        Administration(store, gateway.salt, time.time, is_keyless=config.general_settings.master_key is None),
+        Administration(store, gateway.salt, time.time, is_keyless, zone),
         WebDeps(Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time), store, live),
     )
 

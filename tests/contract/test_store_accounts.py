@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from tests.contract.state import fresh
 from tests.contract.stores import StoreFactory
+from unisono.core.budget_period import Period
 from unisono.core.quotas import (
     Account,
     BudgetState,
@@ -236,6 +239,21 @@ async def test_status_has_the_spent_amount_of_each_money_budget(factory: StoreFa
     refused = await store.reserve(second, shared)
     assert refused.refused is QuotaKind.MONEY_BUDGET
     assert refused.budgets == (BudgetState(own, 100, 30, "day:1"), BudgetState(team, 1, 0))
+
+
+async def test_budget_renews_at_midnight_of_a_time_zone(factory: StoreFactory) -> None:
+    store, owner, zone = await factory.open(), account(), ZoneInfo("Europe/Berlin")
+    # Clocks change on 30 March 2036, a day of 23 hours that ends at 22:00 UTC.
+    times = ["2036-03-29T23:30+00:00", "2036-03-30T21:30+00:00", "2036-03-30T22:30+00:00"]
+    for at, spent in zip(times, [0, 100, 0], strict=True):
+        start, ends = Period("every", 86_400).window(datetime.fromisoformat(at).timestamp(), zone=zone)
+        period = f"every:{start:.0f}"
+        one = claim(owner, KeyLimits(money_budget=100), period=period, period_ends=ends, input_cost=7)
+        status = await store.reserve(one)
+        assert status.budgets == (BudgetState(owner, 100, spent, period),)
+        assert (status.refused is None) == (not spent)
+        if status.refused is None:
+            await store.settle(settlement(one, TokenUsage(requests=1, cost=100)))
 
 
 async def test_soft_budget_has_a_state_and_refuses_nothing(factory: StoreFactory) -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.contract.state import NOW, fresh
 from tests.contract.stores import StoreFactory
 from unisono.core.access import KeyDigest, KeyRecord
-from unisono.core.quotas import KeyLimits, Period
+from unisono.core.budget_period import Period
+from unisono.core.quotas import KeyLimits
 from unisono.errors import NotFound, StoreConflict
 
 

@@ -10,9 +10,11 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from aiohttp import web
@@ -110,12 +112,15 @@ async def test_a_soft_budget_alerts_once_and_refuses_nothing(tmp_path: Path) -> 
     cost = ADMINISTERED_COST
     async with receiver() as hook:
         unisono = {**alerting(hook.url), "metrics_per_key": True}
-        store = f"sqlite://{tmp_path}/state.db"
-        async with administered(store, price={"input": 0.0, "output": 100.0}, unisono=unisono) as master:
+        sections = {"unisono": unisono, "litellm_settings": {"timezone": "Asia/Tokyo"}}
+        price = {"input": 0.0, "output": 100.0}
+        async with administered(f"sqlite://{tmp_path}/state.db", price=price, **sections) as master:
             soft = {"soft_budget": 1.5 * cost / 1e6}
             team = await master.made("/team/new", team_id="search", **soft, budget_duration="30d")
             assert team["soft_budget"] == soft["soft_budget"]
-            assert team["budget_reset_at"] is not None
+            # Midnight in Tokyo, which has no summer time, on the first of a month.
+            reset = datetime.fromisoformat(team["budget_reset_at"]).astimezone(ZoneInfo("Asia/Tokyo"))
+            assert (reset.day, reset.hour, reset.minute) == (1, 0, 0)
             key = await master.made("/key/generate", team_id="search", soft_budget=100)
             await master.made("/customer/new", user_id="ann", **soft)
             for _ in range(4):
@@ -129,6 +134,8 @@ async def test_a_soft_budget_alerts_once_and_refuses_nothing(tmp_path: Path) -> 
     alert = next(each for each in hook.bodies if each["event_group"] == "team")
     assert (alert["team_id"], alert["spend"], alert["soft_budget"]) == ("search", 2 * cost / 1e6, soft["soft_budget"])
     assert "max_budget" not in alert
+    start = datetime.fromtimestamp(int(alert["period"].removeprefix("every:")), ZoneInfo("Asia/Tokyo"))
+    assert (start.day, start.hour, start.minute) == (1, 0, 0)
     left = metrics("soft_budget_remaining_dollars", owner="team", id="search")
     assert left == pytest.approx(-2.5 * cost / 1e6)
 

@@ -23,8 +23,9 @@ from tests.e2e.keyed import MASTER, Ring, bearing, keyed, ring, with_keys
 from tests.e2e.replicas import replica
 from tests.fakes import FakeVllm
 from unisono.core.access import shared_account
+from unisono.core.budget_period import Period
 from unisono.core.directory import DirectoryEntry, EntryKind
-from unisono.core.quotas import KeyLimits, Period, QuotaReservation
+from unisono.core.quotas import KeyLimits, QuotaReservation
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(180)

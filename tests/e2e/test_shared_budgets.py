@@ -16,7 +16,7 @@ from tests.fakes.sglang import FakeSglang
 from unisono.app import build
 from unisono.config import parse
 from unisono.config.budget_settings import to_period
-from unisono.core.quotas import Period
+from unisono.core.budget_period import Period
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
 from unisono.middleware.quota import MAX_TOKENS

@@ -11,11 +11,12 @@ from tests.contract.state import EVERY_ITEM, conversation, full_response
 from tests.drawn import item, text, tokens
 from unisono.core import item_records
 from unisono.core.access import KeyDigest, KeyRecord
+from unisono.core.budget_period import NO_PERIOD, Period
 from unisono.core.conversation import (
     Json,
 )
 from unisono.core.generation import Usage
-from unisono.core.quotas import NO_PERIOD, KeyLimits, Period
+from unisono.core.quotas import KeyLimits
 from unisono.core.state_store import Status, StoredConversation, StoredItem, StoredResponse
 from unisono.errors import InternalError, StoreUnreadable
 from unisono.store import codec

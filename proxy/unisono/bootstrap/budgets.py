@@ -8,7 +8,8 @@ from unisono.access.prices import FREE, PriceList, price_list
 from unisono.bootstrap.backends import deployment_names, tag_rules
 from unisono.config import KIND_ALIASES, Config, ModelRegistry
 from unisono.config.budget_settings import to_period
-from unisono.core.quotas import MILLION, NO_PERIOD, KeyLimits
+from unisono.core.budget_period import NO_PERIOD
+from unisono.core.quotas import MILLION, KeyLimits
 from unisono.errors import ConfigError
 from unisono.middleware.budgets import SharedBudget, SharedBudgets
 from unisono.middleware.quota import Metering

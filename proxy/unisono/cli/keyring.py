@@ -52,7 +52,8 @@ class OpenedKeyring:
     @property
     def admin(self) -> Administration:
         """Operations of the admin API on this store."""
-        return Administration(self.store, Salt(self.config, self.store), time.time)
+        zone = self.config.litellm_settings.zone
+        return Administration(self.store, Salt(self.config, self.store), time.time, zone=zone)
 
 
 # -- commands
@@ -69,7 +70,7 @@ def create(config_path: Path, tenant: str, options: Mapping[str, Any], *, as_jso
         admin, now = opened.admin, time.time()
         new = issued(await admin.mint(), now, tenant=tenant)
         record = replace(changed(new.record, options), created_by=OPERATOR.id)
-        audit = admin.audit(OPERATOR, "created", "key", record.id, None, key_view(record, now))
+        audit = admin.audit(OPERATOR, "created", "key", record.id, None, key_view(record, now, admin.zone))
         return replace(new, record=await opened.store.put_key(record, audit))
 
     _warn_of_unknown_names(config, options)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import click
 
-from unisono.core.quotas import NO_PERIOD, Period
+from unisono.core.budget_period import NO_PERIOD, Period
 
 Value = TypeVar("Value")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, tzinfo
 from typing import Annotated, Any, Final
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
 from unisono.config.section import Section
-from unisono.core.quotas import Period
+from unisono.core.budget_period import Period
 
 _FORM: Final = re.compile(r"([1-9]\d{0,5})(mo|s|m|h|d|w)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -17,12 +19,31 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 def to_period(value: Any) -> Period:
     """Return the renewal period of a budget. Raises ValueError.
 
-    Days and longer periods begin at midnight UTC.
+    Days and longer periods begin at midnight of the configured time zone.
     """
     found = _FORM.fullmatch(value) if isinstance(value, str) else None
     if found is None or (found[2] == "mo" and found[1] != "1"):
         raise ValueError("must be a number and a unit (s, m, h, d, w), or `1mo` for calendar months, such as `30d`")
     return Period("month") if found[2] == "mo" else Period("every", int(found[1]) * _SECONDS[found[2]])
+
+
+def to_zone(name: str) -> tzinfo:
+    """Return a time zone of the IANA database. Raises ValueError."""
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(
+            "must be a time zone of the IANA database, such as `Europe/Berlin`; if this one is, install the system "
+            "package tzdata"
+        ) from None
+
+
+def _check_zone(value: str) -> str:
+    """Return the value. Raises ValueError for a text that is no time zone."""
+    to_zone(value)
+    return value
 
 
 def _check_duration(value: str) -> str:
@@ -32,6 +53,7 @@ def _check_duration(value: str) -> str:
 
 
 Money = Annotated[float, Field(ge=0, le=1e9)]
+ZoneName = Annotated[str, AfterValidator(_check_zone)]
 Duration = Annotated[str, AfterValidator(_check_duration)]
 
 

@@ -7,14 +7,14 @@ LiteLLM's keys keep their spelling. The string under a field is its description 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, tzinfo
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, JsonValue, SecretStr, model_validator
 
 from unisono.config.alert_settings import AlertSettings
 from unisono.config.authentication_settings import FailedAuthenticationSettings
-from unisono.config.budget_settings import Duration, Money, ProviderBudget
+from unisono.config.budget_settings import Duration, Money, ProviderBudget, ZoneName, to_zone
 from unisono.config.file_settings import FileSettings
 from unisono.config.general_settings import GeneralSettings
 from unisono.config.guardrail_settings import GuardrailSettings
@@ -108,9 +108,17 @@ class LitellmSettings(Fallbacks):
     budget_duration: Duration | None = None
     """Period after which `max_budget` renews, such as `30d`, `12h` or `1mo` (calendar month).
     By default it never renews."""
+    timezone: ZoneName = "UTC"
+    """IANA time zone of the days, weeks and months of budgets, such as `Europe/Berlin`.
+    It must be the same for all gateways on a store. A change begins new budget periods."""
     drop_params: bool = False
     """True removes request fields that a provider served by litellm does not support.
     By default such requests are rejected."""
+
+    @property
+    def zone(self) -> tzinfo:
+        """Time zone of budget periods."""
+        return to_zone(self.timezone)
 
 
 class AliasTarget(Section):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Protocol
 
+from unisono.core.budget_period import NO_PERIOD, Period
 from unisono.core.frozen import statically_frozen
 
 # Length of the sliding window for the limits of requests and tokens.
@@ -26,41 +26,6 @@ MILLION: Final = 1_000_000
 
 # Tenant of budgets that several keys share. No key belongs to it, and its usage is part of the usage of keys.
 SHARED_TENANT: Final = ""
-
-PeriodKind: TypeAlias = Literal["none", "day", "month", "every"]
-
-
-@dataclass(frozen=True, slots=True)
-class Period:
-    """Renewal period of a budget.
-
-    `none` never renews, `day` and `month` follow the UTC calendar. `every` renews after that many whole `seconds`,
-    counted from the creation of the key.
-    """
-
-    kind: PeriodKind = "none"
-    seconds: int = 0
-
-    def window(self, now: float, since: float = 0.0) -> tuple[float, float | None]:
-        """Return the start of the period that contains `now` and of the next, None for never.
-
-        All times are in seconds since 1970; `since` is the start of the first period of kind `every`.
-        """
-        if self.kind == "none":
-            return 0.0, None
-        if self.kind == "every":
-            start = since + (now - since) // self.seconds * self.seconds
-            return start, start + self.seconds
-        # Calendar periods begin at midnight UTC on every replica, independent of the time zone of the machine.
-        first = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        if self.kind == "day":
-            return first.timestamp(), (first + timedelta(days=1)).timestamp()
-        # Every month has at least 28 days, so 32 days after its first day lies in the next month.
-        first = first.replace(day=1)
-        return first.timestamp(), (first + timedelta(days=32)).replace(day=1).timestamp()
-
-
-NO_PERIOD = Period()
 
 
 @dataclass(frozen=True, slots=True)

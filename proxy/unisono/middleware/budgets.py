@@ -175,7 +175,7 @@ class BudgetGate(Gate):
 
     def _claim(self, whole: QuotaReservation, budget: SharedBudget) -> QuotaReservation:
         limits = budget.limits
-        start, ends = limits.budget_period.window(self._metering.clock())
+        start, ends = limits.budget_period.window(self._metering.clock(), zone=self._metering.zone)
         return replace(
             whole,
             account=budget.account,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from secrets import token_hex
 from typing import Final
 
@@ -82,7 +82,7 @@ class Metering:
     `service` counts the tokens of prompts. A request reserves at the highest of `prices` that its answer may have, and
     settles at the price of the deployment that answered. While the store accepts no writes, keys with a budget are
     refused, and this process alone counts other limits; with `lenient`, requests are unlimited then. `clock` gives
-    seconds since 1970.
+    seconds since 1970. `zone` is the time zone of budget periods.
     """
 
     def __init__(
@@ -93,12 +93,14 @@ class Metering:
         *,
         lenient: bool = False,
         clock: Callable[[], float] = time.time,
+        zone: tzinfo = UTC,
     ) -> None:
         self.service = service
         self.ledger = ledger
         self.prices = prices
         self.is_lenient = lenient
         self.clock = clock
+        self.zone = zone
 
     def __call__(self, request: GenerationRequest) -> QuotaGate:
         return QuotaGate(self, request)
@@ -135,7 +137,7 @@ class Metering:
         if limits.tpm is not None:
             # A request that fits into a minute at all is not refused because of an estimate.
             least = max(1, min(least, limits.tpm - sent))
-        start, ends = limits.budget_period.window(self.clock(), limits.budget_since)
+        start, ends = limits.budget_period.window(self.clock(), limits.budget_since, self.zone)
         return QuotaReservation(
             account=account,
             once=token_hex(12),

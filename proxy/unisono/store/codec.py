@@ -15,11 +15,12 @@ from typing import Any, cast
 import orjson
 
 from unisono.core.access import KeyDigest, KeyRecord
+from unisono.core.budget_period import Period
 from unisono.core.conversation import Json, Tokens
 from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
 from unisono.core.generation import Usage
 from unisono.core.item_records import Record, text_of, to_item, to_record
-from unisono.core.quotas import KeyLimits, Period
+from unisono.core.quotas import KeyLimits
 from unisono.core.state_store import Status, StoredConversation, StoredItem, StoredResponse
 from unisono.errors import InternalError, StoreTooLarge, StoreUnreadable
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, tzinfo
 from secrets import token_hex
 from typing import Annotated, Any, Final, TypeVar
 
@@ -32,7 +33,7 @@ MAX_TRIES: Final = 5
 MAX_PAGE_SIZE: Final = 100
 
 Item = TypeVar("Item")
-View = Callable[[Any, float], Mapping[str, Json]]
+View = Callable[[Any, float, tzinfo], Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,14 @@ class Administration:
     """Store and clock of the admin API.
 
     `salt` returns the gateway's secret, `clock` seconds since 1970. With `is_keyless`, the gateway has no master key,
-    so that virtual keys would have no effect.
+    so that virtual keys would have no effect. `zone` is the time zone of budget periods.
     """
 
     store: Store
     salt: Callable[[], Awaitable[bytes]]
     clock: Callable[[], float]
     is_keyless: bool = False
+    zone: tzinfo = UTC
 
     async def mint(self) -> Mint:
         return Mint(await self.salt())
@@ -100,7 +102,9 @@ class Administration:
             if now == was:
                 return was
             now = replace(now, updated_at=self.clock())
-            audit = self.audit(actor, action, "key", key, view(was, self.clock()), view(now, self.clock()))
+            audit = self.audit(
+                actor, action, "key", key, view(was, self.clock(), self.zone), view(now, self.clock(), self.zone)
+            )
             try:
                 return await self.store.put_key(now, audit)
             except StoreConflict:

@@ -59,9 +59,9 @@ async def customer_answer(admin: Administration, entry: DirectoryEntry) -> Objec
     """Return an end user in LiteLLM's format, with its spend."""
     budget = await admin.entry(EntryKind.BUDGET, entry.budget) if entry.budget else None
     limits, now = with_budget(entry.limits, budget), admin.clock()
-    table = {"budget_id": entry.budget or None, **limit_answer(limits, now)} if limits.limited else None
+    table = {"budget_id": entry.budget or None, **limit_answer(limits, now, admin.zone)} if limits.limited else None
     return {
-        **entry_view(entry, now),
+        **entry_view(entry, now, admin.zone),
         "spend": await account_spend(admin, shared_account(EntryKind.CUSTOMER, entry.id), limits),
         "litellm_budget_table": table,
     }
@@ -134,7 +134,7 @@ async def _blocked(admin: Administration, actor: Actor, id: str) -> DirectoryEnt
         new = DirectoryEntry(
             EntryKind.CUSTOMER, id, now, limits=KeyLimits(budget_since=now), created_by=actor.id, is_blocked=True
         )
-        audit = admin.audit(actor, "created", EntryKind.CUSTOMER, id, None, entry_view(new, now))
+        audit = admin.audit(actor, "created", EntryKind.CUSTOMER, id, None, entry_view(new, now, admin.zone))
         try:
             return await admin.store.put_entry(new, audit)
         except StoreConflict:  # another request has created it

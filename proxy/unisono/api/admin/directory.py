@@ -67,7 +67,7 @@ async def create_entry(
     new = _applied(body, new, now)
     if kind is EntryKind.USER and not new.role:
         new = replace(new, role=UserRole.USER)
-    audit = admin.audit(actor, "created", kind, id, None, entry_view(new, now))
+    audit = admin.audit(actor, "created", kind, id, None, entry_view(new, now, admin.zone))
     try:
         return await admin.store.put_entry(new, audit)
     except StoreConflict:
@@ -110,7 +110,7 @@ async def change_entry(
         if now == was:
             return was
         now = replace(now, updated_at=admin.clock())
-        views = entry_view(was, admin.clock()), entry_view(now, admin.clock())
+        views = entry_view(was, admin.clock(), admin.zone), entry_view(now, admin.clock(), admin.zone)
         try:
             return await admin.store.put_entry(now, admin.audit(actor, action, entry.kind, entry.id, *views))
         except StoreConflict:
@@ -170,7 +170,7 @@ async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntr
         for team in await admin.store.directory(EntryKind.TEAM):
             if entry.id in team.members:
                 await change_members(admin, actor, team, remove=[entry.id])
-    audit = admin.audit(actor, "deleted", entry.kind, entry.id, entry_view(entry, admin.clock()), None)
+    audit = admin.audit(actor, "deleted", entry.kind, entry.id, entry_view(entry, admin.clock(), admin.zone), None)
     await admin.store.delete_entry(entry, audit)
 
 
@@ -213,7 +213,7 @@ async def ensure_users(admin: Administration, actor: Actor, members: Iterable[Te
                 limits=KeyLimits(budget_since=now),
                 created_by=actor.id,
             )
-            audit = admin.audit(actor, "created", EntryKind.USER, id, None, entry_view(user, now))
+            audit = admin.audit(actor, "created", EntryKind.USER, id, None, entry_view(user, now, admin.zone))
             try:
                 await admin.store.put_entry(user, audit)
             except StoreConflict:

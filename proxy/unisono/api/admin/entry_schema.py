@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import tzinfo
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -283,14 +284,14 @@ class BudgetObject(AnswerModel):
     budget_duration: str | None
 
 
-def entry_view(entry: DirectoryEntry, now: float) -> dict[str, Json]:
+def entry_view(entry: DirectoryEntry, now: float, zone: tzinfo) -> dict[str, Json]:
     """Return a team, user or budget in LiteLLM's format."""
     times: dict[str, Json] = {
         "created_at": iso(entry.created_at),
         "created_by": entry.created_by or None,
         "updated_at": iso(entry.updated_at or entry.created_at),
     }
-    limits = limit_answer(entry.limits, now)
+    limits = limit_answer(entry.limits, now, zone)
     if entry.kind is EntryKind.BUDGET:
         return {"budget_id": entry.id, **limits, **times}
     settings: dict[str, Json] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any, Final
 
 import orjson
@@ -17,8 +17,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from unisono.api.field_types import Text, invalid_field
 from unisono.config.budget_settings import to_period
+from unisono.core.budget_period import NO_PERIOD, Period
 from unisono.core.conversation import Json
-from unisono.core.quotas import MILLION, NO_PERIOD, KeyLimits, Period
+from unisono.core.quotas import MILLION, KeyLimits
 from unisono.errors import UnsupportedValue
 
 # Integers up to this bound are exact wherever they are stored.
@@ -197,10 +198,10 @@ LIMIT_NAMES: Final = {
 }
 
 
-def limit_answer(limits: KeyLimits, now: float) -> dict[str, Json]:
+def limit_answer(limits: KeyLimits, now: float, zone: tzinfo) -> dict[str, Json]:
     """Return limits in LiteLLM's format."""
     has_period = limits.has_budget or limits.soft_budget is not None
-    ends = limits.budget_period.window(now, limits.budget_since)[1] if has_period else None
+    ends = limits.budget_period.window(now, limits.budget_since, zone)[1] if has_period else None
     return {
         "max_budget": None if limits.money_budget is None else limits.money_budget / MILLION,
         "soft_budget": None if limits.soft_budget is None else limits.soft_budget / MILLION,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import tzinfo
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -184,7 +185,7 @@ def team_of(record: KeyRecord) -> str | None:
     return None if record.tenant == record.id else record.tenant
 
 
-def key_view(record: KeyRecord, now: float) -> dict[str, Json]:
+def key_view(record: KeyRecord, now: float, zone: tzinfo) -> dict[str, Json]:
     """Return a key in LiteLLM's format, without its secret and its spend."""
     servers: list[Json] | None = None if record.mcp_servers is None else [*sorted(record.mcp_servers)]
     tags: Sequence[Json] = [f"{name}={value}" for name, value in sorted(record.tags.items())]
@@ -197,7 +198,7 @@ def key_view(record: KeyRecord, now: float) -> dict[str, Json]:
         "team_id": team_of(record),
         "user_id": record.user or None,
         "models": models_answer(record.models),
-        **limit_answer(record.limits, now),
+        **limit_answer(record.limits, now, zone),
         "budget_id": record.budget or None,
         "metadata": dict(record.metadata),
         "tags": [*_tags_of(record), *tags],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import tzinfo
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -103,9 +104,9 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
     now = admin.clock()
     new = issued(mint, now, tenant=tenant, key_id=key_id, plaintext=plaintext)
     record = body.applied(replace(new.record, user=user, created_by=actor.id, once=name), now)
-    audit = admin.audit(actor, "created", "key", record.id, None, key_view(record, now))
+    audit = admin.audit(actor, "created", "key", record.id, None, key_view(record, now, admin.zone))
     try:
-        return created_answer(replace(new, record=await admin.store.put_key(record, audit)), now)
+        return created_answer(replace(new, record=await admin.store.put_key(record, audit)), now, admin.zone)
     except StoreConflict:
         # The same request, sent twice at once.
         repeated = await _created_before(admin, mint, key_id, plaintext) if plaintext else None
@@ -124,7 +125,7 @@ async def _created_before(admin: Administration, mint: Mint, key_id: str, plaint
         return None
     if existing.revoked_at is not None or not key_record_has(existing, mint, plaintext):
         raise StoreConflict("The key of this request was deleted or has a new secret; use another Idempotency-Key.")
-    return created_answer(Issued(existing, plaintext), admin.clock())
+    return created_answer(Issued(existing, plaintext), admin.clock(), admin.zone)
 
 
 async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tuple[str, str]:
@@ -276,11 +277,11 @@ async def regenerate_key(admin: Administration, actor: Actor, name: str, body: R
         return new.record
 
     changed = await admin.change_key(actor, record.id, "rotated", change, key_view)
-    return created_answer(Issued(changed, latest), admin.clock())
+    return created_answer(Issued(changed, latest), admin.clock(), admin.zone)
 
 
-def created_answer(new: Issued, now: float) -> dict[str, Json]:
-    return {"key": new.plaintext, **key_view(new.record, now)}
+def created_answer(new: Issued, now: float, zone: tzinfo) -> dict[str, Json]:
+    return {"key": new.plaintext, **key_view(new.record, now, zone)}
 
 
 # -- routes
@@ -318,7 +319,9 @@ async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str
         raise InvalidRequest("'key': the master key has no entry; name a key.", param="key")
     record = await find_key(admin, actor, key or (actor.key.id if actor.key else ""))
     shown = record.id if key is None or has_form(key) else key
-    return KeyInfo(key=shown, info={**key_view(record, admin.clock()), "spend": await key_spend(admin, record)})
+    return KeyInfo(
+        key=shown, info={**key_view(record, admin.clock(), admin.zone), "spend": await key_spend(admin, record)}
+    )
 
 
 @ADMIN.add("GET", "/key/list")
@@ -327,7 +330,7 @@ async def list_key_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[
     keys, counts = page_of(await list_visible(admin, actor, query), query.page, query.size)
     now = admin.clock()
     return KeyPage.model_validate(
-        {"keys": [key_view(key, now) if query.return_full_object else key.id for key in keys], **counts}
+        {"keys": [key_view(key, now, admin.zone) if query.return_full_object else key.id for key in keys], **counts}
     )
 
 
@@ -337,7 +340,7 @@ async def update_key_route(
 ) -> Object:
     """Change the settings of a key that the body names; others stay."""
     record = await update_key(admin, actor, body)
-    return {"key": record.id, **key_view(record, admin.clock())}
+    return {"key": record.id, **key_view(record, admin.clock(), admin.zone)}
 
 
 @ADMIN.add("POST", "/key/delete", BODY_404_409, body=DeleteKeys)
@@ -354,7 +357,7 @@ async def block_key_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[KeyReference, parsed_body(KeyReference)]
 ) -> Object:
     """Block a key until it is unblocked."""
-    return key_view(await block_key(admin, actor, body.key, is_blocked=True), admin.clock())
+    return key_view(await block_key(admin, actor, body.key, is_blocked=True), admin.clock(), admin.zone)
 
 
 @ADMIN.add("POST", "/key/unblock", BODY_404_409, answer=KeyObject, body=KeyReference)
@@ -362,7 +365,7 @@ async def unblock_key_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[KeyReference, parsed_body(KeyReference)]
 ) -> Object:
     """Permit a blocked key again."""
-    return key_view(await block_key(admin, actor, body.key, is_blocked=False), admin.clock())
+    return key_view(await block_key(admin, actor, body.key, is_blocked=False), admin.clock(), admin.zone)
 
 
 @ADMIN.add("POST", "/key/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey)

@@ -175,7 +175,7 @@ async def _import_key(
         limits=KeyLimits(budget_since=now),
     )
     record = replace(body.applied(record, now), expires_at=_time(row, "expires"))
-    audit = admin.audit(actor, "imported", "key", key_id, None, key_view(record, now))
+    audit = admin.audit(actor, "imported", "key", key_id, None, key_view(record, now, admin.zone))
     await admin.store.put_key(record, audit)
     return ImportedKey(name, key_id)
 
@@ -193,7 +193,9 @@ async def _check_owners(admin: Administration, actor: Actor, body: GenerateKey, 
             raise InvalidRequest(f"'{kind}_id': there is no {kind} '{id}'; create it first.", param=f"{kind}_id")
         now = admin.clock()
         entry = DirectoryEntry(kind, id, now, role=role, limits=KeyLimits(budget_since=now), created_by=actor.id)
-        await admin.store.put_entry(entry, admin.audit(actor, "created", kind, id, None, entry_view(entry, now)))
+        await admin.store.put_entry(
+            entry, admin.audit(actor, "created", kind, id, None, entry_view(entry, now, admin.zone))
+        )
 
 
 def _time(row: Mapping[str, Any], field: str) -> float | None:

@@ -151,7 +151,9 @@ async def list_spend_by_key(
     usage, now = await visible_usage(admin, actor, query), admin.clock()
     sums = usage.sums(key_name)
     keys = [key for key in usage.keys.values() if key.revoked_at is None or key.id in sums]
-    rows: list[Object] = [{**key_view(key, now), "spend": _usd(sums.get(key.id, TokenUsage()))} for key in keys]
+    rows: list[Object] = [
+        {**key_view(key, now, admin.zone), "spend": _usd(sums.get(key.id, TokenUsage()))} for key in keys
+    ]
     if MASTER_ACTOR in sums:
         rows.append({"token": MASTER_ACTOR, "key_alias": None, "spend": _usd(sums[MASTER_ACTOR])})
     return _page(sorted(rows, key=lambda row: -row["spend"]), query)
@@ -166,7 +168,7 @@ async def list_spend_by_user(
     sums = usage.sums(usage.user)
     users = [user for user in await admin.store.directory(EntryKind.USER) if actor.sees(user)]
     rows: list[Object] = [
-        {**entry_view(user, now), "spend": _usd(sums.get(user.id, TokenUsage()))}
+        {**entry_view(user, now, admin.zone), "spend": _usd(sums.get(user.id, TokenUsage()))}
         for user in users
         if query.user_id in (None, user.id)
     ]
@@ -187,7 +189,7 @@ async def list_spend_by_tag(
     sums: dict[str, TokenUsage] = defaultdict(TokenUsage)
     for line in usage.lines:
         key = usage.keys.get(line.account.key)
-        tags = key_view(key, 0.0)["tags"] if key is not None else []
+        tags = key_view(key, 0.0, admin.zone)["tags"] if key is not None else []
         for tag in dict.fromkeys(map(str, tags if isinstance(tags, list) else [])):
             sums[tag] += line.used
     rows: list[Object] = [

@@ -42,7 +42,7 @@ async def key_spend(admin: Administration, record: KeyRecord) -> float:
 
 async def account_spend(admin: Administration, account: Account, limits: KeyLimits) -> float:
     """Return the cost of an account in USD, since the day on which its budget period began."""
-    start = limits.budget_period.window(admin.clock(), limits.budget_since)[0]
+    start = limits.budget_period.window(admin.clock(), limits.budget_since, admin.zone)[0]
     since = datetime.fromtimestamp(start, UTC).date().isoformat() if start else FIRST_DAY
     lines = await admin.store.ledger(since, LAST_DAY, account)
     return sum((line.used for line in lines), TokenUsage()).cost / MILLION

@@ -61,7 +61,7 @@ async def create_team(
     """Create a team."""
     members = await ensure_users(admin, actor, body.members_with_roles)
     team = await create_entry(admin, actor, EntryKind.TEAM, body, idempotency_key, members)
-    return entry_view(team, admin.clock())
+    return entry_view(team, admin.clock(), admin.zone)
 
 
 @ADMIN.add("GET", "/team/info", READ_404)
@@ -70,19 +70,19 @@ async def get_team_info(admin: AdminDeps, actor: CurrentActor, team_id: Annotate
     team = await find_entry(admin, actor, EntryKind.TEAM, team_id)
     now = admin.clock()
     keys = [
-        key_view(key, now)
+        key_view(key, now, admin.zone)
         for key in await admin.store.keys()
         if key.tenant == team.id and key.revoked_at is None and actor.sees_key(key)
     ]
     spend = (await spend_by(admin, lambda line: line.account.tenant)).get(team.id, 0.0)
-    info = {**entry_view(team, now), "spend": spend}
+    info = {**entry_view(team, now, admin.zone), "spend": spend}
     return TeamInfo(team_id=team.id, team_info=info, keys=keys, team_memberships=[])
 
 
 async def _visible(admin: Administration, actor: Actor, query: EntryPageQuery) -> list[dict[str, Json]]:
     now = admin.clock()
     return [
-        entry_view(team, now)
+        entry_view(team, now, admin.zone)
         for team in await admin.store.directory(EntryKind.TEAM)
         if actor.sees(team)
         and (query.user_id is None or query.user_id in team.members)
@@ -112,7 +112,7 @@ async def update_team(
 ) -> Object:
     """Change the settings of a team that the body names; others stay."""
     team = await update_entry(admin, actor, EntryKind.TEAM, body.team_id, body)
-    return {"team_id": team.id, "data": entry_view(team, admin.clock())}
+    return {"team_id": team.id, "data": entry_view(team, admin.clock(), admin.zone)}
 
 
 @ADMIN.add("POST", "/team/delete", BODY_404_409, body=DeleteTeams)
@@ -130,7 +130,7 @@ async def _block(admin: Administration, actor: Actor, id: str, *, is_blocked: bo
     team = await find_entry(admin, actor, EntryKind.TEAM, id)
     action = "blocked" if is_blocked else "unblocked"
     team = await change_entry(admin, actor, team, action, lambda was: replace(was, is_blocked=is_blocked))
-    return entry_view(team, admin.clock())
+    return entry_view(team, admin.clock(), admin.zone)
 
 
 @ADMIN.add("POST", "/team/block", BODY_404_409, answer=TeamObject, body=TeamReference)
@@ -170,8 +170,8 @@ async def add_team_members(
     users = [user for user in await admin.store.entries(*((EntryKind.USER, id) for id in roles)) if user is not None]
     memberships: list[Json] = [{"user_id": id, "team_id": team.id} for id in roles]
     return {
-        **entry_view(team, now),
-        "updated_users": [entry_view(user, now) for user in users],
+        **entry_view(team, now, admin.zone),
+        "updated_users": [entry_view(user, now, admin.zone) for user in users],
         "updated_team_memberships": memberships,
     }
 
@@ -187,4 +187,4 @@ async def delete_team_member(
     user = body.user_id or await user_with_email(admin, body.user_email or "") or ""
     if user not in team.members:
         raise no_such("member", body.user_id or body.user_email or "", "user_id")
-    return entry_view(await change_members(admin, actor, team, remove=[user]), admin.clock())
+    return entry_view(await change_members(admin, actor, team, remove=[user]), admin.clock(), admin.zone)

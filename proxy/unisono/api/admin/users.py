@@ -55,7 +55,7 @@ async def create_user(
     for team in teams:
         if user.id not in team.members:
             await change_members(admin, actor, team, add={user.id: MemberRole.USER})
-    answer: Object = {**entry_view(user, admin.clock()), "teams": [team.id for team in teams], "key": None}
+    answer: Object = {**entry_view(user, admin.clock(), admin.zone), "teams": [team.id for team in teams], "key": None}
     if not body.auto_create_key:
         return answer
     fields = {"key_alias": body.key_alias, "duration": body.duration}
@@ -74,11 +74,21 @@ async def get_user_info(
         raise InvalidRequest("'user_id': this key has no user; name one.", param="user_id")
     user = await find_entry(admin, actor, EntryKind.USER, user_id or actor.user)
     now = admin.clock()
-    keys = [key_view(key, now) for key in await admin.store.keys() if key.user == user.id and key.revoked_at is None]
-    teams = [entry_view(team, now) for team in await admin.store.directory(EntryKind.TEAM) if user.id in team.members]
+    keys = [
+        key_view(key, now, admin.zone)
+        for key in await admin.store.keys()
+        if key.user == user.id and key.revoked_at is None
+    ]
+    teams = [
+        entry_view(team, now, admin.zone)
+        for team in await admin.store.directory(EntryKind.TEAM)
+        if user.id in team.members
+    ]
     owners = await key_owners(admin)
     spend = (await spend_by(admin, lambda line: owners.get(line.account.key, ""))).get(user.id, 0.0)
-    return UserInfo(user_id=user.id, user_info={**entry_view(user, now), "spend": spend}, keys=keys, teams=teams)
+    return UserInfo(
+        user_id=user.id, user_info={**entry_view(user, now, admin.zone), "spend": spend}, keys=keys, teams=teams
+    )
 
 
 @ADMIN.add("GET", "/user/list", answer=UserPage)
@@ -86,7 +96,7 @@ async def list_users(admin: AdminDeps, actor: CurrentActor, query: Annotated[Ent
     """List users, oldest first, in pages."""
     now = admin.clock()
     users = [
-        entry_view(user, now)
+        entry_view(user, now, admin.zone)
         for user in await admin.store.directory(EntryKind.USER)
         if actor.sees(user)
         and query.user_id in (None, user.id)
@@ -102,7 +112,7 @@ async def update_user(
 ) -> Object:
     """Change the settings of a user that the body names; others stay."""
     user = await update_entry(admin, actor, EntryKind.USER, body.user_id, body)
-    return {"user_id": user.id, "data": entry_view(user, admin.clock())}
+    return {"user_id": user.id, "data": entry_view(user, admin.clock(), admin.zone)}
 
 
 @ADMIN.add("POST", "/user/delete", BODY_404_409, answer=int, body=DeleteUsers)
@@ -125,7 +135,7 @@ async def create_budget(
 ) -> Object:
     """Create a named budget: limits for the keys, teams and users that name it in `budget_id`."""
     budget = await create_entry(admin, actor, EntryKind.BUDGET, body, idempotency_key)
-    return entry_view(budget, admin.clock())
+    return entry_view(budget, admin.clock(), admin.zone)
 
 
 @ADMIN.add("POST", "/budget/info", (*BODY_ERRORS, 404), body=BudgetReferences)
@@ -134,7 +144,7 @@ async def get_budget_info(
 ) -> list[BudgetObject]:
     """Return named budgets."""
     found = [await find_entry(admin, actor, EntryKind.BUDGET, id, "budgets") for id in body.budgets]
-    return [BudgetObject.model_validate(entry_view(budget, admin.clock())) for budget in found]
+    return [BudgetObject.model_validate(entry_view(budget, admin.clock(), admin.zone)) for budget in found]
 
 
 @ADMIN.add("GET", "/budget/list")
@@ -144,7 +154,7 @@ async def list_budgets(
     """List named budgets, oldest first, in pages."""
     del actor  # its role is checked
     page, _ = page_of(await admin.store.directory(EntryKind.BUDGET), query.page, query.page_size)
-    return [BudgetObject.model_validate(entry_view(budget, admin.clock())) for budget in page]
+    return [BudgetObject.model_validate(entry_view(budget, admin.clock(), admin.zone)) for budget in page]
 
 
 @ADMIN.add("POST", "/budget/delete", BODY_404_409, answer=BudgetObject, body=DeleteBudget)
@@ -155,7 +165,7 @@ async def delete_budget(
     budget = await find_entry(admin, actor, EntryKind.BUDGET, body.id, "id")
     await check_unused(admin, budget)
     await delete_entry(admin, actor, budget)
-    return entry_view(budget, admin.clock())
+    return entry_view(budget, admin.clock(), admin.zone)
 
 
 @ADMIN.add("POST", "/budget/update", BODY_404_409, answer=BudgetObject, body=UpdateBudget)
@@ -163,4 +173,6 @@ async def update_budget(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateBudget, parsed_body(UpdateBudget)]
 ) -> Object:
     """Change the limits of a named budget; all that name it follow within a second."""
-    return entry_view(await update_entry(admin, actor, EntryKind.BUDGET, body.budget_id, body), admin.clock())
+    return entry_view(
+        await update_entry(admin, actor, EntryKind.BUDGET, body.budget_id, body), admin.clock(), admin.zone
+    )

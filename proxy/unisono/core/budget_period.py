@@ -1,0 +1,67 @@
+"""Renewal periods of budgets, on the calendar of a time zone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from typing import Final, Literal, TypeAlias
+
+# Seconds of a day without a change of the clock.
+DAY_S: Final = 86_400
+# Days that stand for a week and for a month.
+DAYS_OF_WEEK: Final = 7
+DAYS_OF_MONTH: Final = 30
+# Any Monday.
+MONDAY: Final = date(1970, 1, 5)
+
+PeriodKind: TypeAlias = Literal["none", "day", "month", "every"]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Renewal period of a budget.
+
+    `none` never renews, `day` and `month` follow the calendar. `every` renews after that many whole `seconds`. Whole
+    days begin at midnight, as in LiteLLM: 7 days on Monday, 30 days on the first of the month, others after that many
+    days, counted from the day on which the key was created. Shorter periods are counted from its creation.
+    """
+
+    kind: PeriodKind = "none"
+    seconds: int = 0
+
+    def window(self, now: float, since: float = 0.0, zone: tzinfo = UTC) -> tuple[float, float | None]:
+        """Return the start of the period that contains `now` and of the next, None for never.
+
+        All times are in seconds since 1970; `since` is the start of the first period of kind `every`. `zone` is the
+        configured time zone of midnight, the same on every replica, whatever the time zone of the machine.
+        """
+        if self.kind == "none":
+            return 0.0, None
+        if self.kind == "every" and self.seconds % DAY_S:
+            start = since + (now - since) // self.seconds * self.seconds
+            return start, start + self.seconds
+        first, following = self._days(datetime.fromtimestamp(now, zone).date(), since, zone)
+        return _midnight(first, zone), _midnight(following, zone)
+
+    def _days(self, today: date, since: float, zone: tzinfo) -> tuple[date, date]:
+        """Return the first day of the period that contains `today`, and of the next period."""
+        days = 1 if self.kind == "day" else self.seconds // DAY_S
+        if self.kind == "month" or days == DAYS_OF_MONTH:
+            first = today.replace(day=1)
+            # Every month has at least 28 days, so 32 days after its first day lies in the next month.
+            return first, (first + timedelta(days=32)).replace(day=1)
+        origin = MONDAY if days == DAYS_OF_WEEK else datetime.fromtimestamp(since, zone).date()
+        first = today - timedelta(days=(today - origin).days % days)
+        return first, first + timedelta(days=days)
+
+
+def _midnight(day: date, zone: tzinfo) -> float:
+    """Return the start of a day in seconds since 1970.
+
+    Days of a change of the clock have 23 or 25 hours. Of two midnights the first one counts, and without a midnight
+    the day starts with the change.
+    """
+    return datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()
+
+
+NO_PERIOD = Period()
