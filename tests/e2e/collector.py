@@ -1,4 +1,4 @@
-"""OpenTelemetry collector for tests: receives spans over OTLP/HTTP and decodes them."""
+"""OpenTelemetry collector for tests: receives spans and metrics over OTLP/HTTP and decodes them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Wire
 
@@ -38,6 +39,9 @@ class Collector:
     spans: list[ReceivedSpan] = field(default_factory=list)
     raw: list[bytes] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
+    # Bodies and headers of the requests with metrics.
+    metrics: list[ExportMetricsServiceRequest] = field(default_factory=list)
+    metric_headers: list[Mapping[str, str]] = field(default_factory=list)
 
     async def settled(self, count: int) -> list[ReceivedSpan]:
         """Wait for `count` spans and return all spans."""
@@ -58,6 +62,17 @@ class Collector:
         if self.status == 200:
             self.spans += decoded(body)
         return web.Response(status=self.status, content_type="application/x-protobuf")
+
+    async def take_metrics(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.metric_headers.append(dict(request.headers))
+        if self.status == 200:
+            self.metrics.append(ExportMetricsServiceRequest.FromString(body))
+        return web.Response(status=self.status, content_type="application/x-protobuf")
+
+
+def attributes_of(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
 
 
 def decoded(body: bytes) -> list[ReceivedSpan]:
@@ -85,6 +100,7 @@ async def collector() -> AsyncIterator[Collector]:
     found = Collector("")
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v1/traces", found.take)
+    app.router.add_post("/v1/metrics", found.take_metrics)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -47,6 +47,7 @@ from unisono.store.health_monitor import Upkeep
 if TYPE_CHECKING:
     from unisono.observe.metrics import Metrics
     from unisono.observe.otlp_exporter import Exporter
+    from unisono.observe.otlp_metrics import MetricsExporter
     from unisono.observe.recorder import Recorder
 
 # Store operations that wait for an event; their duration says nothing about the store.
@@ -83,6 +84,7 @@ class Observing:
     request_log: RequestLog | None = None
     # True if spans have the messages of requests and answers.
     has_content: bool = False
+    metrics_export: SharedResource[MetricsExporter] | None = None
 
     def gates(
         self, recorder: Recorder | None, sinks: Sequence[RecordSink] = (), *, background: bool = False
@@ -198,6 +200,8 @@ class Observing:
                 )
                 looking = metrics.watch(pool.status, lambda: not upkeep.reason, unaccounted)
                 opened.callback(looking.cancel)
+            if self.metrics_export is not None:
+                await opened.enter_async_context(self.metrics_export)
             if self.listener is not None:
                 await opened.enter_async_context(self.listener)
             yield
@@ -245,7 +249,8 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
     request_log = RequestLog(settings.request_log, PROBES) if settings.request_log.enabled else None
     is_off = config.litellm_settings.turn_off_message_logging
     has_content = settings.otel is not None and settings.otel.content and not is_off
-    return Observing(on, exporter, listener, sample, recent, request_log, has_content)
+    metrics_export = _metrics_export(config, None if old is None else old.metrics_export, on)
+    return Observing(on, exporter, listener, sample, recent, request_log, has_content, metrics_export)
 
 
 def _exporter(
@@ -272,6 +277,31 @@ def _exporter(
             count=_uncounted if metrics is None else metrics.spans,
             content_bytes=settings.content_max_bytes,
         )
+        return SharedResource(exporter, settings, start=exporter.start, close=exporter.aclose)
+
+    return reuse_or_build(old, settings, build)
+
+
+def _metrics_export(
+    config: Config, old: SharedResource[MetricsExporter] | None, metrics: Metrics | None
+) -> SharedResource[MetricsExporter] | None:
+    settings = config.unisono.otel
+    if settings is None or not settings.metrics:
+        return None
+    if metrics is None:
+        raise ConfigError("unisono.otel.metrics: metrics are off; set `unisono.metrics: true`, or remove this setting")
+    from unisono.observe.otlp_metrics import MetricExportOptions, MetricsExporter
+
+    def build() -> SharedResource[MetricsExporter]:
+        options = MetricExportOptions(
+            endpoint=settings.metrics_url(),
+            headers={name: value.get_secret_value() for name, value in settings.headers.items()},
+            service=settings.service_name,
+            version=__version__,
+            timeout_s=settings.timeout_s,
+            interval_s=settings.metrics_interval_s,
+        )
+        exporter = MetricsExporter(options, metrics.collect, metrics.exports)
         return SharedResource(exporter, settings, start=exporter.start, close=exporter.aclose)
 
     return reuse_or_build(old, settings, build)

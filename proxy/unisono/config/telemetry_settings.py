@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from unisono.config.section import Count, Name, Seconds, Section
 
@@ -19,15 +19,25 @@ def _address(url: SecretStr) -> SecretStr:
 
 
 class OtelSettings(Section):
-    """Export of spans for requests, steps, tools and backends to an OpenTelemetry collector."""
+    """Export of spans and metrics to an OpenTelemetry collector.
+
+    Requests, steps, tools and attempts on backends have spans.
+    """
 
     endpoint: Annotated[SecretStr, AfterValidator(_address)] | None = None
     """Full URL of the collector for traces, such as `http://collector:4318/v1/traces`.
     By default the variables `OTEL_EXPORTER_OTLP_*` apply. The URL is secret because it may contain a password."""
     headers: dict[Name, SecretStr] = Field(default_factory=dict)
     """Headers for the collector, such as its API key."""
+    metrics: bool = False
+    """True also exports the metrics, over OTLP as the spans. It needs `unisono.metrics`."""
+    metrics_endpoint: Annotated[SecretStr, AfterValidator(_address)] | None = None
+    """Full URL of the collector for metrics.
+    By default `endpoint` with `/v1/metrics` instead of `/v1/traces`."""
+    metrics_interval_s: Seconds = 60.0
+    """Time between two exports of the metrics, in seconds."""
     service_name: Name = "unisono"
-    """Service name in the spans."""
+    """Service name in spans and metrics."""
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Fraction of requests that are traced.
     For a request with a `traceparent` header, the sampling flag in that header decides."""
@@ -41,6 +51,19 @@ class OtelSettings(Section):
     """Limit for a request to the collector, in seconds."""
     max_queue: Count = 8192
     """Maximum spans that wait to be sent. Further spans are dropped and counted in the metrics."""
+
+    @model_validator(mode="after")
+    def _has_metrics_endpoint(self) -> OtelSettings:
+        if self.metrics and self.metrics_endpoint is None and self.endpoint is not None and not self.metrics_url():
+            raise ValueError("`metrics` needs `metrics_endpoint`, because `endpoint` does not end with /v1/traces")
+        return self
+
+    def metrics_url(self) -> str | None:
+        """Return the URL for metrics; None if the environment variables apply."""
+        if self.metrics_endpoint is not None:
+            return self.metrics_endpoint.get_secret_value()
+        traces = "" if self.endpoint is None else self.endpoint.get_secret_value()
+        return traces.removesuffix("traces") + "metrics" if traces.endswith("/v1/traces") else None
 
 
 # Fields of a line of the request log.

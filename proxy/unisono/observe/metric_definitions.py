@@ -213,6 +213,7 @@ class Instruments:
         self.cpu = self._counter("process_cpu_seconds", "CPU time, user and system.")
         self.memory = self._gauge("process_resident_memory_bytes", "Resident memory.")
         self.spans = self._counter("spans", "Spans, by export outcome.", "outcome")
+        self.metric_exports = self._counter("metric_exports", "Exports of metrics over OTLP, by outcome.", "outcome")
         self.traces = self._counter("traces", "Recordings of answers, by outcome.", "outcome")
         self.request_files = self._counter(
             "request_file_records", "Records of requests in files, by outcome.", "outcome"

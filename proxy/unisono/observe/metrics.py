@@ -224,6 +224,10 @@ class Metrics(Observer):
         """Count alerts by outcome: `sent`, `failed`, or `dropped` because the queue was full."""
         self._all.alerts.labels(outcome).inc(count)
 
+    def exports(self, outcome: str, count: int) -> None:
+        """Count exports of the metrics by outcome: `exported` or `failed`."""
+        self._all.metric_exports.labels(outcome).inc(count)
+
     def traces(self, outcome: str, count: int) -> None:
         """Count recordings by outcome.
 
@@ -285,6 +289,10 @@ class Metrics(Observer):
             every.memory.set(int(STATE.read_text().split()[1]) * resource.getpagesize())
 
     # -- output
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of this process."""
+        yield from _Present(self._all.registry.collect, self._backends).collect()
 
     async def text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
