@@ -1,4 +1,4 @@
-"""Options of the gateway in forms: routing, guardrails and tags, which JSON bodies have as fields.
+"""Options of the gateway in forms: routing, guardrails and tags, as in JSON bodies.
 
 A part may have JSON as its text, such as `["a"]` in `fallbacks`, or the name of a list or an object, as the OpenAI SDK
 writes them: `fallbacks[]` and `metadata[tags][]`.
@@ -25,7 +25,10 @@ MAX_DEPTH: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class OptionPart:
-    """Part of a form that is an option: the name of its field, the keys in it, its text and its head."""
+    """Part of a form that is an option.
+
+    It has the name of its field, the keys in it, its text, and its head.
+    """
 
     field: str
     keys: tuple[str, ...]
@@ -34,7 +37,7 @@ class OptionPart:
 
 
 def option_field(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the field and the keys that the name of a part stands for; None if it is no option."""
+    """Return the field and the keys in the name of a part; None if it is no option."""
     match = _NAME.fullmatch(name)
     if match is None or match[1] not in OPTIONS:
         return None
@@ -42,7 +45,10 @@ def option_field(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def read_options(parts: Iterable[OptionPart]) -> dict[str, Any]:
-    """Return the fields of a body that have the values of the parts. Raises InvalidRequest, naming the field."""
+    """Return the fields of a body with the values of the parts.
+
+    Raises InvalidRequest, naming the field.
+    """
     body: dict[str, Any] = {}
     for part in parts:
         if len(part.keys) > MAX_DEPTH:
@@ -53,7 +59,10 @@ def read_options(parts: Iterable[OptionPart]) -> dict[str, Any]:
 
 
 def remaining_parts(parts: Iterable[OptionPart], body: dict[str, Any], rest: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the parts that are forwarded, given the fields of all parts and those that are not the gateway's own."""
+    """Yield the parts that are forwarded.
+
+    `body` has the fields of all parts, `rest` those that are not the gateway's own.
+    """
     rewritten: set[str] = set()
     for part in parts:
         left = rest.get(part.field)
@@ -82,7 +91,10 @@ def _value(text: str) -> Any:
 
 
 def _insert(target: Any, path: tuple[str, ...], value: Any, field: str) -> None:
-    """Put a value at a path; an empty key appends to a list. Raises InvalidRequest if parts contradict each other."""
+    """Put a value at a path; an empty key appends to a list.
+
+    Raises InvalidRequest if parts contradict each other.
+    """
     key, *rest = path
     if rest:
         empty: Any = [] if rest[0] == "" else {}
