@@ -20,6 +20,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from tests.deployment.test_release import DATA_FILES, data_files, packaged_files
+from tests.lint.syntax import statements
 from unisono import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +52,7 @@ def offences(paths: list[Path], offence: Callable[[Path], object]) -> dict[str, 
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -81,7 +82,7 @@ def test_classes_of_the_engine_are_small() -> None:
 def large_classes(path: Path) -> list[str]:
     sizes = [
         (node.name, (node.end_lineno or 0) - node.lineno + 1, len(fields_of(node)))
-        for node in ast.walk(tree_of(path))
+        for node in statements(tree_of(path))
         if isinstance(node, ast.ClassDef)
     ]
     return [
@@ -135,7 +136,7 @@ def empty_functions(path: Path) -> list[str]:
     if not re.search(r"\bpass\b|\.\.\.", text_of(path)):
         return []
     tree = tree_of(path)
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in statements(tree) if isinstance(node, ast.ClassDef)]
     protocols = [node for node in classes if any("Protocol" in ast.dump(base) for base in node.bases)]
     declared = {id(part) for protocol in protocols for part in protocol.body}
     return [node.name for node in functions(tree) if id(node) not in declared and does_nothing(node)]
@@ -159,8 +160,10 @@ def test_only_error_responses_catches_all_exceptions() -> None:
 
 def broad_catches(path: Path) -> list[int]:
     """Return the lines that catch all exceptions without raising or using them."""
-    broad = []
-    for node in ast.walk(tree_of(path)):
+    broad: list[int] = []
+    if "except" not in text_of(path):
+        return broad
+    for node in statements(tree_of(path)):
         if not isinstance(node, ast.ExceptHandler):
             continue
         caught = node.type.id if isinstance(node.type, ast.Name) else ""
@@ -220,7 +223,7 @@ def uncollected_tests(path: Path) -> list[str]:
 
 
 def asserts_that_always_hold(path: Path) -> list[int]:
-    return [node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.Assert) and can_hide(node.test)]
+    return [node.lineno for node in statements(tree_of(path)) if isinstance(node, ast.Assert) and can_hide(node.test)]
 
 
 def can_hide(test: ast.expr) -> bool:

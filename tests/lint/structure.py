@@ -8,6 +8,8 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.lint.syntax import nodes_of, tree_of
+
 MAX_FUNCTION_LINES: Final = 50
 
 Graph = Mapping[str, frozenset[str]]
@@ -17,7 +19,7 @@ def check_class_names(files: list[Path]) -> Iterator[str]:
     """Yield a finding for each public class name that several classes share; a Protocol may share its name once."""
     places: dict[str, list[str]] = defaultdict(list)
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not _is_protocol(node):
                 places[node.name].append(f"{path}:{node.lineno}")
     for name, found in places.items():
@@ -32,7 +34,7 @@ def _is_protocol(node: ast.ClassDef) -> bool:
 def check_function_lengths(files: list[Path]) -> Iterator[str]:
     """Yield a finding for each function over the limit, also for functions that define others."""
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES:
@@ -63,7 +65,7 @@ def _package(module: str) -> str:
 def import_graph(roots: Mapping[str, Path]) -> Graph:
     files = {_module_name(root, folder, path): path for root, folder in roots.items() for path in folder.rglob("*.py")}
     return {
-        name: frozenset(target for target in _imports(ast.parse(path.read_text()), files.keys()) if target != name)
+        name: frozenset(target for target in _imports(tree_of(path), files.keys()) if target != name)
         for name, path in files.items()
     }
 
@@ -84,7 +86,9 @@ def _imports(node: ast.AST, known: Container[str]) -> Iterator[str]:
         case ast.Import(names=names):
             yield from (name.name for name in names if name.name in known)
     for child in ast.iter_child_nodes(node):
-        yield from _imports(child, known)
+        # Expressions contain no imports.
+        if not isinstance(child, ast.expr):
+            yield from _imports(child, known)
 
 
 def cycles(graph: Graph) -> Iterator[list[str]]:

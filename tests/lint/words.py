@@ -10,10 +10,13 @@ import io
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
+
+from tests.lint.syntax import nodes_of
 
 # Listed words per 1,000 words, for each kind of text.
 MAX_PER_THOUSAND: Final = 2.0
@@ -55,23 +58,31 @@ def listed_words(text: str) -> tuple[Counter[str], int]:
     return Counter(word for word in words if word in LISTED), len(words)
 
 
-def texts_of(path: Path) -> Iterator[Text]:
-    """Yield all texts of a Python file or a Markdown page."""
-    source = path.read_text()
+def texts_of(path: Path) -> tuple[Text, ...]:
+    """Return all texts of a Python file or a Markdown page."""
+    return _texts(path, path.read_text())
+
+
+@cache
+def _texts(path: Path, source: str) -> tuple[Text, ...]:
+    return tuple(_find_texts(path, source))
+
+
+def _find_texts(path: Path, source: str) -> Iterator[Text]:
     if path.suffix == ".md":
         yield Text("page", path, 1, source)
         return
-    tree = ast.parse(source)
-    yield from (Text("docstring", path, line, text) for line, text in docstrings(tree))
+    nodes = nodes_of(path)
+    yield from (Text("docstring", path, line, text) for line, text in docstrings(nodes))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield Text("comment", path, token.start[0], token.string.lstrip("# "))
-    yield from (Text("message", path, line, text) for line, text in _messages(tree))
+    yield from (Text("message", path, line, text) for line, text in _messages(nodes))
 
 
-def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield docstrings with their lines, including those below an attribute or constant."""
-    for node in ast.walk(tree):
+    for node in nodes:
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             match statement:
@@ -79,9 +90,9 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield statement.lineno, text
 
 
-def _messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _messages(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield the texts of raised errors and log records."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Raise(exc=ast.Call() as call):
                 yield from _strings(call)
@@ -120,7 +131,7 @@ def check_constants(files: list[Path]) -> Iterator[str]:
     known: set[str] = set()
     named: list[tuple[Text, str]] = []
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             match node:
                 case ast.Name(id=name) | ast.Attribute(attr=name):
                     known.add(name)
@@ -142,7 +153,7 @@ def check_first_lines(files: list[Path]) -> Iterator[str]:
     """Yield a finding for each docstring whose first line is too long, and one for too many clause openings."""
     clauses: list[str] = []
     for path in files:
-        for line, text in docstrings(ast.parse(path.read_text())):
+        for line, text in docstrings(nodes_of(path)):
             first = text.strip().split("\n")[0]
             if len(first) > MAX_FIRST_LINE:
                 yield f"{path}:{line}: the first line of a docstring has {len(first)} characters"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import socket
 from collections.abc import Sequence
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
+from tests.lint.syntax import statements
 from unisono.net.special_addresses import SPECIAL_IPV4, SPECIAL_IPV6
 from unisono.net.ssrf_guard import (
     DestinationNotAllowed,
@@ -151,11 +153,12 @@ CLASSIFIERS = {
 RESOLVING = {"adapters/unisono_adapters/_connection_pool.py", "proxy/unisono/cli/serve.py"}
 
 
+@cache
 def _used(path: Path) -> set[str]:
     """Return the names and attributes that a module uses, except in annotations."""
-    tree = ast.parse(path.read_text())
-    annotations = {id(inner) for node in ast.walk(tree) for inner in _annotation(node)}
-    nodes = [node for node in ast.walk(tree) if id(node) not in annotations]
+    every = list(ast.walk(ast.parse(path.read_text())))
+    annotations = {id(inner) for node in every for inner in _annotation(node)}
+    nodes = [node for node in every if id(node) not in annotations]
     return {node.attr for node in nodes if isinstance(node, ast.Attribute)} | {
         node.id for node in nodes if isinstance(node, ast.Name)
     }
@@ -188,7 +191,7 @@ def test_every_module_that_connects_is_configured_or_guarded() -> None:
 
 def _imported(path: Path) -> set[str]:
     """Return the top-level packages that a module imports, also inside functions."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = list(statements(ast.parse(path.read_text())))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
     return {name.partition(".")[0] for name in names}
