@@ -20,8 +20,11 @@ SYNCED := $(VENV)/.synced
 ARGS :=
 DIST := dist
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-# More workers than cores, because many tests only wait for servers.
+# More jobs and workers than cores, because many tests only wait for servers.
+JOBS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 WORKERS := 4
+# Parts of the unit tests, which run at the same time.
+PARTS := .part-1 .part-2 .part-3 .part-4 .part-5 .part-6
 
 .PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-guardrails test-phoenix test-webui test-lm-eval test-engines test-structured test-openapi test-page vendor screenshots test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
@@ -62,10 +65,10 @@ help:
 serve: $(SYNCED)
 	$(BIN)/unisono serve $(ARGS)
 
-# The checks of the SDK leave most of one core idle, and those of the code need only one. The unit tests use all cores.
+# The longest jobs come first, so that all cores are busy until the end.
 test: $(SYNCED) .state-server
-	@$(MAKE) --no-print-directory -j 2 test-sdk lint types imports .collected
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory -j $(JOBS) test-sdk types $(PARTS) lint imports
+	@$(MAKE) --no-print-directory .failed-again
 
 lint: $(SYNCED)
 	$(BIN)/ruff check .
@@ -78,17 +81,27 @@ types: $(SYNCED)
 imports: $(SYNCED)
 	$(BIN)/lint-imports
 
+unit: $(SYNCED) .state-server
+	@$(MAKE) --no-print-directory -j $(JOBS) $(PARTS)
+	@$(MAKE) --no-print-directory .failed-again
+
+# Each part is a process that collects and runs its own modules. Workers of pytest-xdist would all collect all modules,
+# half a minute of processor time for each worker. ARGS may select no test of a part (exit code 5).
+UNIT = $(BIN)/pytest -m "not slow" -o cache_dir=.cache/part-$(1) --part $(1)/$(words $(PARTS))
+.PHONY: $(PARTS)
+$(PARTS): .part-%: $(SYNCED) .state-server
+	@mkdir -p .cache
+	@rm -f .cache/part-$*.failed
+	@$(call UNIT,$*) $(ARGS) >.cache/part-$*.log 2>&1; code=$$?; \
+		echo "tests, part $* of $(words $(PARTS)):"; cat .cache/part-$*.log; \
+		if [ $$code = 1 ]; then touch .cache/part-$*.failed; else [ $$code = 0 ]$(if $(ARGS), || [ $$code = 5 ]); fi
+
 # Some tests depend on time and fail on a busy machine. Failed tests are repeated once, alone and with verbose output. A
 # test that fails twice has failed.
-unit: $(SYNCED) .state-server
-	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS) || { [ $$? = 1 ] && \
-		$(BIN)/pytest -m "not slow" --last-failed --last-failed-no-failures none -v $(ARGS); }
-
-# pytest stores the compiled tests. Otherwise each worker of the unit tests would compile all of them.
-.PHONY: .collected
-.collected: $(SYNCED)
-	@mkdir -p .cache
-	@$(BIN)/pytest -m "not slow" --collect-only >.cache/collected.log || { cat .cache/collected.log; exit 1; }
+.PHONY: .failed-again
+.failed-again:
+	@$(foreach part,$(PARTS:.part-%=%),{ [ ! -e .cache/part-$(part).failed ] || \
+		$(call UNIT,$(part)) --last-failed --last-failed-no-failures none -v $(ARGS); } &&) true
 
 # OpenAI's client library, in a separate environment.
 test-sdk: $(SYNCED)

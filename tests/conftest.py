@@ -11,6 +11,7 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +32,20 @@ settings.load_profile("project")
 # `make test-parser` runs the tests with the parser of openai-harmony.
 if os.environ.get("TEST_PARSER") == "library":
     Encoding.uses_library_parser = True
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="N/M", help="run only the modules of part N of M parts")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore the modules of other parts. The parts are disjoint and complete by construction."""
+    part = config.getoption("--part")
+    if part is None or not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    number, _, parts = part.partition("/")
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return True if zlib.crc32(path.encode()) % int(parts) != int(number) - 1 else None
 
 
 @pytest.hookimpl(tryfirst=True)
