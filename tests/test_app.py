@@ -311,6 +311,7 @@ KEYS: dict[str, list[tuple[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headers", KEYS.values(), ids=KEYS)
 async def test_only_health_and_the_web_page_are_served_without_the_key(headers: list[tuple[str, str]]) -> None:
     unlimited = {"failed_authentication": {"max_per_minute": 0}}

@@ -297,6 +297,7 @@ async def test_the_document_requires_a_key(app: FastAPI) -> None:
     assert response.json() == document()
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_document() -> None:
     printed = CliRunner().invoke(main, ["openapi"])
     assert printed.exit_code == 0

@@ -19,6 +19,7 @@ from bench.routing_scenarios import SELECTION_AIMS_US
 from bench.selection_timing import CASES, NUMBERING, SelectionJob
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("variant", [*CASES, NUMBERING])
 async def test_every_selection_case_has_its_prefixes_and_is_timed(variant: str) -> None:
     result = await selection_timing.run(SelectionJob(variant, times=1))

@@ -60,6 +60,7 @@ LOADS_BY_WIRE = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
 @pytest.mark.parametrize("load", LOADS_BY_WIRE.values(), ids=LOADS_BY_WIRE)
 async def test_every_answer_arrives_byte_for_byte(corpus: Corpus, load: Load, relayed: bool) -> None:

@@ -136,6 +136,7 @@ def test_the_tables_have_the_programs_of_the_commands() -> None:
     assert choices("launch") == [*LAUNCHES]
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 @pytest.mark.parametrize("program", CHECKS)
 async def test_a_configuration_names_the_model_and_address_of_the_gateway(program: str, name: str, site: Site) -> None:
@@ -196,6 +197,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("listed", "message"), ERRORS.values(), ids=ERRORS)
 async def test_a_wrong_answer_is_a_clear_error(listed: Any, message: str, site: Site) -> None:
     site.listed = listed
@@ -222,6 +224,7 @@ BAD_OPTIONS = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("option", "value"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
 async def test_a_wrong_option_is_rejected(option: str, value: str) -> None:
     code, _, errors = await run("config", "codex", option, value)
@@ -274,6 +277,7 @@ async def test_an_agent_gets_its_exit_code_and_the_wanted_model(site: Site, tmp_
     assert (await run("launch", "codex", "--url", site.url, PATH=path))[0] == 7
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("agent", LAUNCHES)
 async def test_an_agent_that_is_not_installed_is_a_clear_error(agent: str, site: Site, tmp_path: Path) -> None:
     code, _, errors = await run("launch", agent, "--url", site.url, PATH=str(tmp_path))

@@ -241,6 +241,7 @@ def test_a_truncated_file_of_the_cache_is_downloaded_again(hub: Hub, tmp_path: P
     assert not partial.exists()
 
 
+@pytest.mark.slow
 def test_a_symbolic_link_is_not_written_through(hub: Hub, tmp_path: Path) -> None:
     blob, outside = blob_of(tmp_path), tmp_path / "outside"
     outside.write_bytes(b"mine")
@@ -258,6 +259,7 @@ def blob_of(home: Path) -> Path:
     return folder / hashlib.sha256(WEIGHTS).hexdigest()
 
 
+@pytest.mark.slow
 def test_a_deeply_nested_file_list_is_a_one_line_error(hub: Hub, tmp_path: Path) -> None:
     hub.listing = b"[" * 1_000_000
     code, output, errors = run(hub.url, tmp_path, MODEL)

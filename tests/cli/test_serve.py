@@ -151,6 +151,7 @@ def test_a_model_name_with_quotes_is_escaped_in_the_curl_command() -> None:
     assert json.loads(body)["model"] == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow), pytest.param(signal.SIGTERM, id="SIGTERM")],

@@ -78,7 +78,7 @@ def planned_service(talk: planned.Talk) -> GenerationService:
     )
 
 
-@pytest.mark.sampled(one_in=8)
+@pytest.mark.sampled(one_in=16)
 @pytest.mark.parametrize(
     "capabilities", [planned.IDS, planned.GUIDED_HIDDEN, planned.TEXT], ids=["ids", "guided", "text"]
 )

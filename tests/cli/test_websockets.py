@@ -321,6 +321,7 @@ async def test_the_gateway_answers_404_for_unknown_websocket_paths() -> None:
     assert (status, error["code"]) == (404, "not_found")
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("fragment", [b"", b"ab"], ids=["empty", "small"])
 async def test_a_message_has_a_limited_number_of_fragments(fragment: bytes) -> None:
     async with running_server(echo_app(None)) as port, connected(port) as client:

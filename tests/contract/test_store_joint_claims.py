@@ -60,6 +60,7 @@ TIGHT = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("position", range(3), ids=["key", "user", "team"])
 @pytest.mark.parametrize(("tight", "limit"), TIGHT.values(), ids=TIGHT)
 async def test_tightest_limit_decides_and_a_refusal_reserves_nothing(

@@ -124,6 +124,7 @@ FILTERS: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("wanted", "numbers"), FILTERS.values(), ids=FILTERS)
 async def test_records_are_filtered(wanted: dict[str, Any], numbers: list[int], factory: StoreFactory) -> None:
     store = await factory.open()

@@ -35,6 +35,7 @@ async def test_responses_are_returned_in_requested_order_with_gaps(factory: Stor
 HOSTILE = ("", "a:b", "a}b", "{a}", "a\x00b", "ä" * 200, "../..", "%7B", "a*", "a\r\nGET b", "x" * 5_000)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("id", HOSTILE, ids=range(len(HOSTILE)))
 async def test_unknown_ids_find_nothing(factory: StoreFactory, id: str) -> None:
     store = await factory.open()
@@ -231,6 +232,7 @@ LOG_WRITES: dict[str, tuple[LogWrite, type[UnisonoError] | None]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("name", LOG_WRITES)
 async def test_log_accepts_only_repeated_or_consecutive_entries(factory: StoreFactory, name: str) -> None:
     store = await factory.open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from time import process_time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +87,7 @@ def test_all_tokens_of_any_text_are_found_once(text: str, sizes: list[int]) -> N
     assert found == tokens[3:]
 
 
+@pytest.mark.slow
 def test_the_time_for_a_whole_answer_is_linear_in_its_length() -> None:
     def seconds(count: int) -> float:
         log, _ = log_of(f"{ANSWER}{' hello' * count}<|return|>")

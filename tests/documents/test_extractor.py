@@ -61,6 +61,7 @@ PROBLEMS: dict[str, tuple[Callable[[], bytes], dict[str, float], ExtractProblem]
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("file", "limits", "problem"), PROBLEMS.values(), ids=PROBLEMS)
 async def test_a_pdf_that_cannot_be_read_has_a_problem(
     file: Callable[[], bytes], limits: dict[str, float], problem: ExtractProblem

@@ -124,6 +124,7 @@ def test_every_route_of_the_gateway_is_classified() -> None:
     assert not (ANY_KEY | OWN_OBJECTS) & set(PERMISSIONS)
 
 
+@pytest.mark.slow
 async def test_every_role_may_use_the_routes_for_any_key(admin: AdminClient) -> None:
     everyone = await clients(admin)
     places = [place for place in ALL_ROUTES if place.path in ANY_KEY | OWN_OBJECTS and place.method in ("GET", "POST")]

@@ -47,6 +47,7 @@ def content_of(outcome: Any) -> str:
     return str(outcome.text)
 
 
+@pytest.mark.sampled(one_in=8)
 @both_forms
 @every_request
 async def test_every_choice_has_the_requested_form(harness: Desk, fields: Any, stream: bool) -> None:
@@ -72,7 +73,7 @@ async def test_reasoning_does_not_match_stop_strings(harness: Desk, fields: Any,
     assert content_of(outcome) == PARIS
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=12)
 @both_forms
 @on_every_surface
 @every_request

@@ -39,6 +39,7 @@ async def send(harness: Desk, **fields: Any) -> Json:
     return message_in(await harness.gateway.messages(**body))
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("kind", "name", "given", "lines"), [(kind, *case) for kind, case in TOOLS.items()], ids=TOOLS)
 async def test_a_call_is_an_ordinary_tool_use(

@@ -81,6 +81,7 @@ async def harness(tools: Tools) -> AsyncIterator[Line]:
         yield found
 
 
+@pytest.mark.sampled(one_in=2)
 @BOTH_FORMS
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 async def test_answer_cites_pages_after_web_search_and_code_execution(tools: Tools, wire: Wire, stream: bool) -> None:
@@ -182,6 +183,7 @@ LOOK: Json = {"type": "function", "name": "look", "parameters": {"type": "object
 LOOKS = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}<|call|>"
 
 
+@pytest.mark.sampled(one_in=3)
 @BOTH_FORMS
 @pytest.mark.parametrize("outputs", [True, False], ids=["outputs", "no outputs"])
 @pytest.mark.parametrize("reasoning", [True, False], ids=["reasoning", "no reasoning"])
@@ -213,6 +215,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @BOTH_FORMS
 @pytest.mark.parametrize("case", FAULTS)
 async def test_tool_error_is_reported_to_the_model(harness: Line, case: str, stream: bool) -> None:

@@ -7,7 +7,7 @@ generated call here is longer than a block, so that the previous prompt is cache
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -22,19 +22,13 @@ from tests.e2e.test_tool_search import ASKED, IN_MESSAGES, LOOKS, PAY, QUESTION,
 from tests.e2e.wires import ENCODING, WIRES
 from tests.fakes import FakeVllm, PrefixCache
 from tests.fakes.prefix_cache import BLOCK_TOKENS
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 both_forms = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 STARS_BY_WORDS = called("tool_search_tool_bm25", '{"query": "stars", "reason": "They may be in the sky."}')
 CLIENT_SEARCH: Json = {"type": "tool_search", "execution": "client", "description": "Find tools.", "parameters": {}}
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -122,6 +122,7 @@ def said_of(prompt: str) -> str:
     return prompt.partition("<|start|>user<|message|>Hi<|end|>")[2]
 
 
+@pytest.mark.sampled(one_in=4)
 @every_way
 @each_tool
 async def test_a_call_has_the_form_of_its_tool_and_its_result_is_read(
@@ -172,6 +173,7 @@ UNSUITABLE = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("harness", ["vllm, unguided", "mlx_server"], indirect=True)
 @both_forms
 @pytest.mark.parametrize(("tool", "arguments"), UNSUITABLE.values(), ids=UNSUITABLE)

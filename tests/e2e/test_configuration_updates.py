@@ -51,6 +51,7 @@ def assert_settings(harness: Line, effort: str, has_format: bool) -> None:
     assert ('"properties"' in harness.prompts[-1]) == has_format
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("given", "effort", "has_format"), UPDATES.values(), ids=UPDATES)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.asyncio(loop_scope="module")

@@ -77,6 +77,7 @@ FORMS: dict[str, Json] = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 async def test_a_long_conversation_is_compacted_before_its_answer(harness: Line, form: Json) -> None:
     harness.say(SUMMARIZED, ANSWER)

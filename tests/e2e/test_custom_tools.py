@@ -87,6 +87,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         yield running
 
 
+@pytest.mark.sampled(one_in=3)
 @both_forms
 @on_both
 @pytest.mark.parametrize(("output", "rules"), OUTPUTS.values(), ids=OUTPUTS)
@@ -155,6 +156,7 @@ async def test_a_text_that_never_matches_is_handed_over_with_a_note(harness: Des
     assert reply.about["unmet"] == "The arguments of a call do not match the tool's schema."
 
 
+@pytest.mark.sampled(one_in=3)
 @both_forms
 @on_both
 @pytest.mark.parametrize("wrong", ["*** Begin Patch\n*** End Patch", "ls"])
@@ -168,6 +170,7 @@ async def test_a_patch_of_codex_is_checked(harness: Desk, ask: Ask, wrong: str, 
     assert reply.about.get("notes", []) in ([], notes)
 
 
+@pytest.mark.sampled(one_in=3)
 @both_forms
 @on_both
 @pytest.mark.parametrize("wrapper", ["input", "patch"])

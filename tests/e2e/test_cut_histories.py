@@ -171,6 +171,7 @@ async def send(harness: Line, surface: str, history: list[Json], **fields: Any) 
     return await harness.gateway.messages(model="gpt-oss", messages=history, **fields)
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("surface", "history", "name", "param"), CUT.values(), ids=CUT)
 @pytest.mark.asyncio(loop_scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.e2e.test_tool_search_interrupted import MANY, until_searching
 from tests.e2e.test_traces import document_of
 from tests.e2e.wires import ENCODING, WIRES, asked
 from tests.fakes import FakeVllm
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.cli.trace import is_as_recorded, read_document
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -36,18 +36,13 @@ ECHO = "type docs__echo = (_: {"
 both_forms = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=WIRES)
 async def harness(upstream: Upstream, request: pytest.FixtureRequest) -> AsyncIterator[Line]:
     async with desk(upstream, WIRES[request.param]) as running:
         yield running
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("stored", [False, True], ids=["resent", "stored"])
 @both_forms
 async def test_a_tool_of_a_deferred_server_is_found_and_run(harness: Line, stream: bool, stored: bool) -> None:
@@ -152,6 +147,7 @@ RECORDED: dict[str, tuple[list[str], str, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("stored", [False, True], ids=["resent", "stored"])
 @pytest.mark.parametrize(("searches", "call", "opened"), RECORDED.values(), ids=RECORDED)
 async def test_a_required_call_beside_a_deferred_server_is_recorded_and_replays_identically(
@@ -259,6 +255,7 @@ async def test_counted_tokens_are_those_of_the_prompt(harness: Line) -> None:
     assert counted.body["input_tokens"] < every.body["input_tokens"]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("grace_s", [5.0, 0.01], ids=["in time", "late"])
 async def test_a_search_among_servers_continues_after_a_handover(
     upstream: Upstream, tmp_path: Path, grace_s: float

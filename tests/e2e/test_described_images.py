@@ -88,6 +88,7 @@ def renamed(value: Any, name: str) -> Any:
 CASES = {**HISTORIES, **{f"newest, {name}": case for name, case in NEWEST.items()}}
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("surface", "history", "place"), CASES.values(), ids=CASES)
 async def test_an_image_becomes_its_description(

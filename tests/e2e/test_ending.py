@@ -127,6 +127,7 @@ class Interrupting(Hook):
 """
 
 
+@pytest.mark.slow
 async def test_hook_interrupt_is_a_hook_failure_but_sigint_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

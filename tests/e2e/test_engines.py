@@ -165,6 +165,7 @@ ON_TEXT: Mapping[str, tuple[str | None, list[str]]] = {
 }
 
 
+@pytest.mark.slow
 async def test_real_engine_passes_its_probe(site: Site) -> None:
     async with asyncio.timeout(30):
         while (health := await site.gateway.get("/health/readiness")).status != 200:
@@ -172,7 +173,7 @@ async def test_real_engine_passes_its_probe(site: Site) -> None:
     assert health.body == {"status": "ready", "models": {"ready": 1, "total": 1}, "reasons": []}
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.slow
 @pytest.mark.parametrize("user", [*CHATS, *TOOL_CHATS])
 async def test_model_output_gives_the_same_answer_whole_and_streamed(site: Site, user: str) -> None:
     expected = CHATS.get(user) or TOOL_CHATS[user]
@@ -185,6 +186,7 @@ async def test_model_output_gives_the_same_answer_whole_and_streamed(site: Site,
     assert message.note["recoveries"] == rules
 
 
+@pytest.mark.slow
 async def test_playground_example_calls_its_tool_with_any_seed(site: Site) -> None:
     # The playground sends no temperature, so every request samples. mlx_lm.server processes requests one by one.
     seeds = range(8 if site.kind == "mlx" else 2)
@@ -205,6 +207,7 @@ async def test_call_with_invalid_arguments_is_regenerated(site: Site) -> None:
         assert site.kind == "mlx_server" or "location" in json.loads(arguments)
 
 
+@pytest.mark.slow
 async def test_tool_round_trip_ends_in_an_answer(site: Site) -> None:
     answer, calls = await with_tools(site, "What is the weather in Paris?", ["18 degrees, sunny"])
     assert calls == ["Paris"]
@@ -240,6 +243,7 @@ async def with_tools(site: Site, user: str, results: list[str]) -> tuple[Message
     return answer, places
 
 
+@pytest.mark.slow
 async def test_token_limit_ends_an_answer(site: Site) -> None:
     message = await site.ask_both_ways("Repeat la forever.", max_tokens=20)
     assert (message.reasoning, message.finish_reason) == ("Sing.", "length")

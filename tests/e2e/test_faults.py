@@ -231,6 +231,7 @@ SILENT: dict[str, Behaviour] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @both_ways
 @pytest.mark.parametrize("behaviour", SILENT.values(), ids=SILENT)
 async def test_silent_backend_fails_over_or_is_a_timeout(site: Site, behaviour: Behaviour, stream: bool) -> None:
@@ -265,6 +266,7 @@ LATE: dict[str, tuple[Behaviour, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("case", LATE)
 async def test_second_backend_continues_after_visible_output(site: Site, case: str) -> None:
     site.behave(LATE[case][0])
@@ -420,6 +422,7 @@ ODD: dict[str, Behaviour] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @both_ways
 @pytest.mark.parametrize("behaviour", ODD.values(), ids=ODD)
 async def test_unusual_stream_is_read_as_a_normal_answer(site: Site, behaviour: Behaviour, stream: bool) -> None:

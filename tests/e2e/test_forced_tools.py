@@ -51,6 +51,7 @@ on_every_surface = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACE
 with_allowed_tools = pytest.mark.parametrize("ask", ALLOWING.values(), ids=ALLOWING)
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_every_surface
 async def test_named_tool_is_called(harness: Desk, ask: Any, stream: bool) -> None:
@@ -67,6 +68,7 @@ async def test_named_tool_is_called(harness: Desk, ask: Any, stream: bool) -> No
         assert second.held.schema == CITY
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_every_surface
 async def test_required_tool_choice_calls_some_tool(harness: Desk, ask: Any, stream: bool) -> None:
@@ -82,6 +84,7 @@ async def test_required_tool_choice_calls_some_tool(harness: Desk, ask: Any, str
     assert model.asked[-1].held is None or model.asked[-1].held.schema == SUM
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_every_surface
 async def test_required_call_may_come_without_forcing(harness: Desk, ask: Any, stream: bool) -> None:
@@ -90,6 +93,7 @@ async def test_required_call_may_come_without_forcing(harness: Desk, ask: Any, s
     assert (outcome.calls, outcome.text, outcome.unmet) == ([("add", NUMBERS)], "", "")
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @with_allowed_tools
 async def test_only_allowed_tools_are_called(harness: Desk, ask: Any, stream: bool) -> None:
@@ -104,6 +108,7 @@ async def test_only_allowed_tools_are_called(harness: Desk, ask: Any, stream: bo
     assert outcome.calls == [("get_weather", PARIS)]
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @with_allowed_tools
 async def test_required_mode_calls_one_of_the_allowed_tools(harness: Desk, ask: Any, stream: bool) -> None:
@@ -141,6 +146,7 @@ HISTORY: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_every_surface
 async def test_tool_choice_none_prevents_calls(harness: Desk, ask: Any, stream: bool) -> None:
@@ -151,6 +157,7 @@ async def test_tool_choice_none_prevents_calls(harness: Desk, ask: Any, stream: 
     assert not [generation.prompt for generation in model.asked if "get_weather" in generation.prompt]
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @pytest.mark.parametrize("surface", SURFACES)
 async def test_tool_choice_none_keeps_calls_of_the_history(harness: Desk, surface: str, stream: bool) -> None:
@@ -166,6 +173,7 @@ async def test_tool_choice_none_keeps_calls_of_the_history(harness: Desk, surfac
     assert "<|start|>functions.add to=assistant<|channel|>commentary<|message|>3<|end|>" in generation.prompt
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_every_surface
 async def test_arguments_that_violate_the_schema_are_regenerated(harness: Desk, ask: Any, stream: bool) -> None:
@@ -176,6 +184,7 @@ async def test_arguments_that_violate_the_schema_are_regenerated(harness: Desk, 
     assert len(model.asked) == 3
 
 
+@pytest.mark.sampled(one_in=3)
 @both_forms
 @on_every_surface
 @without_choice_constraint
@@ -216,6 +225,7 @@ async def test_custom_tool_is_forced_with_its_input(harness: Desk, stream: bool)
     assert called["custom"] == {"name": "shell", "input": "ls -l"}
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_every_surface
 async def test_strict_tool_arguments_match_without_forcing(harness: Desk, ask: Any, stream: bool) -> None:

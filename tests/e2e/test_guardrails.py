@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.e2e.hosting import calls
 from tests.e2e.messages import message_in
 from tests.fakes import FakeVllm, Refusal, VllmScript
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.bootstrap.hooks import build_hooks
 from unisono.config import parse
 from unisono.core.passthrough_request import passed_texts
@@ -61,12 +61,6 @@ HIDDEN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "instructions": ("responses", {"instructions": MAIL, "input": "Hi"}),
 }
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 def guardrail(mode: str | list[str], *, name: str = "mails", on: bool = True, **rules: Any) -> dict[str, Any]:
@@ -211,6 +205,7 @@ async def test_every_text_of_a_request_is_checked(place: str, model: str) -> Non
         assert answer.body["error"]["code"] == "content_blocked"
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("name", ["messages", "responses"])
 async def test_arguments_of_server_tools_are_masked(upstream: Upstream, name: str, stream: bool) -> None:
@@ -358,6 +353,7 @@ async def test_without_a_guardrail_of_answers_alternatives_are_reported() -> Non
     assert fake.requests[0].json["logprobs"] == 3
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_the_repeated_prompt_is_the_masked_one(stream: bool) -> None:
     body = {"model": "gpt-oss", "prompt": f"To {MAIL}", "max_tokens": 99, "echo": True, "return_token_ids": True}

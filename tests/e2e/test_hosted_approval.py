@@ -5,7 +5,7 @@ The next response may continue in any way, on any gateway.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -15,15 +15,9 @@ from tests.contract.servers import Server
 from tests.e2e.hosting import DOCS, calls, desk, made, result
 from tests.e2e.responses import ANSWER, OK, THOUGHT, Json, Line, kinds, refusal, text_of
 from tests.e2e.wires import WIRES
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 
 DENIED = "The user did not approve this call."
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
 
 
 def asking(upstream: Upstream, sections: Json) -> AbstractAsyncContextManager[Line]:
@@ -250,7 +244,7 @@ SETTINGS: dict[str, tuple[Any, Any, bool]] = {
 }
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize(("operator", "request_", "asks"), SETTINGS.values(), ids=SETTINGS)
 async def test_approval_is_requested_by_operator_and_request_settings(
     upstream: Upstream, operator: Any, request_: Any, asks: bool

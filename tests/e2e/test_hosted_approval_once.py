@@ -6,7 +6,7 @@ It can be sent again if it was not used for a call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,10 @@ from tests.e2e.responses import ANSWER, Json, Line, refusal, streamed
 from tests.e2e.wires import WIRES
 from tests.fakes import FakeVllm
 from tests.listening import listening
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 
 WIRE = WIRES["vllm"]
 FIELD = "input.0.approval_request_id"
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
 
 
 @pytest.fixture(params=["redis", "sqlite"])
@@ -176,6 +170,7 @@ async def test_approval_is_usable_after_a_crash_before_the_call(
         assert upstream.noted("survived") == ["echo survived"]
 
 
+@pytest.mark.sampled(one_in=2)
 async def test_repeated_approval_is_refused_before_a_stream_starts(pair: tuple[Line, Line]) -> None:
     first, approval_request = await asked_for(pair[0], "echo", text="told")
     pair[0].say(ANSWER)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,10 @@ from tests.e2e.replicas import LEASE_S, Client, Json, Told, replica
 from tests.e2e.responses import ANSWER
 from tests.e2e.wires import ENCODING, WIRES
 from tests.fakes import FakeVllm
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 
 WIRE = WIRES["vllm"]
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
 
 
 def configuration(upstream: Upstream, fake: FakeVllm, redis: Server, database: int, **entry: Any) -> Json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,17 +11,11 @@ from tests.e2e.hosting import calls, desk, result
 from tests.e2e.responses import ANSWER, CALL, THOUGHT, Line
 from tests.e2e.wires import ENCODING, WIRES, deployment
 from tests.fakes import reset_at
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 
 RUN = {"unisono": {"run_tools": True}}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 BOTH_FORMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 async def chat(harness: Line, **fields: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,13 @@ from tests.e2e.gateway import config_of, gateway, message_of
 from tests.e2e.hosting import calls, desk, hosts, made, result
 from tests.e2e.responses import ANSWER, OK, Json, Line, kinds, refusal
 from tests.fakes import FakeVllm, VllmScript
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.harmony.encoding import load_encoding
 
 BOTH_FORMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 WAYS = pytest.mark.parametrize("way", ["modern", "legacy"])
 TRIP = {"day": "Monday", "seats": 2}
 ENCODING = load_encoding()
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
 
 
 @pytest.fixture

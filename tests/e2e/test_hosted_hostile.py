@@ -19,18 +19,12 @@ from tests.e2e.responses import ANSWER, Json
 from tests.e2e.wires import WIRES
 from tests.fakes import FakeVllm
 from tests.fakes.wire import Seen, Step, Write
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from tests.mcp.hostile import EVENTS, Hostile, answer
 
 WIRE = WIRES["vllm"]
 MIB = 1 << 20
 HUGE = 100 * MIB
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 def small_response(seen: Seen) -> list[Step]:

@@ -21,12 +21,6 @@ from tests.mcp.conftest import Upstream, start_upstream
 BOTH_FORMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
-
-
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Upstream]]:
     """A tool server that a test may kill."""
@@ -95,6 +89,7 @@ async def test_items_sent_back_render_unchanged(harness: Line, stored: bool) -> 
     assert '{"text":"hello"}<|call|>' + result("echo", "hello") in harness.said
 
 
+@pytest.mark.sampled(one_in=3)
 @BOTH_FORMS
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 @pytest.mark.parametrize("reasoning", [True, False], ids=["with reasoning", "without"])

@@ -135,6 +135,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("case", BODIES)
 async def test_an_invalid_body_is_rejected(site: Site, case: str) -> None:
     body, status, code = BODIES[case]
@@ -473,6 +474,7 @@ COSTLY_ANSWERS = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("text", COSTLY_ANSWERS.values(), ids=COSTLY_ANSWERS)
 async def test_an_answer_that_is_not_json_does_not_block_other_streams(site: Site, text: str) -> None:
     wire = WIRES["mlx_server"]

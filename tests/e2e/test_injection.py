@@ -256,8 +256,7 @@ def unmarked(surface: str = "/v1/chat/completions") -> dict[str, Any]:
     return request
 
 
-@pytest.mark.sampled(one_in=6)
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("place", PLACES)
 async def test_markers_in_one_field_change_no_structure(site: Site, place: str) -> None:
     surface, path = PLACES[place]
@@ -276,6 +275,7 @@ async def test_markers_in_one_field_change_no_structure(site: Site, place: str) 
             assert actual_sections == sections, (place, name)
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("name", MARKERS)
 async def test_markers_in_every_message_change_no_structure(site: Site, name: str) -> None:
     _, prompt = await site.send({"messages": unmarked()["messages"]})

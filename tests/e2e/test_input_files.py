@@ -105,6 +105,7 @@ def assert_nothing_is_reported(answer: Answer) -> None:
     assert about.get("notes", []) == []
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("name", "media_type", "content", "text"), FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize(("surface", "part"), PARTS.values(), ids=PARTS)
@@ -195,6 +196,7 @@ FAULTS: dict[str, tuple[tuple[str, str, bytes], str, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("file", "field", "reason"), FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize(("surface", "part"), SURFACES.values(), ids=SURFACES)
 async def test_a_file_that_cannot_be_read_is_refused_and_the_session_continues(
@@ -362,6 +364,7 @@ async def test_a_bomb_is_refused_in_bounded_memory_and_neighbours_are_served(har
     assert (await send(harness, "responses", ["Hi"])).status == 200
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("surface", "part"), SURFACES.values(), ids=SURFACES)
 async def test_a_file_that_takes_too_long_is_refused_and_others_are_read(surface: str, part: Part) -> None:
     async with line(WIRES["vllm"], unisono={"files": {"timeout_s": 1}}) as running:
@@ -404,6 +407,7 @@ async def test_a_conversation_keeps_the_text_of_a_file(harness: Line) -> None:
     assert harness.prompts[-1].count(quoted_file("a.pdf", "Green tea")) == 2
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("surface", "part"), SURFACES.values(), ids=SURFACES)
 async def test_a_guardrail_sees_the_text_of_a_file(surface: str, part: Part) -> None:
     hook = {"blocklist": {"patterns": {"tea": "Green tea"}, "action": "refuse", "where": ["input"]}}
@@ -415,6 +419,7 @@ async def test_a_guardrail_sees_the_text_of_a_file(surface: str, part: Part) -> 
         assert (await send(guarded, surface, [user(part("a.pdf", "application/pdf", pdf("Black tea")))])).status == 200
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("surface", ["chat", "responses"])
 async def test_a_guardrail_sees_the_text_of_a_file_that_passes_through(surface: str) -> None:
     part = SURFACES[surface][1]

@@ -62,7 +62,7 @@ on_each = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACES)
 on_openais = pytest.mark.parametrize("ask", [SURFACES["chat"], SURFACES["responses"]], ids=["chat", "responses"])
 
 
-@pytest.mark.sampled(one_in=6)
+@pytest.mark.sampled(one_in=12)
 @both_forms
 @on_each
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -87,6 +87,7 @@ async def test_an_answer_matches_its_schema(harness: Desk, case: Case, ask: Any,
     assert f"# Response Formats\n\n## {name}" in model.asked[0].prompt
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_openais
 async def test_json_object_without_a_schema_returns_an_object(harness: Desk, ask: Any, stream: bool) -> None:
@@ -96,6 +97,7 @@ async def test_json_object_without_a_schema_returns_an_object(harness: Desk, ask
     assert (outcome.text, outcome.unmet) == ('{"a":[1,2]}', "")
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_each
 async def test_tools_are_called_before_a_json_answer(harness: Desk, ask: Any, stream: bool) -> None:
@@ -108,6 +110,7 @@ async def test_tools_are_called_before_a_json_answer(harness: Desk, ask: Any, st
     assert (outcome.calls, outcome.text) == ([], PARIS)
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_each
 async def test_a_call_of_an_unknown_tool_is_replaced_by_an_answer(harness: Desk, ask: Any, stream: bool) -> None:

@@ -75,7 +75,7 @@ async def text(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
         yield running
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("number", EACH)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_token_id_backend_recovers_output(number: int, ids: Gateway) -> None:
@@ -85,7 +85,7 @@ async def test_a_token_id_backend_recovers_output(number: int, ids: Gateway) -> 
     assert message_of(answer).usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("number", EACH)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_text_backend_recovers_output(number: int, text: Gateway) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.e2e.hosting import DOCS, calls, hosts
 from tests.e2e.slow_clients import SlowClient, over_http, over_websocket, request
 from tests.e2e.wires import WIRES, Fake, Script, asked, deployment
 from tests.fakes import stall_at
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 
 # The target is 250 ms and an idle machine needs a few; the rest is for a busy machine.
 ABORT_LIMIT_S = 1.0
@@ -100,12 +100,6 @@ async def site(upstream: Upstream) -> AsyncIterator[Site]:
         ]
         async with gateway({"model_list": deployments, **hosts(upstream)}) as running:
             yield Site(fake, running, upstream)
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 async def disconnect(client: SlowClient) -> float:

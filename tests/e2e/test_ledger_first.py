@@ -88,6 +88,7 @@ SURFACES: dict[str, Surface] = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("limits", [KeyLimits(), KeyLimits(rpm=9, token_budget=100_000)], ids=["unlimited", "limited"])
 @pytest.mark.parametrize("surface", SURFACES.values(), ids=SURFACES)
 async def test_no_usage_is_reported_before_it_is_durable(

@@ -224,6 +224,7 @@ async def test_a_parallel_slot_is_freed_when_an_answer_is_aborted(tmp_path: Path
 # Budgets
 
 
+@pytest.mark.sampled(one_in=10)
 @pytest.mark.parametrize("money", [False, True], ids=["tokens", "money"])
 async def test_a_budget_is_never_exceeded_by_parallel_clients(tmp_path: Path, money: bool) -> None:
     async with (

@@ -124,6 +124,7 @@ PROMPTS: dict[str, tuple[Any, int]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("max_tokens", [0, 1, 99])
@@ -207,6 +208,7 @@ async def test_without_those_of_the_prompt_another_backend_is_preferred() -> Non
                 assert answer.body["unisono"]["backend"] == "vllm-1"
 
 
+@pytest.mark.slow
 async def test_too_many_for_one_event_are_an_error() -> None:
     body = {"model": "gpt-oss", "prompt": [13225] * 9_100, "max_tokens": 0, "logprobs": 20, "echo": True}
     async with FakeVllm(tokens=ANSWER) as fake, gateway(config("vllm", fake.url)) as running:

@@ -50,7 +50,7 @@ def fields_for(surface: str, **fields: Any) -> dict[str, Any]:
     return {**fields, **limits, **({"max_tokens": 120_000} if surface == "messages" else {})}
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_each
 @pytest.mark.parametrize("kind", ["answer", "call"])

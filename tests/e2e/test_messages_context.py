@@ -116,6 +116,7 @@ CLEARED: dict[str, tuple[Json, str, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("edit", "results", "inputs"), CLEARED.values(), ids=CLEARED)
 async def test_old_tool_uses_are_cleared(bench: Bench, edit: Json, results: str, inputs: str) -> None:
     bench.say(ANSWER)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,19 +12,13 @@ from tests.e2e.gateway import Answer, Gateway, config_of, gateway
 from tests.e2e.hosting import calls, result
 from tests.e2e.messages import message_in
 from tests.fakes import FakeVllm, VllmScript
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
 ANSWER = "<|channel|>final<|message|>Done.<|return|>"
 TOOLSET = {"type": "mcp_toolset", "mcp_server_name": "docs"}
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 class Desk:

@@ -54,6 +54,7 @@ async def asked(
             return await running.messages(mcp_servers=servers, stream=stream), fake
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_is_an_error_block(fault: str, stream: bool) -> None:

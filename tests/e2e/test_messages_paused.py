@@ -82,6 +82,7 @@ async def harness(browser: str) -> AsyncIterator[Harness]:
         yield Harness(running, fake)
 
 
+@pytest.mark.sampled(one_in=3)
 @every_form
 async def test_a_paused_answer_continues_after_its_last_token(
     harness: Harness, thinking: dict[str, Any], stream: bool

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.e2e.hosting import calls, desk
 from tests.e2e.replicas import replica
 from tests.e2e.responses import ANSWER
 from tests.fakes import FakeVllm, Refusal, VllmScript
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
 
@@ -33,12 +33,6 @@ BROKEN_OUTPUT = ENCODING.encode_marked(
     "<|channel|>analysis<|message|>Hm.<|start|>assistant<|channel|>final<|message|>Hi.<|return|>"
 )
 MODEL = {"model": "gpt-oss"}
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 class Metrics:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from tests.e2e.hosting import made
 from tests.e2e.obeying import KINDS, SURFACES, answers, desk
 from tests.e2e.responses import ANSWER, text_of
 from tests.fakes import VllmScript
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.engine.deps import NO_CALLS
 from unisono.harmony.encoding import load_encoding
 
@@ -26,6 +25,7 @@ both_forms = pytest.mark.parametrize("stream", [False, True], ids=["whole", "str
 on_every_api = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACES)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("kind", ["vllm", "mlx_server"])
 @both_forms
 @on_every_api
@@ -56,6 +56,7 @@ async def test_note_keeps_forbidden_tools_in_the_prompt(kind: str, stream: bool)
             assert note == f"<|start|>developer<|message|># Instructions\n\n{NO_CALLS}<|end|><|start|>assistant"
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("name", KINDS)
 @both_forms
 async def test_the_reasoning_budget_of_a_model_ends_reasoning(name: str, stream: bool) -> None:
@@ -80,6 +81,7 @@ BUDGETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("surface", "fields"), BUDGETS.values(), ids=BUDGETS)
 @both_forms
 async def test_the_reasoning_budget_of_a_request_ends_reasoning(
@@ -90,12 +92,6 @@ async def test_the_reasoning_budget_of_a_request_ends_reasoning(
         assert (await SURFACES[surface](harness, stream=stream, **fields)).text == "Enough."
         harness.think(THINKER)
         assert (await SURFACES[surface](harness, stream=stream)).text == "At last."
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 FORCED: dict[str, Any] = {
@@ -122,6 +118,7 @@ async def test_a_server_tool_can_be_forced(upstream: Upstream, choice: Any, stre
         assert "unmet" not in response["unisono"]
 
 
+@pytest.mark.sampled(one_in=2)
 @both_forms
 async def test_server_tools_outside_of_allowed_tools_are_not_run(upstream: Upstream, stream: bool) -> None:
     async with hosting_desk(upstream) as harness:

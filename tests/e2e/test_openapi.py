@@ -71,6 +71,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("path", "body", "status"), REQUESTS.values(), ids=REQUESTS)
 async def test_responses_match_the_openapi_document(

@@ -104,7 +104,7 @@ def assert_recovered(response: Answer, surface: str, case: Case, rules: tuple[st
     return message
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.sampled(one_in=10)
 @pytest.mark.parametrize("surface", ["chat", "messages"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", BY_NUMBER, ids=CASES)

@@ -58,6 +58,7 @@ async def forced(harness: Line, name: str, *, stream: bool) -> tuple[str, list[s
     return text, calls, message["stop_reason"], message["unisono"]
 
 
+@pytest.mark.sampled(one_in=3)
 @both_forms
 @pytest.mark.parametrize("name", [*FORCED, "not allowed"])
 async def test_a_call_that_is_not_allowed_is_returned_as_text_after_all_retries(
@@ -72,6 +73,7 @@ async def test_a_call_that_is_not_allowed_is_returned_as_text_after_all_retries(
     assert {"undeclared-tool", "tool-not-allowed"} & {*about["recoveries"]}
 
 
+@pytest.mark.sampled(one_in=3)
 @both_forms
 @pytest.mark.parametrize("name", [*FORCED, "not allowed"])
 async def test_an_answer_instead_of_a_forced_call_is_complete(harness: Line, name: str, stream: bool) -> None:

@@ -85,6 +85,7 @@ async def test_a_broken_call_is_regenerated_the_same_way_each_time(
     assert len({seed for _, seed in redrawn}) == len(redrawn)
 
 
+@pytest.mark.sampled(one_in=12)
 @pytest.mark.parametrize("harness", ["vllm, unguided", "mlx_server"], indirect=True)
 @pytest.mark.parametrize("surface", SURFACES)
 @pytest.mark.parametrize(("retries", "expected"), RETRIES.values(), ids=RETRIES)

@@ -189,6 +189,7 @@ class Closing(Hook):
 """
 
 
+@pytest.mark.slow
 async def test_a_shutdown_while_a_replaced_configuration_closes_closes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +244,7 @@ def masking(word: str) -> dict[str, Any]:
     return {"guardrails": [{"guardrail_name": word, "litellm_params": params}]}
 
 
+@pytest.mark.slow
 async def test_running_answers_keep_their_guardrails_and_new_ones_have_the_new(tmp_path: Path) -> None:
     async with running_stage(tmp_path, per_chunk=1, delay_s=0.05) as stage:
         await stage.reload(stage.config(stage.old, **masking("old")))

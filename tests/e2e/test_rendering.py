@@ -251,7 +251,7 @@ async def rendered_prompt(backend: tuple[Gateway, Any], *, stream: bool = False,
     return prompt if isinstance(prompt, str) else ENCODING.decode(prompt)
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("rendering", RENDERINGS.values(), ids=RENDERINGS)
 @pytest.mark.asyncio(loop_scope="module")

@@ -86,6 +86,7 @@ async def site(**sections: Any) -> AsyncIterator[Site]:
         yield found
 
 
+@pytest.mark.sampled(one_in=2)
 @SURFACE
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_the_requests_own_fallback_answers(path: str, stream: bool) -> None:
@@ -98,6 +99,7 @@ async def test_the_requests_own_fallback_answers(path: str, stream: bool) -> Non
             assert found.asked == expected
 
 
+@pytest.mark.sampled(one_in=2)
 @SURFACE
 @pytest.mark.parametrize("fields", [{"fallbacks": []}, {"disable_fallbacks": True}], ids=str)
 async def test_a_request_can_switch_fallbacks_off(path: str, fields: dict[str, Any]) -> None:
@@ -258,6 +260,7 @@ async def test_the_header_of_litellm_names_tags_too(path: str) -> None:
         assert "x-litellm-tags" in answer.body["error"]["message"]
 
 
+@pytest.mark.sampled(one_in=2)
 @SURFACE
 @pytest.mark.parametrize("value", [["team-b"], []], ids=str)
 async def test_tags_are_noted_where_they_select_nothing(path: str, value: list[str]) -> None:

@@ -48,6 +48,7 @@ TOO_LARGE: dict[str, Json] = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @STREAM_MODES
 @pytest.mark.parametrize("name", TOO_LARGE)
 async def test_state_that_is_too_large_is_rejected_before_generation(site: Line, name: str, stream: bool) -> None:

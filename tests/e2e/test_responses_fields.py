@@ -191,6 +191,7 @@ TOOL_FORMS: dict[str, tuple[Json, str, Json]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @STREAM_MODES
 @pytest.mark.parametrize(("tool", "output", "item"), TOOL_FORMS.values(), ids=TOOL_FORMS)
 async def test_a_call_is_returned_in_the_form_of_its_tool(

@@ -88,6 +88,7 @@ def short_types(types: list[str]) -> list[str]:
     return [kind for kind, _ in groupby(openai)]
 
 
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_events_are_in_documented_order_and_fold_to_the_stored_response(harness: Line, case: Case) -> None:
     harness.say(case.output, faults=case.faults)
@@ -104,6 +105,7 @@ async def test_events_are_in_documented_order_and_fold_to_the_stored_response(ha
     } | {"unisono": 0}
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.faults])
 async def test_a_whole_response_equals_the_streamed_one_except_for_ids(harness: Line, name: str) -> None:
     case = CASES[name]

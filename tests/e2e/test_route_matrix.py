@@ -184,6 +184,7 @@ async def test_only_health_and_page_routes_answer_without_a_valid_key(site: tupl
             assert response.status in (200, 503), path
 
 
+@pytest.mark.slow
 async def test_every_route_accepts_a_valid_key(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
     _, good = await ring.issue("team", raw=True)

@@ -244,6 +244,7 @@ async def test_a_drained_deployment_finishes_its_answers_and_gets_no_new_ones(re
     await replicas.made("/model/delete", id="slow-1")
 
 
+@pytest.mark.slow
 async def test_stored_models_and_drains_survive_a_restart(replicas: Replicas) -> None:
     fake = await replicas.backend()
     entry = {"model_name": "gpt-oss-kept", "litellm_params": params(fake.url)}

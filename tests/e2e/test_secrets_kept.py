@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,7 +26,7 @@ from tests.e2e.responses import ANSWER
 from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm, Refusal, VllmScript
 from tests.listening import Listener, listening
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.cli import main
 
 SECRETS = {
@@ -56,12 +55,6 @@ SECRETS = {
 }
 # Values that clients get back because they are theirs.
 CLIENT_DATA = {"prompt", "tool argument", "thought", "answer", "metadata", "user"}
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 def config_with_secrets(

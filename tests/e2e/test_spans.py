@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tests.e2e.responses import ANSWER, line
 from tests.e2e.wires import WIRES
 from tests.fakes import FakeVllm, Refusal, VllmScript
 from tests.listening import connected, listening
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.harmony.encoding import load_encoding
 
 OUTPUT = load_encoding().encode_marked(
@@ -36,12 +36,6 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 async def collector_() -> AsyncIterator[Collector]:
     async with collector() as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 async def test_a_request_has_spans_for_itself_its_step_and_its_attempt(collector_: Collector) -> None:

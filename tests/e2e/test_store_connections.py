@@ -18,7 +18,7 @@ from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.responses import ANSWER, Json
 from tests.e2e.wires import ENCODING, WIRES
 from tests.fakes import FakeVllm
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.core.quotas import KeyLimits
 
 WIRE = WIRES["vllm"]
@@ -113,12 +113,6 @@ async def test_a_broken_connection_is_never_an_internal_error(
             with breaking_connections(Faults(at, is_lasting)):
                 assert_answer_or_store_error(await post(path, body))
             assert (await post(path, body)).status == 200
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 @pytest.mark.slow

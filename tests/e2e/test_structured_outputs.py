@@ -74,7 +74,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         yield running
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=9)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", CASES)
 async def test_an_answer_has_the_required_form(harness: Desk, name: str, stream: bool) -> None:

@@ -143,6 +143,7 @@ ORDERS: dict[str, tuple[list[Json], list[Json], str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("returned", ["resent", "by id", "stored"])
 @pytest.mark.parametrize(("items", "tools", "names"), ORDERS.values(), ids=ORDERS)
 async def test_what_was_found_stays_in_its_order(
@@ -407,6 +408,7 @@ async def test_a_search_of_anthropic_without_deferred_tools_is_left_out(harness:
     assert note.startswith("tools.0.type: skipped")
 
 
+@pytest.mark.sampled(one_in=2)
 @both_forms
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "foreign"])
 async def test_searches_in_messages_lead_to_the_same_prompt(harness: Line, stream: bool, sealed: bool) -> None:

@@ -114,6 +114,7 @@ def _user(content: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content}]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", EXAMPLES)
 async def test_an_example_gives_an_answer_of_its_form(harness: Desk, name: str, stream: bool) -> None:

@@ -157,7 +157,7 @@ def mortals(capabilities: Sequence[Capabilities], cuts: Sequence[int], case: Cas
     ]
 
 
-@pytest.mark.sampled(one_in=6)
+@pytest.mark.sampled(one_in=12)
 @pytest.mark.parametrize("capabilities", [IDS, HIDDEN], ids=["ids", "ids, stop hidden"])
 @pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

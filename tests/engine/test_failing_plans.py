@@ -117,7 +117,7 @@ def _comparable(event: Event) -> Event:
     return anonymous(event)
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.sampled(one_in=10)
 @pytest.mark.parametrize(
     ("case", "capabilities"),
     applicable(

@@ -160,7 +160,7 @@ async def check_unknown(talk: Talk, journal: Sequence[int]) -> None:
 FORMS = {"ids": IDS, "ids, stop hidden": HIDDEN, "text": TEXT}
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("capabilities", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS)
 async def test_a_run_resumed_after_any_batch_gives_the_same_answer(talk: Talk, capabilities: Capabilities) -> None:

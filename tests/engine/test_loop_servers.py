@@ -89,6 +89,7 @@ async def test_cancelling_the_stream_cancels_the_call_on_the_server(host: McpHos
     await upstream.until_noted("slow cancelled left")
 
 
+@pytest.mark.slow
 async def test_a_call_of_a_real_server_is_cancelled_at_the_deadline(host: McpHost, upstream: Upstream) -> None:
     exchange = hosted(host, upstream, "modern", call("up__slow", '{"seconds":60,"name":"late"}'), "It is so.<|return|>")
     hosting = exchange.talk.turn.server_tools

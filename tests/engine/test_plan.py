@@ -438,7 +438,7 @@ def applicable(
 CASES = FORCED | CALLS | FORMED | {name: replace(case, told=(IDS, GUIDED)) for name, case in BUDGETED.items()}
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("per_chunk", [1, 4, 1000])
 @pytest.mark.parametrize(("case", "capabilities"), applicable(CASES, BACKENDS))
 async def test_the_answer_meets_the_requirements_of_the_request(

@@ -195,7 +195,7 @@ def tokens_of(output: Any) -> list[int]:
     return until_stop(ENCODING.encode_as_server(output if isinstance(output, str) else output.output))
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.sampled(one_in=10)
 @pytest.mark.parametrize(("case", "capabilities"), applicable(CASES, BACKENDS | TEXTS, does_apply))
 async def test_a_run_resumed_after_any_batch_gives_the_same_answer(case: Case, capabilities: Capabilities) -> None:
     talk = Talk([tokens_of(output) for output in case.outputs], case.turn, capabilities)

@@ -250,7 +250,7 @@ async def check_every_cut(talk: Talk, *, cuts: Sequence[int] | None = None) -> i
 FORMS = {"ids": IDS, "ids, stop hidden": HIDDEN, "text": TEXT, "text, stop visible": VISIBLE}
 
 
-@pytest.mark.sampled(one_in=6)
+@pytest.mark.sampled(one_in=12)
 @pytest.mark.parametrize("capabilities", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_a_run_resumed_after_any_batch_gives_the_same_answer(case: Case, capabilities: Capabilities) -> None:
@@ -294,6 +294,7 @@ async def test_any_output_can_be_resumed(
         assert await check_every_cut(talk, cuts=cuts) == len(cuts)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("capabilities", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("per_chunk", [1, 4])
 @pytest.mark.parametrize("conversation", [CONVERSATION, PREFILLED], ids=["no prefill", "prefill"])

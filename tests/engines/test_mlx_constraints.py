@@ -152,7 +152,7 @@ REFUSED: dict[str, Constraint] = {
 }
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.slow
 @pytest.mark.parametrize("constraint", REFUSED.values(), ids=REFUSED)
 async def test_uncompilable_constraint_is_refused_without_affecting_others(
     backend: Backend, constraint: Constraint
@@ -169,6 +169,7 @@ async def generate_unconstrained(backend: Backend, user: str) -> str:
     return ENCODING.decode(tokens)
 
 
+@pytest.mark.slow
 async def test_constrained_and_unconstrained_requests_share_a_batch(backend: Backend) -> None:
     users = list(CHATS.values())[:3]
     answers = await asyncio.gather(
@@ -178,6 +179,7 @@ async def test_constrained_and_unconstrained_requests_share_a_batch(backend: Bac
     assert answers == [*(expected for _, expected in users), *TEXTS]
 
 
+@pytest.mark.slow
 async def test_cancelling_during_grammar_compilation_leaves_the_engine_usable(backend: Backend) -> None:
     large_schema = JsonSchema({"enum": [f"value {n}" * 20 for n in range(900)]})
     request = asyncio.create_task(generate(backend, constrained_job(large_schema)))
@@ -188,10 +190,12 @@ async def test_cancelling_during_grammar_compilation_leaves_the_engine_usable(ba
     assert await generate(backend, constrained_job(OneOf(("yes",)))) == "yes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constraint", [Regex("yes"), Lark('start: "yes"')], ids=["regex", "lark"])
 async def test_a_text_matches_its_grammar(backend: Backend, constraint: Regex | Lark) -> None:
     assert await generate(backend, constrained_job(constraint)) == "yes"
 
 
+@pytest.mark.slow
 async def test_probe_claims_every_tested_constraint_kind(backend: Backend) -> None:
     assert (await backend.probe()).capabilities.constrain == frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS))

@@ -69,8 +69,7 @@ async def test_probe_reports_the_capabilities(backend: Backend) -> None:
     )
 
 
-@pytest.mark.sampled(one_in=3)
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize(("user", "expected"), CHATS.values(), ids=CHATS)
 async def test_chat_is_answered_exactly_as_trained(backend: Backend, user: str, expected: str) -> None:
     tokens, finish = await answer(backend, greedy(prompt_for(user)))
@@ -179,7 +178,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize(("job", "error", "message"), REFUSED.values(), ids=REFUSED)
 async def test_invalid_request_is_refused_without_affecting_others(
     backend: Backend, job: CompletionJob, error: type[Exception], message: str
@@ -249,6 +248,7 @@ async def test_penalty_ends_a_repetition(backend: Backend, sampling: Sampling) -
     assert penalised.count(la[0]) < 30
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("size", [1, 2, 129, 130, 300])
 async def test_every_token_of_a_prompt_has_a_log_probability_but_the_first(backend: Backend, size: int) -> None:
     prompt = prompt_for("word " * 300)[:size]
@@ -261,6 +261,7 @@ async def test_every_token_of_a_prompt_has_a_log_probability_but_the_first(backe
     assert all(not chunk.prompt_logprobs for chunk in rest)
 
 
+@pytest.mark.slow
 async def test_a_cancelled_request_ends_the_scoring_of_its_prompt(backend: Backend) -> None:
     long = CompletionJob(Prompt(prompt_for("word " * 60_000)), max_tokens=1, logprobs=0, prompt_logprobs=True)
     task = asyncio.create_task(chunks_of(backend, long))

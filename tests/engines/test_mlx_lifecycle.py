@@ -119,6 +119,7 @@ async def test_cancelled_or_late_request_frees_the_engine(
     assert small_backend.engine_pid == engine
 
 
+@pytest.mark.slow
 async def test_cancelled_waiting_request_frees_its_queue_position(small_backend: MlxLocalBackend) -> None:
     running = small_backend.complete(ENDLESS_JOB)
     await anext(running)
@@ -291,6 +292,7 @@ async def test_closing_the_backend_ends_the_engine_and_running_requests() -> Non
         await backend.probe()
 
 
+@pytest.mark.slow
 async def test_closing_while_the_model_loads_leaves_no_process() -> None:
     earlier = children()
     backend = MlxLocalBackend(BackendOptions("mlx", "demo"))

@@ -49,6 +49,7 @@ async def test_greedy_answer_is_the_same_if_continued_at_any_token(backend: MlxS
         assert chunks[-1].prompt_tokens == len(PROMPT) + cut
 
 
+@pytest.mark.slow
 async def test_server_survives_prompts_that_it_has_cached(backend: MlxServerBackend) -> None:
     prefix = ENCODING.encode_marked(text_of(await continuation(backend, (), max_tokens=14)))
     rest = text_of(await continuation(backend, prefix))

@@ -230,6 +230,7 @@ LONG_HEADERS = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("lead", "unit", "rest"), LONG_HEADERS.values(), ids=LONG_HEADERS)
 def test_a_very_long_header_is_read_in_linear_time(lead: str, unit: str, rest: str) -> None:
     # Calls do not measure the work inside a regular expression. Quadratic work takes minutes for this length.
@@ -239,6 +240,7 @@ def test_a_very_long_header_is_read_in_linear_time(lead: str, unit: str, rest: s
     assert time.process_time() - began < 4
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
 def test_work_grows_linearly_with_the_number_of_tokens(unit: list[int]) -> None:
     small, large = (calls_of(unit * n) for n in (400, 1600))

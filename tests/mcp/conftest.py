@@ -20,6 +20,8 @@ SCRIPT = Path(__file__).with_name("upstream.py")
 
 TRANSPORTS = ("modern", "modern_json", "legacy", "legacy_json", "stateless", "sse", "stdio")
 HTTP_TRANSPORTS = TRANSPORTS[:5]
+# Each test over stdio starts a process that imports the SDK, two seconds of processor time.
+SLOW_STDIO = pytest.param("stdio", marks=pytest.mark.slow)
 
 
 @dataclass(frozen=True)

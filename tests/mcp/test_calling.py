@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.mcp.arguments import sent
-from tests.mcp.conftest import TRANSPORTS, Upstream, start_upstream
+from tests.mcp.conftest import HTTP_TRANSPORTS, SLOW_STDIO, TRANSPORTS, Upstream, start_upstream
 from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import ToolTimeouts
 from unisono.mcp import McpHost, McpLimits
@@ -37,7 +37,7 @@ async def test_call_returns_text_for_each_content_type(host: McpHost, upstream: 
 
 
 @pytest.mark.sampled(one_in=2)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*HTTP_TRANSPORTS, "sse", SLOW_STDIO])
 async def test_tool_error_is_an_outcome(host: McpHost, upstream: Upstream, transport: str) -> None:
     server = upstream.server(transport)
     for tool, arguments in (("broken", {}), ("nobody", {}), ("echo", {"text": 5}), ("echo", {})):
@@ -47,7 +47,7 @@ async def test_tool_error_is_an_outcome(host: McpHost, upstream: Upstream, trans
         assert outcome.text
 
 
-@pytest.mark.parametrize("transport", ["modern", "legacy", "sse", "stdio"])
+@pytest.mark.parametrize("transport", ["modern", "legacy", "sse", SLOW_STDIO])
 async def test_progress_is_reported(host: McpHost, upstream: Upstream, transport: str) -> None:
     progress_events: list[tuple[float, float | None, str]] = []
     outcome = await host.call(
@@ -58,7 +58,7 @@ async def test_progress_is_reported(host: McpHost, upstream: Upstream, transport
 
 
 @pytest.mark.sampled(one_in=2)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*HTTP_TRANSPORTS, "sse", SLOW_STDIO])
 async def test_long_result_is_truncated(upstream: Upstream, transport: str) -> None:
     host = McpHost(limits=McpLimits(output_bytes=1000))
     outcome = await host.call(upstream.server(transport), "huge", sent({"size": 300_000}))
@@ -96,7 +96,7 @@ async def test_oversized_arguments_are_not_sent(host: McpHost, upstream: Upstrea
 
 
 @pytest.mark.sampled(one_in=2)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*HTTP_TRANSPORTS, "sse", SLOW_STDIO])
 async def test_long_number_in_arguments_is_sent_unchanged(host: McpHost, upstream: Upstream, transport: str) -> None:
     digits = "7" * 4_000
     outcome = await host.call(upstream.server(transport), "digits", read_arguments("", f'{{"number":{digits}}}'))
@@ -113,7 +113,7 @@ async def test_unreadable_arguments_are_an_immediate_error(host: McpHost, upstre
 
 
 @pytest.mark.sampled(one_in=2)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*HTTP_TRANSPORTS, "sse", SLOW_STDIO])
 async def test_call_timeout_cancels_the_call_on_the_server(host: McpHost, upstream: Upstream, transport: str) -> None:
     server = upstream.server(transport, timeouts=ToolTimeouts(call_s=0.3, connect_s=20))
     await host.list_tools(server)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.mcp.arguments import sent
-from tests.mcp.conftest import TRANSPORTS, Upstream
+from tests.mcp.conftest import SLOW_STDIO, TRANSPORTS, Upstream
 from unisono.core.elicitation import ToolQuestion, UserAction, UserAnswer
 from unisono.core.tools import ToolOutcome
 from unisono.mcp import McpHost
@@ -43,7 +43,7 @@ async def test_the_answer_of_the_user_continues_the_call(host: McpHost, upstream
 
 
 @pytest.mark.parametrize("action", [UserAction.DECLINE, UserAction.CANCEL])
-@pytest.mark.parametrize("transport", ["modern", "legacy", "stdio"])
+@pytest.mark.parametrize("transport", ["modern", "legacy", SLOW_STDIO])
 async def test_a_tool_learns_that_the_user_does_not_answer(
     host: McpHost, upstream: Upstream, transport: str, action: UserAction
 ) -> None:
@@ -53,7 +53,7 @@ async def test_a_tool_learns_that_the_user_does_not_answer(
     assert outcome.text == f"not booked: {action}"
 
 
-@pytest.mark.parametrize("transport", ["modern", "legacy", "sse", "stdio"])
+@pytest.mark.parametrize("transport", ["modern", "legacy", "sse", SLOW_STDIO])
 async def test_several_questions_are_asked_one_after_another(host: McpHost, upstream: Upstream, transport: str) -> None:
     server, arguments = upstream.server(transport), sent({"city": f"Bern {transport}"})
     answers = {"When": {"day": "Friday", "seats": 1}, "First": {"first": True}}
@@ -66,7 +66,7 @@ async def test_several_questions_are_asked_one_after_another(host: McpHost, upst
     assert len(upstream.noted(f"upgrade Bern {transport} Friday True")) == 1
 
 
-@pytest.mark.parametrize("transport", ["modern", "legacy", "stdio"])
+@pytest.mark.parametrize("transport", ["modern", "legacy", SLOW_STDIO])
 async def test_without_a_user_the_model_reads_the_question(host: McpHost, upstream: Upstream, transport: str) -> None:
     outcome = await host.call(upstream.server(transport), "book", sent({"city": "Ulm"}))
     assert outcome.question is None
@@ -74,7 +74,7 @@ async def test_without_a_user_the_model_reads_the_question(host: McpHost, upstre
     assert "cannot be passed on" in outcome.text
 
 
-@pytest.mark.parametrize("transport", ["modern", "legacy", "stdio"])
+@pytest.mark.parametrize("transport", ["modern", "legacy", SLOW_STDIO])
 async def test_a_server_that_may_not_ask_learns_it(host: McpHost, upstream: Upstream, transport: str) -> None:
     server = upstream.server(transport, may_ask=False)
     outcome = await host.call(server, "book", sent({"city": "Graz"}), can_ask=True)
@@ -89,7 +89,7 @@ async def test_no_user_is_sent_to_a_dangerous_page(host: McpHost, upstream: Upst
     assert (outcome.is_error, outcome.question) == (True, None)
 
 
-@pytest.mark.parametrize("transport", ["legacy", "stdio"])
+@pytest.mark.parametrize("transport", ["legacy", SLOW_STDIO])
 async def test_the_user_is_sent_to_a_page(host: McpHost, upstream: Upstream, transport: str) -> None:
     server, arguments = upstream.server(transport), sent({"name": transport})
     question = question_of(await host.call(server, "files", arguments, can_ask=True))
@@ -108,6 +108,7 @@ FORGED: list[Any] = [
 ]
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("state", FORGED, ids=repr)
 @pytest.mark.parametrize("transport", ["modern", "legacy"])
 async def test_a_forged_state_only_asks_again(host: McpHost, upstream: Upstream, transport: str, state: Any) -> None:

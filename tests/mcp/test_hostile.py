@@ -247,6 +247,7 @@ INVALID_LISTS: dict[str, tuple[Acting, type[ToolServerError]]] = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("listing", "error"), INVALID_LISTS.values(), ids=INVALID_LISTS)
 async def test_invalid_tool_list_is_an_error_in_time(
     host: McpHost, listing: Acting, error: type[ToolServerError]

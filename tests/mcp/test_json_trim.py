@@ -67,6 +67,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("before", "after"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("indent", [None, 1], ids=["compact", "indented"])
 def test_parts_over_the_limits_are_dropped(before: dict[str, Any], after: dict[str, Any], indent: int | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.mcp.arguments import sent
-from tests.mcp.conftest import HTTP_TRANSPORTS, TRANSPORTS, Upstream
+from tests.mcp.conftest import HTTP_TRANSPORTS, SLOW_STDIO, TRANSPORTS, Upstream
 from unisono.core.tools import Approval, HostedTool, ToolFilter, ToolServer, ToolTransport
 from unisono.errors import (
     InvalidRequest,
@@ -51,7 +51,7 @@ async def test_only_allowed_tools_are_listed_and_called(
         assert (await host.call(server, tool, sent(arguments))).is_error is (tool not in names)
 
 
-@pytest.mark.parametrize("transport", ["modern", "modern_json", "legacy", "legacy_json", "sse", "stdio"])
+@pytest.mark.parametrize("transport", ["modern", "modern_json", "legacy", "legacy_json", "sse", SLOW_STDIO])
 async def test_list_is_cached_until_the_server_reports_a_change(
     host: McpHost, upstream: Upstream, transport: str
 ) -> None:

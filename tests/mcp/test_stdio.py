@@ -114,6 +114,7 @@ async def test_process_that_exits_at_start_is_detected_immediately(host: McpHost
             await host.list_tools(server)
 
 
+@pytest.mark.slow
 async def test_output_that_is_not_a_message_is_ignored(host: McpHost, upstream: Upstream) -> None:
     upstream_command = upstream.server("stdio").command
     assert upstream_command is not None
@@ -129,6 +130,7 @@ os.execv(sys.executable, {list(upstream_command.argv)!r})
     assert (await host.call(server, "echo", sent({"text": "heard"}))).text == "heard"
 
 
+@pytest.mark.slow
 async def test_standard_error_is_logged_within_limits(
     host: McpHost, upstream: Upstream, caplog: pytest.LogCaptureFixture
 ) -> None:

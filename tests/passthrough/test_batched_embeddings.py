@@ -116,6 +116,7 @@ BROKEN: dict[str, Refusal] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", BROKEN.values(), ids=BROKEN)
 async def test_ten_thousand_inputs_are_complete_although_one_of_three_deployments_fails(refusal: Refusal) -> None:
     inputs = [f"text {number}" for number in range(10_000)]

@@ -96,6 +96,7 @@ def test_every_pattern_is_linear_in_the_thorough_sweep() -> None:
     assert not _faults(thorough=True)
 
 
+@pytest.mark.slow
 def test_the_matcher_of_the_sweep_agrees_with_re() -> None:
     """The step counts say something about `re` only if the matcher finds the same matches."""
     for found in swept():

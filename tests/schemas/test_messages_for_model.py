@@ -69,6 +69,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("case", SUITE.values(), ids=SUITE)
 @settings(max_examples=examples(60), deadline=None)
 @given(value=JSON)
@@ -136,6 +137,7 @@ EXPENSIVE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("schema", "text"), EXPENSIVE.values(), ids=EXPENSIVE)
 def test_expensive_validations_end_in_time(schema: dict[str, Any], text: str) -> None:
     check(schema, "schema")

@@ -75,6 +75,7 @@ def test_every_request_ends_once_and_in_order(plan: SimulationPlan, strategy: ty
     assert result.done + result.refused == len(result.requests)
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_no_backend_is_busy_for_more_than_the_whole_time(plan: SimulationPlan) -> None:
     result = run(plan)
@@ -83,6 +84,7 @@ def test_no_backend_is_busy_for_more_than_the_whole_time(plan: SimulationPlan) -
     assert sum(use.share for use in result.uses) == pytest.approx(1)
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_equal_plans_and_seeds_give_equal_results(plan: SimulationPlan) -> None:
     assert run(plan).requests == run(plan).requests
@@ -185,6 +187,7 @@ def test_the_queue_of_the_gateway_waits_as_long_as_that_of_a_backend() -> None:
 # -- comparisons
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("strategy", [LeastWork, LeastBusy, RoundRobin])
 def test_more_backends_are_never_slower_on_average(strategy: type[RoundRobin]) -> None:
     """Compare backends without caches.
@@ -269,6 +272,7 @@ def test_means_and_percentiles_are_exact(durations: Any, expected: tuple[float, 
     assert (found.mean, found.p50, found.p95, found.p99) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_json_of_ten_thousand_requests_has_all_figures() -> None:
     plan = replace(SMALL, requests=10_000)
     document: Any = to_json(plan, [run(plan)])

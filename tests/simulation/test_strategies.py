@@ -46,6 +46,7 @@ def test_equal_seeds_give_equal_results(strategy: str) -> None:
     assert run(SMALL, strategy).requests == run(SMALL, strategy).requests
 
 
+@pytest.mark.slow
 def test_prefix_aware_has_more_cache_hits_and_faster_first_tokens() -> None:
     settings = replace(SMALL, requests=3000, traffic=replace(TRAFFIC, rate=0.4))
     aware, busy, shuffled = (run(settings, strategy) for strategy in ("prefix-aware", "least-busy", "simple-shuffle"))

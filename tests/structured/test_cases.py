@@ -6,6 +6,8 @@ import json
 from collections import defaultdict
 from statistics import mean
 
+import pytest
+
 from tests.structured.cases import Case, expression_cases, schema_cases, trained_cases
 from unisono.core.conversation import TextGrammar
 from unisono.schemas import check, check_grammar
@@ -17,6 +19,7 @@ def schema_of(case: Case) -> dict[str, object]:
     return schema
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_cases() -> None:
     assert [case.fields for case in schema_cases(1)] == [case.fields for case in schema_cases(1)]
     assert [case.fields for case in schema_cases(1)] != [case.fields for case in schema_cases(2)]

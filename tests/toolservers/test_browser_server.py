@@ -175,6 +175,7 @@ OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("arguments", "expected"), OPENINGS.values(), ids=OPENINGS)
 async def test_open_accepts_or_explains_any_arguments(arguments: dict[str, Any], expected: str) -> None:
     lines = "".join(f"<p>line {number}</p>" for number in range(25))
@@ -264,6 +265,7 @@ HOSTILE_PAGES: dict[str, tuple[dict[str, Answer], str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("pages", "expected"), HOSTILE_PAGES.values(), ids=HOSTILE_PAGES)
 async def test_hostile_pages_are_harmless(pages: dict[str, Answer], expected: str) -> None:
     began = time.monotonic()

@@ -42,12 +42,14 @@ async def test_the_browser_is_served_over_http(folder: Path) -> None:
         assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 async def test_the_browser_is_served_over_standard_output(folder: Path) -> None:
     async with by_stdio("mcp", "serve", "browser", "--folder", str(folder), "--stdio") as client:
         await called(client, "search", query="answer")
         assert "L4: It is 42." in text_of(await called(client, "open", id=0))
 
 
+@pytest.mark.slow
 async def test_python_is_served_over_http_and_prints_its_restrictions() -> None:
     async with command("mcp", "serve", "python", "--port", "0", "--seconds", "5") as (_, lines):
         assert lines[0].startswith("Code runs with ")

@@ -110,6 +110,7 @@ RUNS = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("code", "logs", "exit_code", "remark"), RUNS.values(), ids=RUNS)
 async def test_output_is_returned(way: Sandbox, code: str, logs: str, exit_code: int, remark: str) -> None:
     outcome = await run(code, way)
@@ -155,6 +156,7 @@ async def test_a_run_ends_at_its_time_limit(any_way: Sandbox, code: str) -> None
     assert outcome.remark == "[The program exceeded its time limit and was stopped.]"
 
 
+@pytest.mark.slow
 async def test_cpu_time_has_a_separate_limit(way: Sandbox) -> None:
     began = time.monotonic()
     outcome = await run("while True: pass", way, RunLimits(seconds=20.0, cpu_s=1))
@@ -212,6 +214,7 @@ FILLING = {
 SLOW_FILLING = {"many files", "files in folders", "endless empty files", "from a child"}
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     "code",
     [
@@ -257,6 +260,7 @@ ESCAPES = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("code", ESCAPES.values(), ids=ESCAPES)
 async def test_no_file_escapes_its_run(any_way: Sandbox, code: str) -> None:
     if not any_way.drops:
@@ -268,6 +272,7 @@ async def test_no_file_escapes_its_run(any_way: Sandbox, code: str) -> None:
     assert "Error" in outcome.logs
 
 
+@pytest.mark.sampled(one_in=2)
 async def test_folders_of_any_depth_are_deleted(any_way: Sandbox) -> None:
     mark = f"/tmp/unisono-deep-{time.monotonic_ns()}"
     code = (
@@ -330,6 +335,7 @@ LEFT_BEHIND = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("code", LEFT_BEHIND.values(), ids=LEFT_BEHIND)
 async def test_no_process_outlives_its_run(any_way: Sandbox, code: str) -> None:
     mark = f"6{time.monotonic_ns() % 10**9}"

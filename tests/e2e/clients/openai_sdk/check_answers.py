@@ -13,8 +13,6 @@ from openai import OpenAI, pydantic_function_tool
 from openai_sdk.asking import WEATHER, chat_request, fold_chunks, only_call, scripted_request, unisono_fields
 from pydantic import BaseModel
 
-pytestmark = pytest.mark.slow
-
 NAMED_CHOICE = {"type": "function", "function": {"name": "get_weather"}}
 REFUSAL = "I would rather not."
 
@@ -44,6 +42,7 @@ def response_request(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": "gpt-oss-demo", "input": text, "temperature": 0, **fields}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [Place, Trip], ids=lambda form: form.__name__)
 def test_a_chat_completion_is_parsed(demo: OpenAI, form: type[BaseModel]) -> None:
     completion = demo.chat.completions.parse(**chat_request("Hello!", max_tokens=400), response_format=form)
@@ -53,6 +52,7 @@ def test_a_chat_completion_is_parsed(demo: OpenAI, form: type[BaseModel]) -> Non
     assert "unmet" not in unisono_fields(completion)
 
 
+@pytest.mark.slow
 def test_a_chat_stream_is_parsed(demo: OpenAI) -> None:
     with demo.chat.completions.stream(**chat_request("Hello!", max_tokens=400), response_format=Place) as stream:
         kinds = {event.type for event in stream}
@@ -61,7 +61,7 @@ def test_a_chat_stream_is_parsed(demo: OpenAI) -> None:
     assert {"content.delta", "content.done"} <= kinds
 
 
-@pytest.mark.parametrize("form", [Place, Trip], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", [Place, pytest.param(Trip, marks=pytest.mark.slow)], ids=lambda form: form.__name__)
 def test_a_response_is_parsed(demo: OpenAI, form: type[BaseModel]) -> None:
     response = demo.responses.parse(**response_request("Hello!", max_output_tokens=400), text_format=form)
     assert isinstance(response.output_parsed, form)
@@ -71,6 +71,7 @@ def test_a_response_is_parsed(demo: OpenAI, form: type[BaseModel]) -> None:
     assert response.text.format.schema_ == demo.responses.retrieve(response.id).text.format.schema_  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_response_stream_is_parsed(demo: OpenAI) -> None:
     with demo.responses.stream(**response_request("Hello!", max_output_tokens=400), text_format=Place) as stream:
         kinds = {event.type for event in stream}
@@ -79,6 +80,7 @@ def test_a_response_stream_is_parsed(demo: OpenAI) -> None:
     assert "response.output_text.delta" in kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [NAMED_CHOICE, "required"], ids=["named", "required"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_chat_calls_a_forced_tool(demo: OpenAI, choice: Any, stream: bool) -> None:
@@ -90,6 +92,7 @@ def test_chat_calls_a_forced_tool(demo: OpenAI, choice: Any, stream: bool) -> No
     assert list(json.loads(call.function.arguments)) == ["location"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [{"type": "function", "name": "get_weather"}, "required"], ids=["named", "required"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_response_calls_a_forced_tool(demo: OpenAI, choice: Any, stream: bool) -> None:
@@ -102,12 +105,14 @@ def test_a_response_calls_a_forced_tool(demo: OpenAI, choice: Any, stream: bool)
     assert (echoed if isinstance(echoed, str) else echoed.model_dump()) == choice
 
 
+@pytest.mark.slow
 def test_call_arguments_are_parsed(demo: OpenAI) -> None:
     fields = chat_request("Hello!", tools=[pydantic_function_tool(Lookup)], tool_choice="required", max_tokens=100)
     completion = demo.chat.completions.parse(**fields)
     assert isinstance(only_call(completion).function.parsed_arguments, Lookup)
 
 
+@pytest.mark.slow
 def test_non_json_output_is_an_unparsed_refusal(scripted: OpenAI) -> None:
     completion = scripted.chat.completions.parse(**scripted_request("no JSON", model="free"), response_format=Place)
     message = completion.choices[0].message
@@ -115,6 +120,7 @@ def test_non_json_output_is_an_unparsed_refusal(scripted: OpenAI) -> None:
     assert unisono_fields(completion)["unmet"]
 
 
+@pytest.mark.slow
 def test_a_streamed_refusal_is_not_parsed(scripted: OpenAI) -> None:
     with scripted.chat.completions.stream(**scripted_request("no JSON", model="free"), response_format=Place) as stream:
         refusals = [event for event in stream if event.type == "refusal.done"]
@@ -123,6 +129,7 @@ def test_a_streamed_refusal_is_not_parsed(scripted: OpenAI) -> None:
     assert (message.parsed, message.refusal) == (None, REFUSAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_refusal_in_a_response_is_not_parsed(scripted: OpenAI, stream: bool) -> None:
     fields = {"model": "free", "input": "script: no JSON"}

@@ -35,6 +35,7 @@ def test_a_whole_answer_has_content_and_reasoning(demo: OpenAI) -> None:
     assert unisono_fields(completion) == {"recoveries": [], "failovers": 0, "backend": "mlx-1"}
 
 
+@pytest.mark.slow
 def test_usage_reports_reasoning_tokens(demo: OpenAI) -> None:
     usage = demo.chat.completions.create(**chat_request("Hello!")).usage
     assert usage is not None
@@ -131,6 +132,7 @@ def test_truncated_reasoning_leaves_an_empty_answer(demo: OpenAI) -> None:
     assert completion.usage.completion_tokens == 6
 
 
+@pytest.mark.slow
 def test_sampling_repeats_for_the_same_seed(demo: OpenAI) -> None:
     def answer(seed: int) -> str:
         sampled = chat_request("Tell me a joke.", temperature=1.5, seed=seed, max_tokens=12)
@@ -170,6 +172,7 @@ def test_every_form_of_base_url_works(stage: Stage, connect: Callable[..., OpenA
     assert client.models.retrieve("gpt-oss-demo").id == "gpt-oss-demo"
 
 
+@pytest.mark.slow
 def test_the_environment_configures_the_client(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", f"{stage.demo}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
@@ -198,6 +201,7 @@ def test_a_whole_answer_has_headers(demo: OpenAI) -> None:
     assert raw.headers["x-request-id"].startswith("req_")
 
 
+@pytest.mark.slow
 def test_stream_headers_precede_the_first_event(demo: OpenAI) -> None:
     raw = demo.chat.completions.with_raw_response.create(**chat_request("ping"), stream=True)
     assert raw.headers["content-type"] == "text/event-stream; charset=utf-8"

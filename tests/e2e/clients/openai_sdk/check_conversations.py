@@ -69,7 +69,7 @@ def test_items_are_added_listed_and_deleted(scripted: OpenAI) -> None:
     assert texts(scripted, conversation.id) == ["number 0", "number 2", "number 3", "number 4"]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
 def test_responses_are_added_to_their_conversation(demo: OpenAI, stream: bool) -> None:
     conversation = demo.conversations.create(items=[user_message("Hello!")])
 

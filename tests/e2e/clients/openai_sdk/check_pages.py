@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conftest import Stage
 
 ROOT = Path(__file__).parents[4]
-PAGES = ("README.md", "docs/guides/conversations.md", "docs/api.md")
+PAGES = ("README.md", pytest.param("docs/guides/conversations.md", marks=pytest.mark.slow), "docs/api.md")
 PROGRAM = re.compile(r"^```python\n(.*?)^```\n+(?:^```\n(.*?)^```$)?", re.S | re.M)
 
 

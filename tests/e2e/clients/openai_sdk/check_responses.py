@@ -129,6 +129,7 @@ def comparable(value: Any) -> Any:
     return {name: comparable(element) for name, element in value.items() if name not in volatile}
 
 
+@pytest.mark.slow
 def test_reasoning_streams_before_the_text(demo: OpenAI) -> None:
     deltas: list[tuple[str, str]] = []
     for event in demo.responses.create(**to_ask("Count to 30."), stream=True):
@@ -185,6 +186,7 @@ def test_the_stream_helper_emits_arguments_incrementally(scripted: OpenAI) -> No
     assert len(snapshots) > len(arguments)
 
 
+@pytest.mark.slow
 def test_parse_reads_plain_text_and_arguments(demo: OpenAI) -> None:
     from openai import pydantic_function_tool
 
@@ -194,6 +196,7 @@ def test_parse_reads_plain_text_and_arguments(demo: OpenAI) -> None:
     assert call_in(answer).parsed_arguments == Weather(location="Paris")
 
 
+@pytest.mark.slow
 def test_a_whole_response_has_headers(demo: OpenAI) -> None:
     raw = demo.responses.with_raw_response.create(**to_ask("ping"))
     assert (raw.status_code, raw.headers["content-type"]) == (200, "application/json")

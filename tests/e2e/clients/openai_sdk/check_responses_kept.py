@@ -98,6 +98,7 @@ def test_every_item_type_is_listed_and_accepted_again(scripted: OpenAI) -> None:
     assert scripted.responses.create(**to_ask(listed_items, model="scripted")).output_text == "Here is the answer."
 
 
+@pytest.mark.slow
 def test_the_input_token_count_equals_the_usage(demo: OpenAI) -> None:
     request = to_ask("What is the weather in Paris?", tools=[WEATHER], instructions="Be brief.")
     count_request = {name: value for name, value in request.items() if name != "temperature"}

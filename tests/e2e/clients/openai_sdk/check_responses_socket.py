@@ -23,6 +23,7 @@ def receive_events(connection: Any) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.slow
 def test_several_turns_use_one_connection(demo: OpenAI) -> None:
     with demo.responses.connect() as connection:
         connection.response.create(**to_ask("What is the weather in Paris?", tools=[WEATHER]))

@@ -46,6 +46,7 @@ HISTORY_MODES: dict[str, tuple[bool, list[Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [
@@ -92,6 +93,7 @@ def test_sequential_calls_are_answered(demo: OpenAI) -> None:
     assert (locations, response.output_text) == (["London", "Tokyo"], "I compared London and Tokyo.")
 
 
+@pytest.mark.slow
 def test_a_preamble_is_a_message_of_its_own(demo: OpenAI) -> None:
     request = to_ask("Make a plan first, then check the weather in Oslo.", tools=[WEATHER])
     first = demo.responses.create(**request)

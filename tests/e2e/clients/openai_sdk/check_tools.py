@@ -59,6 +59,7 @@ def test_the_tool_loop_reaches_the_final_answer(demo: OpenAI, stream: bool) -> N
         assert unisono_fields(second)["recoveries"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "with_reasoning",
     [pytest.param(False, marks=pytest.mark.slow), True],
@@ -104,6 +105,7 @@ def test_a_streamed_call_matches_the_whole_call(demo: OpenAI) -> None:
     assert streamed.usage.completion_tokens == whole.usage.completion_tokens
 
 
+@pytest.mark.slow
 def test_the_stream_helper_returns_the_final_completion(demo: OpenAI) -> None:
     request = chat_request(PARIS_QUESTION, tools=[WEATHER])
     kinds: list[str] = []
