@@ -16,13 +16,13 @@ import orjson
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
 from unisono.core.passthrough_request import (
-    BYTE_APIS,
     TEXT_APIS,
     AnswerBytes,
     AnswerPart,
     Api,
     PassthroughJob,
     Upload,
+    answers_bytes,
     has_output,
     named,
 )
@@ -84,7 +84,7 @@ class OpenAiApi:
         has_defaults = self._defaults and job.api in TEXT_APIS
         fields = with_defaults(job.body, self._defaults, job.api) if has_defaults else job.body
         body = orjson.dumps({**fields, "model": named(self._model, job.requested_model)})
-        if job.api in BYTE_APIS:
+        if answers_bytes(job.api, job.body):
             return self._answer_bytes(job, body)
         return self._answer_stream(job, body) if job.stream else self._answer_whole(job, body)
 

@@ -91,6 +91,8 @@ class FakeModes(WireServer):
         waits: list[Step] = [Sleep(self.delay_s)] if self.delay_s else []
         if refusal is None and seen.path == "/v1/audio/speech":
             return [*waits, *self._speech()]
+        if refusal is None and seen.path == "/v1/images/generations" and asked.get("stream") is True:
+            return [*waits, *self._image_events(asked)]
         return [*waits, *(refusal or _json({**self._answer(seen.path, asked), **self.extra})).steps()]
 
     def _transcript(self, seen: Seen) -> list[Step]:
@@ -136,6 +138,22 @@ class FakeModes(WireServer):
         details = {"image_tokens": 0, "text_tokens": 3}
         usage = {"input_tokens": 3, "output_tokens": 40, "total_tokens": 43, "input_tokens_details": details}
         return {"created": 1, "data": [{"b64_json": "QUJD"}] * asked.get("n", 1), "usage": usage}
+
+    def _image_events(self, asked: Any) -> list[Step]:
+        usage = self._images(asked)["usage"]
+        image = {"b64_json": "QUJD" * 5_000, "background": "opaque", "created_at": 1, "output_format": "png"}
+        image |= {"quality": "low", "size": "1024x1024"}
+        events = [
+            {"type": "image_generation.partial_image", "partial_image_index": number, **image}
+            for number in range(asked.get("partial_images", 0))
+        ]
+        events.append({"type": "image_generation.completed", **image, "usage": usage})
+        pieces: list[Step] = [
+            Write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode(), framed=True) for event in events
+        ]
+        for fault in self.faults:
+            pieces = fault(pieces)
+        return chunked(b"text/event-stream", pieces)
 
     def _embeddings(self, asked: Any) -> dict[str, Any]:
         inputs = inputs_of(asked["input"])

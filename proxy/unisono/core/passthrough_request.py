@@ -60,10 +60,15 @@ MODES: Final[Mapping[Api, frozenset[ModelMode]]] = {
 }
 # APIs whose answers are generated token by token.
 TEXT_APIS: Final = frozenset({Api.CHAT, Api.RESPONSES})
-# APIs whose answers are bytes of a media type.
+# APIs whose answers are always bytes of a media type.
 BYTE_APIS: Final = frozenset({Api.SPEECH, Api.TRANSCRIPTIONS, Api.TRANSLATIONS})
 # APIs whose requests are forms with a file.
 UPLOAD_APIS: Final = frozenset({Api.TRANSCRIPTIONS, Api.TRANSLATIONS})
+
+
+def answers_bytes(api: Api, body: Mapping[str, Json]) -> bool:
+    """Return True if the answer consists of bytes; those of a stream of images are events."""
+    return api in BYTE_APIS or (api is Api.IMAGES and body.get("stream") is True)
 
 
 class Upload(Protocol):

@@ -115,6 +115,10 @@ class LitellmProvider:
             raise UnsupportedValue(
                 f"'model': the provider of this model has no `/v1/{job.api}`; use another model.", param="model"
             )
+        if job.body.get("stream") and job.api not in TEXT_APIS:
+            raise UnsupportedValue(
+                "'stream' is not supported by the provider of this model; remove it.", param="stream"
+            )
         litellm = await _LOADED.get(self._environment)
         call = getattr(litellm, FUNCTIONS[job.api])
         times = job.timeouts

@@ -14,7 +14,7 @@ from typing import Final
 from unisono.core.conversation import Json
 from unisono.core.events import Event, Passed, PassedBytes
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.passthrough_request import AnswerBytes, AnswerPart, Api, PassthroughRequest
+from unisono.core.passthrough_request import AnswerBytes, AnswerPart, Api, PassthroughRequest, answers_bytes
 from unisono.errors import BackendProtocolError
 
 CHARACTERS_PER_TOKEN: Final = 4
@@ -239,6 +239,18 @@ class TranscriptRelay(BytesRelay):
         self._reported_usage = usage, "input_tokens", "output_tokens"
 
 
+class ImageEventsRelay(TranscriptRelay):
+    """Relay of the events of images.
+
+    Their bytes say nothing about tokens. The last event may have the usage.
+    """
+
+    def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
+        events = super().feed(bodies)
+        self.pieces = 0
+        return events
+
+
 # Bytes at the end of a transcript in which its usage is searched.
 MAX_END_BYTES: Final = 4_096
 AUDIO_TOKENS_PER_SECOND: Final = 10
@@ -257,6 +269,8 @@ KINDS: Final[Mapping[Api, type[Relay]]] = {
 
 
 def relay_for(passthrough: PassthroughRequest) -> Relay:
+    if passthrough.api is Api.IMAGES and answers_bytes(passthrough.api, passthrough.body):
+        return ImageEventsRelay(passthrough)
     return KINDS.get(passthrough.api, ObjectRelay)(passthrough)
 
 

@@ -14,6 +14,7 @@ from unisono.core.passthrough_request import UPLOAD_APIS, AnswerMode, Api, Passt
 from unisono.engine.request import AnswerOptions, GenerationRequest, PromptOptions, RequestOrigin
 from unisono.errors import InvalidRequest, UnsupportedValue
 
+STREAMING_APIS: Final = UPLOAD_APIS | {Api.IMAGES}
 # Bytes of audio for each token of an estimate; MP3 of 128 kbit/s has 16,000 bytes a second.
 AUDIO_BYTES_PER_TOKEN: Final = 1_600
 
@@ -107,7 +108,10 @@ def _check(api: Api, body: Mapping[str, Json]) -> None:
         check_input(body.get("input"))
     if api is Api.RERANK and not isinstance(body.get("documents"), list):
         raise InvalidRequest("'documents' is required: it must be a list.", param="documents")
-    if body.get("stream") and api not in UPLOAD_APIS:
+    stream = body.get("stream")
+    if api is Api.IMAGES and stream is not None and not isinstance(stream, bool):
+        raise InvalidRequest("Invalid value for 'stream': must be true or false.", param="stream")
+    if stream and api not in STREAMING_APIS:
         raise UnsupportedValue("'stream' is not supported by this API; remove it.", param="stream")
 
 

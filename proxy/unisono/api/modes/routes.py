@@ -42,7 +42,7 @@ from unisono.api.sse import until_disconnect
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
-from unisono.core.passthrough_request import Api
+from unisono.core.passthrough_request import Api, answers_bytes
 from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 
 OTHER_MODES = RouteTable("other modes")
@@ -63,12 +63,11 @@ class ModeRoute:
     find: FindModel
 
     async def answer(self, request: Request, api: Api) -> Response:
-        stream = await self._start(request, api)
+        stream, is_bytes = await self._start(request, api)
+        if is_bytes:
+            return await started_bytes(request, stream)
         answer = await until_disconnect(request.receive, whole(stream))
         return to_whole(answer, backend_header([stream.report]))
-
-    async def answer_bytes(self, request: Request, api: Api) -> Response:
-        return await started_bytes(request, await self._start(request, api))
 
     async def answer_upload(self, request: Request, api: Api) -> Response:
         """Answer a form. Its file is deleted when the response was sent."""
@@ -95,7 +94,8 @@ class ModeRoute:
         found = self.find(api, name, caller)
         return to_generation_request(api, {**fields, **rest}, found, caller, request.state.request_id, upload)
 
-    async def _start(self, request: Request, api: Api) -> GenerationStream:
+    async def _start(self, request: Request, api: Api) -> tuple[GenerationStream, bool]:
+        """Start the generation; return True with it if the answer consists of bytes."""
         body = await read_model_request(request, "user")
         caller: Caller = request.state.caller
         model = self.find(api, requested_model(body), caller)
@@ -103,7 +103,7 @@ class ModeRoute:
             lambda: to_generation_request(api, body, model, caller, request.state.request_id),
             len(await request.body()),
         )
-        return self.service.start(generation_request)
+        return self.service.start(generation_request), answers_bytes(api, body)
 
 
 @OTHER_MODES.add(
@@ -190,7 +190,7 @@ async def generate_images(request: Request) -> Response:
 )
 async def create_speech(request: Request) -> Response:
     """Generate spoken text, with a model of the mode `audio_speech`."""
-    return await dependency(request, ModeRoute).answer_bytes(request, Api.SPEECH)
+    return await dependency(request, ModeRoute).answer(request, Api.SPEECH)
 
 
 @OTHER_MODES.add(

@@ -83,6 +83,8 @@ class ImagesRequest(OpenModel):
     n: int | None = None
     size: str | None = None
     response_format: str | None = None
+    stream: bool | None = None
+    partial_images: Annotated[int | None, Field(description="Unfinished images to send in a stream.")] = None
     user: str | None = None
 
 

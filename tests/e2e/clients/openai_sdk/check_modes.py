@@ -42,6 +42,16 @@ def test_images_are_returned_with_their_usage(scripted: OpenAI) -> None:
     assert [image.b64_json for image in answer.data] == ["QUJD", "QUJD"]
 
 
+def test_unfinished_images_are_streamed(scripted: OpenAI) -> None:
+    with scripted.images.generate(model="painter", prompt="a cat", stream=True, partial_images=2) as stream:
+        events = list(stream)
+    assert [event.type for event in events] == [*["image_generation.partial_image"] * 2, "image_generation.completed"]
+    assert all(event.b64_json.startswith("QUJD") for event in events)
+    last = events[-1]
+    assert last.type == "image_generation.completed"
+    assert last.usage.total_tokens == 43
+
+
 def test_speech_is_streamed_and_read_whole(scripted: OpenAI) -> None:
     request = {"model": "speaker", "voice": "alloy", "input": "Say this."}
     whole = scripted.audio.speech.create(**request).read()
