@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tests.e2e.administered import AdminClient
-from tests.e2e.keyed import with_keys
+from tests.e2e.keyed import MASTER, with_keys
 from tests.e2e.test_admin_keys import becomes, works
 from unisono.api.admin.litellm_export import read_export
 from unisono.cli import main
@@ -96,6 +96,39 @@ async def test_imported_key_keeps_secret_settings_and_owners(
     new = await admin.made("/key/regenerate", key=SECRET)
     assert new["key"].startswith("sk-uni-")
     await becomes(admin, SECRET, 401)
+
+
+def run_remotely(admin: AdminClient, folder: Path, export: str, *options: str, key: str = MASTER) -> Result:
+    """Run the command against the running gateway."""
+    (folder / "keys.export").write_text(export)
+    arguments = ["keys", "import", "--url", admin.gateway.url, str(folder / "keys.export"), *options]
+    return CliRunner(env={"UNISONO_API_KEY": key}).invoke(main, arguments)
+
+
+async def test_keys_are_imported_over_http(admin: AdminClient, tmp_path: Path) -> None:
+    rows = [
+        {**ROW, "team_id": None, "user_id": None, "token": token(f"sk-{n}"), "key_alias": f"k{n}"} for n in range(130)
+    ]
+    rows[7]["organization_id"] = "org"
+    export = json.dumps(rows)
+    result = await asyncio.to_thread(run_remotely, admin, tmp_path, export)
+    assert result.exit_code == 1
+    assert "k7: 'organization_id'" in result.output
+    assert "1 of 130 keys were not imported" in result.output
+    await becomes(admin, "sk-129", 200)
+    assert await works(admin, "sk-7") == 401
+    again = await asyncio.to_thread(run_remotely, admin, tmp_path, export, "--ignore", "organization_id")
+    assert (again.exit_code, again.output.count("already")) == (0, 129)
+    await becomes(admin, "sk-7", 200)
+    owners = await asyncio.to_thread(run_remotely, admin, tmp_path, json.dumps([ROW]), "--create-owners")
+    assert owners.exit_code == 0, owners.output
+    info = (await admin.get(f"/key/info?key={ROW['token']}")).body["info"]
+    assert (info["team_id"], info["rpm_limit"]) == ("search", 30)
+    # Keys without a role may not.
+    refused = await asyncio.to_thread(run_remotely, admin, tmp_path, json.dumps([ROW]), key="sk-129")
+    assert refused.exit_code == 1
+    invalid = await admin.post("/key/import", keys=[])
+    assert (invalid.status, invalid.body["error"]["param"]) == (400, "keys")
 
 
 async def test_settings_without_effect_here_refuse_their_key_alone(

@@ -21,11 +21,13 @@ from unisono.access.keys import Issued, issued, rotated
 from unisono.api.admin.administration import Administration
 from unisono.api.admin.key_schema import key_view
 from unisono.api.admin.keys import revoke_key
+from unisono.api.admin.litellm_export import ImportedKey
 from unisono.api.admin.roles import Actor, Role
 from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.store import store_address
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.resolve_config import configured
+from unisono.cli.terminal_escape import on_one_line
 from unisono.config import Config
 from unisono.core.access import KeyRecord
 from unisono.core.quotas import KeyLimits
@@ -126,19 +128,31 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
 
 
 def import_litellm(config_path: Path, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None:
-    from unisono.api.admin.litellm_export import import_keys, read_export
+    from unisono.api.admin.litellm_export import import_keys
 
-    try:
-        rows = read_export(export.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise click.ClickException(f"{export} {error}") from None
+    rows = litellm_rows(export)
     found = run_on_store(
         configured(config_path).config,
         lambda opened: import_keys(opened.admin, OPERATOR, rows, ignored=ignored, creates_owners=creates_owners),
     )
+    print_imported(found)
+
+
+def litellm_rows(export: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the keys in a file of LiteLLM. Raises `ClickException`."""
+    from unisono.api.admin.litellm_export import read_export
+
+    try:
+        return read_export(export.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise click.ClickException(f"{export} {error}") from None
+
+
+def print_imported(found: Sequence[ImportedKey]) -> None:
+    """Print the result for each key. Raises `ClickException` if one was not imported."""
     for key in found:
         what = key.problem or (f"imported as {key.id}" if key.is_new else f"is {key.id} already")
-        click.echo(f"{key.name}: {what}", err=True)
+        click.echo(on_one_line(f"{key.name}: {what}"), err=True)
     if refused := sum(bool(key.problem) for key in found):
         raise click.ClickException(f"{refused} of {len(found)} keys were not imported")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup
+from unisono.cli.options import CONFIG, CommandGroup
 from unisono.cli.param_types import AMOUNT, DURATION, LINE, MOMENT, MONEY, NAMES, PERIOD, OptionValue
 
 if TYPE_CHECKING:
@@ -198,17 +198,28 @@ def rotate(
 
 
 @keys.command("import")
-@CONFIG_REQUIRED
+@store_or_gateway
 @click.argument("export", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--create-owners", is_flag=True, help="Create missing teams and users, without limits.")
 @click.option("--ignore", "ignored", multiple=True, metavar="FIELD", help="Setting of LiteLLM to drop.")
-def import_keys(config_path: Path, export: Path, create_owners: bool, ignored: tuple[str, ...]) -> None:
+def import_keys(
+    config_path: Path | None,
+    url: str | None,
+    key_env: str,
+    export: Path,
+    create_owners: bool,
+    ignored: tuple[str, ...],
+) -> None:
     """Import the keys of a LiteLLM proxy. They keep their secrets.
 
     EXPORT is the answer of `/key/list?return_full_object=true`, or the table LiteLLM_VerificationToken as JSON or CSV.
     """
+    if (remote := _remote(config_path, url, key_env)) is not None:
+        remote.import_litellm(export, ignored, creates_owners=create_owners)
+        return
     from unisono.cli.keyring import import_litellm
 
+    assert config_path is not None
     import_litellm(config_path, export, ignored, creates_owners=create_owners)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
@@ -14,13 +15,16 @@ from urllib.request import Request, urlopen
 
 import click
 
-from unisono.cli.keyring import print_table
+from unisono.api.admin.litellm_export import ImportedKey
+from unisono.cli.keyring import litellm_rows, print_imported, print_table
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.terminal_escape import on_one_line
 
 # Timeout of one request, in seconds.
 TIMEOUT_S: Final = 30.0
 PAGE_SIZE: Final = 100
+# Keys of one request to import them.
+IMPORT_SIZE: Final = 100
 # Names of options that the API has under another name.
 LIMIT_FIELDS: Final = {
     "rpm": "rpm_limit",
@@ -88,6 +92,17 @@ class RemoteKeys(AdminClient):
     def rotate(self, key_id: str, grace_s: int, *, as_json: bool) -> None:
         grace = {"grace_period": f"{grace_s}s"} if grace_s else {}
         self._print_new_key(self.send("/key/regenerate", {"key": key_id, **grace}), as_json=as_json)
+
+    def import_litellm(self, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None:
+        options = {"ignore": [*ignored], "create_owners": creates_owners}
+        rows, found = litellm_rows(export), []
+        for first in range(0, len(rows), IMPORT_SIZE):
+            answer = self.send("/key/import", {"keys": rows[first : first + IMPORT_SIZE], **options})
+            found += [
+                ImportedKey(one["name"], one["token"] or "", one["error"] or "", one["created"])
+                for one in answer["keys"]
+            ]
+        print_imported(found)
 
     def _pages(self) -> Iterator[dict[str, Any]]:
         page, pages = 1, 1

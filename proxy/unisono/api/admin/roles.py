@@ -108,6 +108,7 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "/key/list": _ALL,
     "/key/update": _OWNERS,
     "/key/delete": _OWNERS,
+    "/key/import": _ADMINS,
     "/key/block": _TEAM,
     "/key/unblock": _TEAM,
     "/key/regenerate": _OWNERS,
