@@ -49,6 +49,9 @@ PAUSE_JITTER: Final = 0.25
 # Longest `retry_after_s` that is honored; a deployment that asks for more is not retried.
 MAX_RETRY_AFTER_S: Final = 60.0
 
+# Pause between two looks for a slot on a drained deployment, in seconds.
+DRAINED_PAUSE_S: Final = 0.05
+
 
 class GroupFailoverRoute:
     """Failover through `group`, then `fallbacks`.
@@ -225,7 +228,7 @@ class GroupFailoverRoute:
         if self._failure is None:
             if self._at is None:
                 self._group.budget.add_request(self._group.in_flight, self._now())
-            elif (place := self._same_deployment(demand)) is not None:
+            elif (place := self._same_deployment(demand) or await self._drained_slot(demand)) is not None:
                 return place
         else:
             self._judge(demand)
@@ -316,6 +319,26 @@ class GroupFailoverRoute:
         if live.known is None or not is_usable or not one.can(wanted) or not one.has_room(wanted.tokens):
             return None
         return self._given(group, group.reserve(live, demand, wanted), live.known, demand)
+
+    async def _drained_slot(self, demand: RouteRequirements) -> HeldSlot | None:
+        """Wait for a slot on the full, drained deployment of this answer.
+
+        Its group no longer queues for it. Return None if there is none in time, or if another deployment can continue.
+        """
+        assert self._at is not None
+        group, live = self._at
+        wanted = group.selection_request(demand, self._request.sticky, 0)
+        if live.known is None or not live.candidate.can(wanted):
+            return None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(group.rules.bounds.timeout_s, live.timeouts.total_s)
+        while live.terms.is_drained and loop.time() < until:
+            if any(one.serves(self._selection_request(one, demand)) for one in self._groups(demand)):
+                return None
+            await asyncio.sleep(DRAINED_PAUSE_S)
+            if (place := self._same_deployment(demand)) is not None:
+                return place
+        return None
 
     async def _wait_for_slot(self, group: DeploymentGroup, demand: RouteRequirements) -> HeldSlot:
         """Return a slot in a group, waiting in its queue. Raises the `BackendError` family."""
