@@ -137,7 +137,7 @@ class FakeModes(WireServer):
     def _images(self, asked: Any) -> dict[str, Any]:
         details = {"image_tokens": 0, "text_tokens": 3}
         usage = {"input_tokens": 3, "output_tokens": 40, "total_tokens": 43, "input_tokens_details": details}
-        return {"created": 1, "data": [{"b64_json": "QUJD"}] * asked.get("n", 1), "usage": usage}
+        return {"created": 1, "data": [{"b64_json": "QUJD"}] * (asked.get("n") or 1), "usage": usage}
 
     def _image_events(self, asked: Any) -> list[Step]:
         usage = self._images(asked)["usage"]
