@@ -50,18 +50,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a `sampled` test as slow, except one in `one_in`."""
+    """Mark the cases of a sampled test as slow, except one in n."""
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sampled"):
+        if sampled_one_in(item) > 1:
             cases[item.nodeid.partition("[")[0]].append(item)
     for group in cases.values():
-        mark = group[0].get_closest_marker("sampled")
-        assert mark is not None
         # In the order of a checksum: every n-th case would always have the same value of one parameter.
         group.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        for item in group[-(-len(group) // mark.kwargs["one_in"]) :]:
+        for item in group[-(-len(group) // sampled_one_in(group[0])) :]:
             item.add_marker(pytest.mark.slow)
+
+
+def sampled_one_in(item: pytest.Item) -> int:
+    """Return the n of the marker `sampled`.
+
+    It is 2 for end-to-end tests that combine whole and streamed answers with another parameter.
+    """
+    if mark := item.get_closest_marker("sampled"):
+        return int(mark.kwargs["one_in"])
+    callspec = getattr(item, "callspec", None)
+    combined = callspec is not None and "stream" in callspec.params and len(callspec.params) > 1
+    return 2 if combined and "e2e" in item.path.parts else 1
 
 
 def pytest_collection_finish() -> None:

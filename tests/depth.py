@@ -12,7 +12,7 @@ from typing import Final
 # Factor for the number of examples in a deep run; 0 in a quick run.
 DEEP: Final = float(os.environ.get("TEST_DEPTH", "0"))
 # Factor for the number of examples in a quick run.
-_QUICK_FACTOR: Final = 0.25
+_QUICK_FACTOR: Final = 0.15
 
 
 def examples(number: int) -> int:

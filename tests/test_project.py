@@ -354,9 +354,8 @@ MAKE_TARGETS = (
 )
 
 
-@pytest.mark.parametrize("target", MAKE_TARGETS)
-def test_make_has_its_documented_targets(target: str) -> None:
-    subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, check=True, timeout=30)
+def test_make_has_its_documented_targets() -> None:
+    subprocess.run(["make", "--dry-run", *MAKE_TARGETS], cwd=ROOT, capture_output=True, check=True, timeout=60)
 
 
 def test_the_image_is_built_from_files_that_exist() -> None:

@@ -89,6 +89,7 @@ def test_the_engine_finds_a_pulled_model(hub: Hub, tmp_path: Path) -> None:
     assert Path(found.stdout.strip()) == folder, found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "interruption",
     [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow)],
@@ -187,6 +188,7 @@ def test_a_folder_with_a_broken_tokenizer_is_refused(tmp_path: Path, content: by
     assert "tokenizer.json" in errors
 
 
+@pytest.mark.slow
 def test_an_unreachable_hub_is_a_one_line_error(tmp_path: Path) -> None:
     code, _, errors = run("http://127.0.0.1:9", tmp_path, MODEL)
     assert code == 1

@@ -133,6 +133,7 @@ INVALID_PLANS: dict[str, tuple[dict[str, Any] | str, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("data", "message"), INVALID_PLANS.values(), ids=INVALID_PLANS)
 def test_an_invalid_plan_is_an_error_that_names_the_field(
     data: dict[str, Any] | str, message: str, tmp_path: Path

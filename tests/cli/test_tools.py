@@ -101,6 +101,7 @@ INVALID_ARGUMENTS: dict[str, tuple[list[str], str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("arguments", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS)
 def test_invalid_arguments_are_reported(arguments: list[str], message: str, tmp_path: Path) -> None:
     result = run(tmp_path, {"docs": {"url": "http://127.0.0.1:9/mcp"}}, *arguments)

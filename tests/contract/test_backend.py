@@ -106,7 +106,7 @@ CUT_CASES = [
 ]
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize(("wired", "faults"), CUT_CASES)
 async def test_answer_is_independent_of_packet_boundaries_and_line_ends(
     wired: Kind, faults: tuple[Any, ...], tmp_path: Path
@@ -186,6 +186,7 @@ async def test_request_id_that_is_not_a_header_value_is_omitted(wired: Kind, tmp
     assert "x-request-id" not in fake.requests[0].headers
 
 
+@pytest.mark.sampled(one_in=3)
 async def test_prompt_over_one_megabyte_is_sent(wired: Kind, tmp_path: Path) -> None:
     long_prompt = Prompt(tokens=[199000] * 200_000, text="word " * 300_000)
     async with wired.serve(tmp_path) as (backend, fake):

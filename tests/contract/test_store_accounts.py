@@ -64,7 +64,7 @@ LIMIT_CASES = {
 }
 
 
-@pytest.mark.sampled(one_in=3)
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize(("limits", "changes", "limit", "granted"), LIMIT_CASES.values(), ids=LIMIT_CASES)
 async def test_concurrent_claims_are_granted_up_to_the_limit(
     factory: StoreFactory, limits: KeyLimits, changes: dict[str, Any], limit: QuotaKind, granted: int

@@ -69,6 +69,7 @@ async def test_a_pdf_that_cannot_be_read_has_a_problem(
     assert await extractor(**limits).extract(FileFormat.PDF, file(), "") == ExtractedText(problem=problem)
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("format", "file"), [(FileFormat.PDF, slow_pdf), (FileFormat.HTML, lambda: SLOW_HTML)])
 async def test_a_process_ends_at_its_time_limit(format: FileFormat, file: Callable[[], bytes]) -> None:
     read = await extractor(timeout_s=0.5).extract(format, file(), "")

@@ -108,6 +108,7 @@ async def test_models_of_team_and_user_restrict_a_key(admin: AdminClient) -> Non
 OWNERS = ["key", "user", "team"]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("tightest", OWNERS)
 async def test_tightest_of_the_limits_decides_under_concurrency(admin: AdminClient, tightest: str) -> None:
     limits = {owner: 4 if owner == tightest else 30 for owner in OWNERS}

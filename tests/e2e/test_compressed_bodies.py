@@ -89,6 +89,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str, int, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("body", "coding", "status", "reason"), REFUSED.values(), ids=REFUSED)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_invalid_compressed_body_is_refused(

@@ -176,6 +176,7 @@ async def refused(site: Site, case: Case, ask: Ask, chunked: bool, times: int) -
     assert outcomes == [case.status] * times
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("client", "case"), TABLE)
 async def test_early_response_reaches_the_client(site: Site, client: str, case: str) -> None:
     await refused(site, CASES[case], CLIENTS[client], client == "raw", 1)

@@ -70,7 +70,7 @@ def essence(answer: Answer) -> tuple[Any, ...]:
     return message.reasoning, message.content, message.calls, message.finish_reason
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=12)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 async def test_interrupted_answer_continues_on_another_backend(pair: tuple[str, str], fault: str) -> None:

@@ -174,7 +174,7 @@ EARLY: dict[str, tuple[Behaviour, int, str]] = {
 }
 
 
-@pytest.mark.sampled(one_in=5)
+@pytest.mark.sampled(one_in=12)
 @both_ways
 @pytest.mark.parametrize("case", EARLY)
 async def test_fault_of_the_only_backend_is_an_http_error(site: Site, case: str, stream: bool) -> None:

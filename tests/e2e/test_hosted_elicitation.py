@@ -166,6 +166,7 @@ async def test_an_answer_is_used_once(harness: Line, upstream: Upstream) -> None
     assert len(upstream.noted("book Pisa")) == 1
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("answer", "status", "param"),
     [

@@ -256,7 +256,7 @@ def unmarked(surface: str = "/v1/chat/completions") -> dict[str, Any]:
     return request
 
 
-@pytest.mark.sampled(one_in=8)
+@pytest.mark.sampled(one_in=12)
 @pytest.mark.parametrize("place", PLACES)
 async def test_markers_in_one_field_change_no_structure(site: Site, place: str) -> None:
     surface, path = PLACES[place]

@@ -162,6 +162,7 @@ async def test_a_disconnect_while_output_is_buffered_frees_the_backend(
     assert len(asked(site.fake)) == len(outputs)
 
 
+@pytest.mark.sampled(one_in=3)
 @on_every_api
 async def test_a_disconnect_in_the_queue_sends_no_request_and_frees_the_slot(
     site: Site, ask: Ask, stream: bool

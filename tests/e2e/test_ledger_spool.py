@@ -162,6 +162,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("store", "fault"), FAULTS, indirect=["store"])
 async def test_answers_are_delivered_while_the_store_rejects_writes(
     tmp_path: Path, store: Redis | Sqlite, fault: str
@@ -188,6 +189,7 @@ BUDGET_FAULTS = [
 ]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("store", "fault"), BUDGET_FAULTS, indirect=["store"])
 async def test_only_keys_with_a_budget_are_rejected_and_before_generation(
     tmp_path: Path, store: Redis | Sqlite, fault: str

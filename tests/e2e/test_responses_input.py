@@ -162,6 +162,7 @@ def as_items(items: Any) -> Any:
     return [{"role": "user", "content": item} if isinstance(item, str) else item for item in items]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("items", "expected"), RENDERED.values(), ids=RENDERED)
 async def test_an_input_item_is_rendered_in_the_prompt(harness: Line, items: Any, expected: str) -> None:
     response = await harness.whole(input=as_items(items))

@@ -148,6 +148,7 @@ async def test_a_shutdown_is_clean_and_leaves_no_process(stop_signal: signal.Sig
         assert "Traceback" not in workers_team.supervisor.log
 
 
+@pytest.mark.slow
 async def test_state_of_one_worker_is_found_by_the_other(tmp_path: Path) -> None:
     async with team(tmp_path) as workers_team:
         body = {"model": "gpt-oss", "input": "Hi"}

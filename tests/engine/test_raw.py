@@ -169,7 +169,7 @@ class ContinuingBackend(Scripted):
 PAIRS = {"ids-ids": (IDS, IDS), "ids-text": (IDS, TEXT), "text-ids": (TEXT, IDS), "text-text": (TEXT, TEXT)}
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole"])
 @pytest.mark.parametrize("forms", PAIRS.values(), ids=PAIRS)
 async def test_a_raw_completion_continues_on_another_backend(

@@ -116,6 +116,7 @@ KNOWN_OUTCOMES: dict[str, tuple[Acting, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("act", "expected"), KNOWN_OUTCOMES.values(), ids=KNOWN_OUTCOMES)
 async def test_refusal_is_an_error_with_text_for_the_model(act: Acting, expected: str) -> None:
     host = McpHost(limits=McpLimits(answer_bytes=1 << 20))

@@ -75,6 +75,7 @@ def _faults(*, thorough: bool) -> list[str]:
     ]
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("pattern", "mode", "flags"), SLOW.values(), ids=SLOW)
 def test_the_sweep_finds_superlinear_patterns(pattern: str | bytes, mode: str, flags: int) -> None:
     assert superlinear(pattern, mode, flags) is not None

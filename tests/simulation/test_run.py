@@ -57,7 +57,7 @@ PLANS = {
 }
 
 
-@pytest.mark.sampled(one_in=4)
+@pytest.mark.sampled(one_in=12)
 @pytest.mark.parametrize("strategy", [LeastWork, LeastBusy, RoundRobin])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_every_request_ends_once_and_in_order(plan: SimulationPlan, strategy: type[RoundRobin]) -> None:

@@ -64,6 +64,7 @@ async def test_python_is_served_over_standard_output() -> None:
         assert text_of(await called(client, "python", code="print(42)")) == "42\n"
 
 
+@pytest.mark.slow
 async def test_web_pages_cannot_drive_a_server(folder: Path) -> None:
     async with command("mcp", "serve", "browser", "--folder", str(folder), "--port", "0") as (_, lines):
         url = lines[-1].split()[-1]

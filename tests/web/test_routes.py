@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway
 from tests.e2e.keyed import MASTER, bearing, keyed
 from tests.fakes import FakeVllm
@@ -135,6 +137,7 @@ async def test_a_key_sees_only_its_own_models_and_recordings(tmp_path: Path) -> 
         assert "deployments" in (await running.get("/v1/status", **bearing(MASTER))).body["models"][0]
 
 
+@pytest.mark.slow
 async def test_inspections_are_limited_in_size_and_number() -> None:
     async with FakeVllm(tokens=MALFORMED) as fake, gateway(config(fake.url, "off")) as running:
         refused = await post(running, "/v1/inspect", {"tokens": [1] * 200_001})

@@ -155,6 +155,7 @@ BAD_FRAMES: dict[str, tuple[str | bytes | dict[str, Any], int, str, str | None]]
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("path", PATHS[1:3])
 @pytest.mark.parametrize(("frame", "status", "code", "param"), BAD_FRAMES.values(), ids=BAD_FRAMES)
 async def test_a_bad_frame_gets_an_error_and_the_connection_stays_usable(
