@@ -54,11 +54,15 @@ def parts_of(seen: Seen) -> list[Part]:
 
 @asynccontextmanager
 async def listening(
-    script: Any = None, *, unisono: dict[str, Any] | None = None, **settings: Any
+    script: Any = None,
+    *,
+    unisono: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+    **fake_settings: Any,
 ) -> AsyncIterator[tuple[Gateway, FakeModes]]:
-    async with FakeModes(script, **settings) as fake:
-        routing = {"num_retries": 0}
-        async with served(model(fake.url, MODE), unisono=unisono or {}, router_settings=routing) as running:
+    async with FakeModes(script, **fake_settings) as fake:
+        sections = {"unisono": unisono or {}, "router_settings": {"num_retries": 0}, **(settings or {})}
+        async with served(model(fake.url, MODE), **sections) as running:
             yield running, fake
 
 

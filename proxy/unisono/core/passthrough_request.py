@@ -6,6 +6,7 @@ answer it. The answer consists of `events.Passed`, which surfaces emit unchanged
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -144,6 +145,20 @@ def passed_texts(bodies: Sequence[Mapping[str, Json]]) -> list[str]:
         else:
             stack += reversed([*_inner(value, path)])
     return ["".join(pieces) for pieces in texts.values()]
+
+
+def transcript_texts(data: bytes) -> list[str]:
+    """Return the texts of a transcript: JSON, events, subtitles or text."""
+    text = data.decode("utf-8", "replace")
+    lines = [line[5:] for line in text.splitlines() if line.startswith("data:")]
+    for objects in ([text], lines):
+        try:
+            bodies = [json.loads(each) for each in objects if each.strip() != "[DONE]"]
+        except (ValueError, RecursionError):
+            continue
+        if bodies and all(isinstance(body, dict) for body in bodies):
+            return passed_texts(bodies)
+    return [text]
 
 
 # Fields whose values the model does not generate, or that are no text.

@@ -31,7 +31,13 @@ from unisono.core.events import (
     Text,
 )
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
-from unisono.core.passthrough_request import AnswerMode, PassthroughRequest, passed_texts
+from unisono.core.passthrough_request import (
+    UPLOAD_APIS,
+    AnswerMode,
+    PassthroughRequest,
+    passed_texts,
+    transcript_texts,
+)
 from unisono.core.tool_arguments import read_arguments
 from unisono.engine.journal import noted_in
 from unisono.engine.request import GenerationRequest
@@ -300,7 +306,7 @@ class BufferingHookGate(AnswerHookGate):
     async def _checked_passthrough(self) -> list[Event]:
         """Return the events of a pass-through answer."""
         buffered, self._buffered = self._buffered, []
-        for index, text in enumerate(passed_texts([event.body for event in buffered if isinstance(event, Passed)])):
+        for index, text in enumerate(self._texts_of(buffered)):
             item = Text(index, Phase.FINAL)
             if await self._check(Closed(item, text)) != text:
                 raise Refused(
@@ -308,6 +314,14 @@ class BufferingHookGate(AnswerHookGate):
                     "masked; use another model."
                 )
         return buffered
+
+    def _texts_of(self, buffered: Sequence[Event]) -> list[str]:
+        assert self._request is not None
+        passthrough = self._request.passthrough
+        texts = passed_texts([event.body for event in buffered if isinstance(event, Passed)])
+        if passthrough is not None and passthrough.api in UPLOAD_APIS:
+            texts += transcript_texts(b"".join(event.data for event in buffered if isinstance(event, PassedBytes)))
+        return texts
 
     async def _check(self, closed: Closed) -> str:
         assert self._request is not None

@@ -14,7 +14,14 @@ from typing import Final
 from unisono.core.conversation import Json
 from unisono.core.events import Event, Passed, PassedBytes
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.passthrough_request import AnswerBytes, AnswerPart, Api, PassthroughRequest, answers_bytes
+from unisono.core.passthrough_request import (
+    AnswerBytes,
+    AnswerPart,
+    Api,
+    PassthroughRequest,
+    answers_bytes,
+    transcript_texts,
+)
 from unisono.errors import BackendProtocolError
 
 CHARACTERS_PER_TOKEN: Final = 4
@@ -214,16 +221,22 @@ class TranscriptRelay(BytesRelay):
     def __init__(self, passthrough: PassthroughRequest) -> None:
         super().__init__(passthrough)
         self._end = b""
+        self._data = bytearray()
 
     def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
         events = super().feed(bodies)
         for event in events:
             if isinstance(event, PassedBytes):
                 self._end = (self._end + event.data)[-MAX_END_BYTES:]
+                self._data += event.data[: MAX_TRANSCRIPT_BYTES - len(self._data)]
         self.pieces = self._bytes // CHARACTERS_PER_TOKEN
         if self.is_complete:
             self._read_usage()
+            self.text.append("\n".join(self._texts()))
         return events
+
+    def _texts(self) -> list[str]:
+        return transcript_texts(bytes(self._data))
 
     def _read_usage(self) -> None:
         start = self._end.rfind(b'"usage"')
@@ -250,7 +263,12 @@ class ImageEventsRelay(TranscriptRelay):
         self.pieces = 0
         return events
 
+    def _texts(self) -> list[str]:
+        return []
 
+
+# Bytes of a transcript that hooks see after the answer. An hour of speech has 60,000.
+MAX_TRANSCRIPT_BYTES: Final = 4 << 20
 # Bytes at the end of a transcript in which its usage is searched.
 MAX_END_BYTES: Final = 4_096
 AUDIO_TOKENS_PER_SECOND: Final = 10

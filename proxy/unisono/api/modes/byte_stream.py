@@ -27,6 +27,7 @@ SAFE_TYPES: Final = (
     "application/json",
     "application/x-subrip",
 )
+MAX_WHOLE_BYTES: Final = 8 << 20
 OTHER_TYPE: Final = "application/octet-stream"
 
 
@@ -34,26 +35,31 @@ def _nothing() -> None:
     """Close nothing."""
 
 
-async def started_bytes(request: Request, stream: GenerationStream, close: Callable[[], None] = _nothing) -> Response:
+async def started_bytes(
+    request: Request, stream: GenerationStream, close: Callable[[], None] = _nothing, *, whole: bool = False
+) -> Response:
     """Return the response once its first bytes have arrived; `close` is called at its end.
 
-    Raises the error of a request that fails before that.
+    With `whole`, the response starts after the last bytes, so that a hook can still refuse it; but no later than after
+    `MAX_WHOLE_BYTES`. Raises the error of a request that fails before that.
     """
     try:
         batches = aiter(stream)
-        first = await until_disconnect(request.receive, _first(batches))
+        first = await until_disconnect(request.receive, _first(batches, MAX_WHOLE_BYTES if whole else 0))
     except BaseException:
         await stream.aclose()
         raise
     return ByteStream(stream, first, batches, close)
 
 
-async def _first(batches: AsyncIterator[list[Event]]) -> list[PassedBytes]:
-    """Return the first bytes; empty for an answer without any."""
+async def _first(batches: AsyncIterator[list[Event]], size: int) -> list[PassedBytes]:
+    """Return the first bytes, more than `size` if there are as many; empty if there are none."""
+    first: list[PassedBytes] = []
     async for batch in batches:
-        if passed := _bytes_of(batch):
-            return passed
-    return []
+        first += _bytes_of(batch)
+        if sum(len(part.data) for part in first) > size:
+            break
+    return first
 
 
 class ByteStream(Response):

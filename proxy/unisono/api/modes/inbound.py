@@ -94,7 +94,7 @@ def to_generation_request(
             inputs=_inputs(body),
             batch_size=model.max_embedding_batch_size,
         ),
-        answer=AnswerOptions(max_tokens=None if traits.generates else 0, whole=True),
+        answer=AnswerOptions(max_tokens=None if traits.generates else 0, whole=not _is_streamed(api, body)),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface=traits.surface),
         prompt=PromptOptions(fields=request_fields(traits.needs[0])),
     )
@@ -113,6 +113,12 @@ def _check(api: Api, body: Mapping[str, Json]) -> None:
         raise InvalidRequest("Invalid value for 'stream': must be true or false.", param="stream")
     if stream and api not in STREAMING_APIS:
         raise UnsupportedValue("'stream' is not supported by this API; remove it.", param="stream")
+
+
+def _is_streamed(api: Api, body: Mapping[str, Json]) -> bool:
+    """Return True if the answer is sent as it arrives. Values in forms are texts."""
+    stream = body.get("stream")
+    return api is Api.SPEECH or (api in STREAMING_APIS and str(stream).lower() in ("true", "1"))
 
 
 def _items(body: Mapping[str, Json], fields: tuple[str, ...]) -> Iterator[UserMessage]:

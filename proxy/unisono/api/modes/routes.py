@@ -74,7 +74,8 @@ class ModeRoute:
         upload = await read_upload(request)
         try:
             generation_request = await self._upload_request(request, api, upload)
-            return await started_bytes(request, self.service.start(generation_request), upload.close)
+            stream = self.service.start(generation_request)
+            return await started_bytes(request, stream, upload.close, whole=generation_request.answer.whole)
         except BaseException:
             upload.close()
             raise
