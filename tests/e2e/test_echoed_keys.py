@@ -40,7 +40,7 @@ SPELLINGS: Mapping[str, Callable[[str], str]] = {
 
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
-@pytest.mark.parametrize("place", ["api_key", "password", "query"])
+@pytest.mark.parametrize("place", ["api_key", "password"])
 async def test_echoed_credentials_reach_neither_client_nor_log(place: str, spell: Callable[[str], str]) -> None:
     key = ASCII_SECRET if place == "api_key" else SECRET
     error_body = {"error": {"message": f"cannot use {spell(key)} here", "code": 400}}
@@ -49,10 +49,8 @@ async def test_echoed_credentials_reach_neither_client_nor_log(place: str, spell
         params = config["model_list"][0]["litellm_params"]
         if place == "api_key":
             params["api_key"] = key
-        elif place == "password":
-            params["api_base"] = fake.url.replace("//", f"//you:{quote(key, safe='')}@")
         else:
-            params["api_base"] = f"{fake.url}?token={quote(key, safe='')}"
+            params["api_base"] = fake.url.replace("//", f"//you:{quote(key, safe='')}@")
         stream = io.StringIO()
         undo = start_logging("debug", secrets_of(parse({"store": {"url": "memory://"}, **config}, {}).config), stream)
         try:
