@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -25,7 +27,7 @@ from tests.fakes import FakeVllm
 from unisono.core.access import shared_account
 from unisono.core.budget_period import Period
 from unisono.core.directory import DirectoryEntry, EntryKind
-from unisono.core.quotas import KeyLimits, QuotaReservation
+from unisono.core.quotas import Account, KeyLimits, QuotaReservation
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(180)
@@ -34,6 +36,8 @@ ENCODING = load_encoding()
 ANSWER = ENCODING.encode_marked("<|channel|>final<|message|>Hello.<|return|>")
 LONG = ENCODING.encode_marked("<|channel|>final<|message|>" + "la " * 60 + "<|return|>")
 CLIENTS = 50
+# Lease of reservations, in seconds.
+LEASE_S = 2.0
 
 
 def config_with_price(url: str, **price: float) -> dict[str, Any]:
@@ -118,6 +122,59 @@ async def test_of_fifty_requests_exactly_the_tightest_limit_of_key_user_and_team
                     account = shared_account(owner, name)
                     probe = QuotaReservation(account, "probe", limits[owner], 1, 1, 1, 30.0)
                     assert (await keys.store.reserve(probe)).requests_left == 30 - 11 - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["redis", "file"])
+async def test_reservations_of_a_killed_gateway_lapse_for_key_user_and_team(
+    kind: str, tmp_path: Path, redis_server: Server
+) -> None:
+    """Two gateways with two workers each; one is killed while its requests hold reservations."""
+    address = redis_server.url if kind == "redis" else f"sqlite://{tmp_path}/state.db"
+    async with (
+        FakeVllm(tokens=ANSWER, first_delay_s=8.0) as fake,
+        ring(address) as keys,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
+        AsyncExitStack() as stack,
+    ):
+        config = with_keys(config_of(f"vllm@{fake.url}"), address)
+        config["store"] |= {"deadline_s": 5.0, "lease_s": LEASE_S}
+        starting = [stack.enter_async_context(replica(tmp_path / f"{n}", config, "--workers", "2")) for n in range(2)]
+        replicas = await asyncio.gather(*starting)
+        limits = {"key": KeyLimits(max_parallel=30), "user": KeyLimits(max_parallel=9), "team": KeyLimits(rpm=1000)}
+        for owner in (EntryKind.USER, EntryKind.TEAM):
+            await keys.store.put_entry(DirectoryEntry(owner, f"{owner} k", time.time(), limits=limits[owner]))
+        record, key = await keys.issue("team k", limits["key"], user="user k")
+        asked = [asyncio.create_task(chat(session, replicas[n % 2].url, key, max_tokens=24)) for n in range(CLIENTS)]
+        async with asyncio.timeout(60):
+            while sum(each.done() for each in asked) < CLIENTS - 9:
+                await asyncio.sleep(0.05)
+        assert all(each.result()[0] == 429 for each in asked if each.done())
+        # The accepted requests may all be on one gateway: kill one that has some.
+        accepted = [n % 2 for n, each in enumerate(asked) if not each.done()]
+        killed = replicas[accepted[0]]
+        for pid in (*children(killed.pid), killed.pid):
+            os.kill(pid, signal.SIGKILL)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        # Exactly as many as the tightest limit allows reached the backend; those of the killed gateway broke.
+        assert len(fake.requests) == 9
+        broken = sum(isinstance(each, BaseException) for each in answers)
+        statuses = Counter(each[0] for each in answers if not isinstance(each, BaseException))
+        assert broken == accepted.count(accepted[0])
+        assert (statuses[200], statuses[429]) == (9 - broken, CLIENTS - 9)
+        await asyncio.sleep(LEASE_S + 1)
+        accounts = {"key": Account("team k", record.id)}
+        accounts |= {owner.value: shared_account(owner, f"{owner} k") for owner in (EntryKind.USER, EntryKind.TEAM)}
+        for owner, account in accounts.items():
+            most = limits[owner].max_parallel or 20
+            probes = [QuotaReservation(account, f"probe {n}", limits[owner], 1, 1, 1, 30.0) for n in range(most)]
+            refused = [(await keys.store.reserve(probe)).refused for probe in probes]
+            assert not any(refused), owner
+
+
+def children(pid: int) -> list[int]:
+    """Return the worker processes of a gateway."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def chat(session: aiohttp.ClientSession, url: str, key: str, **fields: Any) -> tuple[int, Any, Any]:
