@@ -150,8 +150,7 @@ class BackendHttp:
         or key."""
         self._base = _base(options.api_base)
         secret = options.api_key or None
-        query = self._base.query.values()
-        self.failures = FailureTable(statuses, filter(None, (secret, self._base.password, *query)))
+        self.failures = FailureTable(statuses, filter(None, (secret, self._base.password)))
         fixed = {
             "Host": self._base.host_port_subcomponent or "",
             "User-Agent": "unisono",
