@@ -314,14 +314,18 @@ UNUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "cosmetic settings": (
         {
-            "model_list": [entry(model_info={"input_cost_per_second": 0.1})],
+            "model_list": [entry(model_info={"input_cost_per_pixel": 0.1})],
             "litellm_settings": {"set_verbose": True, "force_ipv4": False},
         },
-        "LiteLLM settings without effect in Unisono: force_ipv4, input_cost_per_second, set_verbose",
+        "LiteLLM settings without effect in Unisono: force_ipv4, input_cost_per_pixel, set_verbose",
     ),
     "tool server setting": (
         {"mcp_servers": {"docs": {"url": "http://x", "extra_headers": ["Authorization"]}}},
         "mcp_servers.docs.extra_headers: this LiteLLM setting has no effect in Unisono",
+    ),
+    "price of another mode": (
+        {"model_list": [entry(model_info={"input_cost_per_second": 0.1})]},
+        "model_list[0].model_info.input_cost_per_second: this price has no effect for models of the mode `chat`",
     ),
     "proxies": (
         {"unisono": {"trust_proxy_headers": True}},

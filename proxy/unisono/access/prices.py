@@ -7,15 +7,19 @@ reservation covers the actual cost.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
 from unisono.config import ModelEntry
+from unisono.config.prices import MODE_UNITS, UNIT_KEYS
+from unisono.core.billed_units import BilledUnits
+from unisono.core.observer import StepDone
 from unisono.core.quotas import MILLION
 
 # LiteLLM's names of prices in USD per token.
@@ -24,11 +28,18 @@ PER_TOKEN: Final = ("input_cost_per_token", "output_cost_per_token", "cache_read
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Price in micro-USD per million tokens; `cached` applies to tokens from a backend's cache."""
+    """Price in micro-USD per million tokens or other units.
+
+    `cached` applies to tokens from a backend's cache.
+    """
 
     input: int = 0
     output: int = 0
     cached: int = 0
+    queries: int = 0
+    images: int = 0
+    seconds: int = 0
+    characters: int = 0
 
     def input_cost(self, tokens: int, cached: int = 0) -> int:
         """Return the cost of input in micro-USD, `cached` tokens of it from a cache."""
@@ -38,8 +49,14 @@ class Price:
     def output_cost(self, tokens: int) -> int:
         return _rounded_up(tokens * self.output)
 
+    def unit_cost(self, units: BilledUnits) -> int:
+        """Return the cost of units besides tokens in micro-USD."""
+        return _rounded_up(ceil(sum(getattr(self, name) * getattr(units, name) for name in UNITS)))
+
 
 FREE: Final = Price()
+# Names of the units besides tokens.
+UNITS: Final = BilledUnits.__slots__
 
 
 def _rounded_up(amount: int) -> int:
@@ -66,6 +83,10 @@ class PriceList:
         """Return the price of `deployment`, or the ceiling of `model` if that price is unknown."""
         return self.of_deployment.get(deployment, self.ceiling(model))
 
+    def unit_cost(self, model: str, steps: Iterable[StepDone]) -> int:
+        """Return the cost of units besides tokens, each at the price of its deployment."""
+        return sum(self.settled(model, step.deployment).unit_cost(step.units) for step in steps)
+
 
 def price_list(
     entries: Sequence[ModelEntry], deployments: Sequence[str], fallbacks: Mapping[str, Sequence[str]]
@@ -86,16 +107,16 @@ def price_list(
 
 
 def _highest(*prices: Price) -> Price:
-    return Price(
-        max(price.input for price in prices),
-        max(price.output for price in prices),
-        max(price.cached for price in prices),
-    )
+    return Price(*(max(getattr(price, name) for price in prices) for name in Price.__slots__))
 
 
 def _price(entry: ModelEntry) -> Price:
     own, params, info = entry.unisono.price, entry.litellm_params, entry.model_info
     listed = _price_fields(entry)
+    units = _unit_prices(entry, listed)
+    if any(units.values()):
+        # As in LiteLLM, units replace tokens. Prices of tokens that the entry itself has are added.
+        listed = {}
     rates: list[float | None] = []
     for ours, theirs in zip((own.input, own.output, own.cached_input), PER_TOKEN, strict=True):
         if ours is not None:
@@ -108,7 +129,21 @@ def _price(entry: ModelEntry) -> Price:
         _micro(per_input or 0.0),
         _micro(per_output or 0.0),
         _micro(per_cached if per_cached is not None else per_input or 0.0),
+        **units,
     )
+
+
+def _unit_prices(entry: ModelEntry, listed: Mapping[str, Any]) -> dict[str, int]:
+    """Return the prices of the units of an entry's mode, in micro-USD per million units.
+
+    The first source with a price for a unit applies.
+    """
+    prices: dict[str, int] = {}
+    sources = (entry.litellm_params.get_price, entry.model_info.get_price, listed.get)
+    for unit in MODE_UNITS.get(entry.model_info.mode, ()):
+        rates = (source(key) for source in sources for key in UNIT_KEYS[unit])
+        prices[unit] = next((_micro(float(Decimal(str(rate)) * MILLION)) for rate in rates if rate), 0)
+    return prices
 
 
 def _micro(usd: float) -> int:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, Protocol
 from fastapi import Header, Query
 from pydantic import Field
 
-from unisono.access.prices import PriceList
+from unisono.access.prices import FREE, PriceList
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.codex_models import to_codex_model
 from unisono.api.field_types import QueryModel
@@ -129,6 +129,10 @@ class ModelFacts(AnswerModel):
     input_cost_per_token: float | None
     output_cost_per_token: float | None
     cache_read_input_token_cost: float | None
+    input_cost_per_query: float | None
+    output_cost_per_image: float | None
+    input_cost_per_second: float | None
+    input_cost_per_character: float | None
 
 
 class LiteLlmModel(AnswerModel):
@@ -188,6 +192,18 @@ def costs_per_token(card: ModelCard, prices: PriceList) -> tuple[float | None, f
     return price.input / 1e12, price.output / 1e12, price.cached / 1e12
 
 
+def costs_per_unit(card: ModelCard, prices: PriceList) -> dict[str, float | None]:
+    """Return USD per unit, by LiteLLM's keys; None for units that the model is not billed by."""
+    price = prices.of_model.get(card.id, FREE)
+    units = {
+        "input_cost_per_query": price.queries,
+        "output_cost_per_image": price.images,
+        "input_cost_per_second": price.seconds,
+        "input_cost_per_character": price.characters,
+    }
+    return {key: each / 1e12 if each else None for key, each in units.items()}
+
+
 def to_litellm_model(card: ModelCard, prices: PriceList = NO_PRICES) -> LiteLlmModel:
     sent, generated, cached = costs_per_token(card, prices)
     return LiteLlmModel(
@@ -205,6 +221,7 @@ def to_litellm_model(card: ModelCard, prices: PriceList = NO_PRICES) -> LiteLlmM
             input_cost_per_token=sent,
             output_cost_per_token=generated,
             cache_read_input_token_cost=cached,
+            **costs_per_unit(card, prices),
         ),
     )
 

@@ -85,9 +85,9 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
     if reading.errors:
         raise ConfigError(*reading.errors)
     hints = (
-        positions.in_file(f"model_list[{index}].litellm_params.model: {entry.harmony_hint}")
+        positions.in_file(f"model_list[{index}].{hint}")
         for index, entry in enumerate(config.model_list)
-        if entry.harmony_hint
+        for hint in entry.hints()
     )
     general = raw.get("general_settings")
     key = general.get("master_key") if isinstance(general, Mapping) else None

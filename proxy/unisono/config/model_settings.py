@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, SecretStr, model_validator
 
 from unisono.config.mcp_settings import ServerLabel
-from unisono.config.prices import Costs, PriceSettings
+from unisono.config.prices import MODE_UNITS, UNIT_KEYS, Costs, PriceSettings
 from unisono.config.section import Count, Name, Seconds, Section
 from unisono.core.passthrough_request import ModelMode
 
@@ -303,6 +304,17 @@ class ModelEntry(Section):
             "if api_base is your own server, use its backend kind to serve the model as Harmony, such as "
             f"`model: vllm/{self.backend_model}`"
         )
+
+    def hints(self) -> Iterator[str]:
+        """Yield advice for the operator, each after the path of a key."""
+        if self.harmony_hint:
+            yield f"litellm_params.model: {self.harmony_hint}"
+        mode = self.model_info.mode
+        unused = [key for unit, keys in UNIT_KEYS.items() if unit not in MODE_UNITS.get(mode, ()) for key in keys]
+        for section in ("litellm_params", "model_info"):
+            for key in unused:
+                if getattr(self, section).get_price(key):
+                    yield f"{section}.{key}: this price has no effect for models of the mode `{mode}`"
 
 
 class CredentialSettings(Section):

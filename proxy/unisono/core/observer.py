@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
+from unisono.core.billed_units import NO_UNITS, BilledUnits
 from unisono.core.conversation import Conversation, Json
 from unisono.core.events import Closed, Repaired
 from unisono.core.frozen import statically_frozen
@@ -109,6 +110,8 @@ class StepDone:
     gaps: Sequence[int] = ()
     gaps_s: float = 0.0
     prompt: Sequence[int] = ()
+    # Billed units besides tokens, such as images.
+    units: BilledUnits = NO_UNITS
 
 
 @dataclass(frozen=True, slots=True)

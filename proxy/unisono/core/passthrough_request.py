@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
+from unisono.core.billed_units import NO_UNITS, BilledUnits
 from unisono.core.conversation import Json
 from unisono.core.generation import Timeouts
 from unisono.core.trace_context import TraceContext
@@ -254,6 +255,9 @@ class PassthroughRequest:
     batch_size: int | None = None
     # Replaces the body, except for the model.
     upload: Upload | None = None
+    # Estimated units besides tokens: to bill if the server reports none, and to reserve.
+    units: BilledUnits = NO_UNITS
+    max_units: BilledUnits = NO_UNITS
     # True if the client gets the usage; a Chat Completions stream reports it only on request.
     is_usage_requested: bool = True
 

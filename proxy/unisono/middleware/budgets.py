@@ -166,7 +166,8 @@ class BudgetGate(Gate):
 
     def _cost_of(self, step: StepDone, model: str) -> int:
         price = self._metering.prices.settled(model, step.deployment)
-        return price.input_cost(step.prompt_tokens, step.cached_tokens or 0) + price.output_cost(step.generated)
+        tokens = price.input_cost(step.prompt_tokens, step.cached_tokens or 0) + price.output_cost(step.generated)
+        return tokens + price.unit_cost(step.units)
 
     def release(self) -> None:
         reserved, self._reserved = self._reserved, []

@@ -8,7 +8,7 @@ budget is never exceeded.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
@@ -18,9 +18,11 @@ from typing import Final
 from unisono.access.prices import PriceList
 from unisono.access.usage_ledger import UsageLedger
 from unisono.core.access import Caller
+from unisono.core.billed_units import NO_UNITS
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
+from unisono.core.observer import StepDone
 from unisono.core.quotas import (
     SHARED_TENANT,
     Account,
@@ -131,6 +133,7 @@ class Metering:
         sender = request.origin.caller
         fallbacks = sender.routing.fallbacks or () if sender is not None else ()
         price = self.prices.ceiling(request.model, *fallbacks)
+        units = NO_UNITS if request.passthrough is None else request.passthrough.max_units
         # No answer is longer, whatever number a client sends; stores and prices compute with the reserved amount.
         most = MAX_TOKENS if request.answer.max_tokens is None else min(request.answer.max_tokens, MAX_TOKENS)
         least = min(most, EXPECTED_TOKENS)
@@ -146,7 +149,7 @@ class Metering:
             expected_output=least + len(request.resumption.journal),
             max_output=most,
             for_s=self.ledger.reservation_s,
-            input_cost=price.input_cost(sent),
+            input_cost=price.input_cost(sent) + price.unit_cost(units),
             output_price=price.output,
             period=f"{limits.budget_period.kind}:{start:.0f}",
             period_ends=ends,
@@ -197,8 +200,11 @@ class Metering:
         backend: str,
         served: str,
         errors: int,
+        steps: Sequence[StepDone] = (),
     ) -> UsageRecord:
         """Return a usage record without a claim, cumulative under the request's seed.
+
+        `steps` have the units besides tokens.
 
         Processes that continue one response thus charge each token once.
         """
@@ -211,7 +217,9 @@ class Metering:
             cached=usage.cached_tokens,
             output=generated,
             reasoning=usage.reasoning_tokens,
-            cost=price.input_cost(sent, usage.cached_tokens) + price.output_cost(generated),
+            cost=price.input_cost(sent, usage.cached_tokens)
+            + price.output_cost(generated)
+            + self.prices.unit_cost(request.model, steps),
         )
         day = datetime.fromtimestamp(self.clock(), UTC).date().isoformat()
         key = request.origin.caller.key if request.origin.caller is not None else ""
@@ -321,7 +329,7 @@ class QuotaGate(Gate):
         """Return the usage record of the generation."""
         request, report = self._request, self.report
         served = "" if report.served_model == request.model else report.served_model
-        record = self._metering.settlement(request, usage, report.backend, served, errors)
+        record = self._metering.settlement(request, usage, report.backend, served, errors, report.facts.steps)
         report.facts.cost = record.entry.used.cost
         return record
 

@@ -18,6 +18,7 @@ from unisono.core.events import Closed, Event, Finished, Passed, Text
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.passthrough_request import Api, PassthroughRequest
 from unisono.core.route_protocol import DeploymentPool
+from unisono.core.unit_estimates import estimated_units
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.passthrough.run import PassthroughGeneration
 
@@ -74,10 +75,9 @@ class BatchedEmbeddings(BatchStream):
         for first in range(0, len(inputs), size):
             part = inputs[first : first + size]
             share = -(-passthrough.tokens * len(part) // len(inputs))
-            yield (
-                first,
-                replace(passthrough, body={**passthrough.body, "input": part}, inputs=len(part), tokens=share),
-            )
+            body = {**passthrough.body, "input": part}
+            units = estimated_units(passthrough.api, body)
+            yield first, replace(passthrough, body=body, inputs=len(part), tokens=share, units=units)
 
     async def _work(self, waiting: Iterator[tuple[int, PassthroughRequest]], parts: list[EmbeddingsPart]) -> None:
         """Answer waiting parts, one after the other."""

@@ -5,12 +5,15 @@ Pure. If the backend does not report the usage, it is estimated from the answer,
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from json import JSONDecoder
 from math import ceil
 from typing import Final
 
+from unisono.core.billed_units import NO_UNITS, BilledUnits, reported_units
 from unisono.core.conversation import Json
 from unisono.core.events import Event, Passed, PassedBytes
 from unisono.core.generation import FinishReason, Usage
@@ -42,6 +45,8 @@ class Relay(ABC):
         self.characters = 0  # generated characters, including reasoning and calls
         self.pieces = 0  # number of generated pieces
         self.finish = ""  # the backend's finish value; empty until the end
+        self._has_begun = False
+        self._units = passthrough.units
         # usage reported by the backend, and its field names of prompt and completion tokens
         self._reported_usage: tuple[Mapping[str, Json], str, str] | None = None
 
@@ -51,7 +56,9 @@ class Relay(ABC):
         Raises BackendProtocolError for an answer that cannot be complete.
         """
         objects = (body for body in bodies if not isinstance(body, AnswerBytes))
-        return [Passed(passed) for body in objects if (passed := self._read(body)) is not None]
+        events: list[Event] = [Passed(passed) for body in objects if (passed := self._read(body)) is not None]
+        self._has_begun = self._has_begun or bool(events)
+        return events
 
     @property
     def is_complete(self) -> bool:
@@ -77,6 +84,11 @@ class Relay(ABC):
         """Return the usage as reported by the backend, or else as estimated."""
         guessed = Usage(self._passthrough.tokens, max(self.pieces, self.characters // CHARACTERS_PER_TOKEN))
         return guessed if self._reported_usage is None else usage_of(*self._reported_usage, guessed)
+
+    @property
+    def units(self) -> BilledUnits:
+        """Return the billed units besides tokens; none without output."""
+        return self._units if self._has_begun or self.finish else NO_UNITS
 
     def _generated(self, text: Json, *, has_output: bool = False) -> None:
         if isinstance(text, str) and text:
@@ -179,8 +191,19 @@ class ObjectRelay(Relay):
         if isinstance(usage, Mapping):
             sent = next((name for name in PROMPT_COUNTS if name in usage), PROMPT_COUNTS[0])
             self._reported_usage = usage, sent, "output_tokens" if "output_tokens" in usage else "completion_tokens"
+        self._read_units(body)
         # The body may have no model; a field is never added.
         return {**body, "model": self._passthrough.model} if "model" in body else body
+
+    def _read_units(self, body: Mapping[str, Json]) -> None:
+        """Read the number of images, or Cohere's search units."""
+        images, about = body.get("data"), body.get("meta")
+        if self._passthrough.api is Api.IMAGES and isinstance(images, list):
+            self._units = replace(self._units, images=len(images))
+        billed = about.get("billed_units") if isinstance(about, Mapping) else None
+        if self._passthrough.api is Api.RERANK and isinstance(billed, Mapping):
+            queries = reported_units(billed.get("search_units"), self._units.queries)
+            self._units = replace(self._units, queries=ceil(queries))
 
 
 class EmbeddingsRelay(ObjectRelay):
@@ -206,7 +229,9 @@ class BytesRelay(Relay):
         self.pieces = self._bytes // AUDIO_BYTES_PER_TOKEN
         if any(part.is_last for part in parts):
             self.finish = "stop"
-        return [PassedBytes(part.data, part.media_type) for part in parts if part.data]
+        events: list[Event] = [PassedBytes(part.data, part.media_type) for part in parts if part.data]
+        self._has_begun = self._has_begun or bool(events)
+        return events
 
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
         return None
@@ -232,6 +257,7 @@ class TranscriptRelay(BytesRelay):
         self.pieces = self._bytes // CHARACTERS_PER_TOKEN
         if self.is_complete:
             self._read_usage()
+            self._read_duration()
             self.text.append("\n".join(self._texts()))
         return events
 
@@ -247,9 +273,19 @@ class TranscriptRelay(BytesRelay):
         if start < 0 or not isinstance(usage, Mapping):
             return
         seconds = usage.get("seconds")
+        self._units = replace(self._units, seconds=reported_units(seconds, self._units.seconds))
         if isinstance(seconds, (int, float)) and 0 <= seconds < MAX_TOKENS:
             usage = {**usage, "input_tokens": ceil(seconds * AUDIO_TOKENS_PER_SECOND)}
         self._reported_usage = usage, "input_tokens", "output_tokens"
+
+    def _read_duration(self) -> None:
+        """Read the duration of `verbose_json`, which is more exact than the usage in whole seconds."""
+        if not self._data.startswith(b"{"):
+            return
+        # A quote within a text of JSON follows a backslash, so only a field matches.
+        found = DURATION.search(self._data, 0, MAX_END_BYTES) or DURATION.search(self._end)
+        if found is not None:
+            self._units = replace(self._units, seconds=reported_units(float(found[1]), self._units.seconds))
 
 
 class ImageEventsRelay(TranscriptRelay):
@@ -271,6 +307,7 @@ class ImageEventsRelay(TranscriptRelay):
 MAX_TRANSCRIPT_BYTES: Final = 4 << 20
 # Bytes at the end of a transcript in which its usage is searched.
 MAX_END_BYTES: Final = 4_096
+DURATION: Final = re.compile(rb'[{,]\s*"duration"\s*:\s*"?(\d{1,9}(?:\.\d{1,9})?)\b')
 AUDIO_TOKENS_PER_SECOND: Final = 10
 # MP3 of 128 kbit/s has 16,000 bytes a second, and OpenAI's models count about 10 tokens a second.
 AUDIO_BYTES_PER_TOKEN: Final = 1_600

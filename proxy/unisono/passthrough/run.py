@@ -181,6 +181,7 @@ class PassthroughTelemetry:
                 failure=self.failure,
                 gaps=pace.gaps,
                 gaps_s=pace.gaps_s,
+                units=relaying.units,
             )
         )
 

@@ -11,6 +11,7 @@ from unisono.api.request_options import request_fields
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Json, Preamble, UserMessage
 from unisono.core.passthrough_request import UPLOAD_APIS, AnswerMode, Api, PassthroughRequest, Upload
+from unisono.core.unit_estimates import estimated_units, reserved_units
 from unisono.engine.request import AnswerOptions, GenerationRequest, PromptOptions, RequestOrigin
 from unisono.errors import InvalidRequest, UnsupportedValue
 
@@ -80,6 +81,9 @@ def to_generation_request(
     tokens = text_bytes(body) // BYTES_PER_TOKEN + _token_ids(body.get("input"))
     if upload is not None:
         tokens += upload.size("") // AUDIO_BYTES_PER_TOKEN
+    inputs, size = _inputs(body), model.max_embedding_batch_size
+    upload_bytes = 0 if upload is None else upload.size("")
+    parts = 1 if size is None or inputs is None else -(-inputs // size)
     return GenerationRequest(
         model=model.group,
         # The conversation is the readable part of the body, for hooks.
@@ -91,8 +95,10 @@ def to_generation_request(
             requested_model(body) or model.group,
             tokens=tokens,
             upload=upload,
-            inputs=_inputs(body),
-            batch_size=model.max_embedding_batch_size,
+            inputs=inputs,
+            batch_size=size,
+            units=estimated_units(api, body, upload_bytes),
+            max_units=reserved_units(api, body, tokens, upload_bytes, parts),
         ),
         answer=AnswerOptions(max_tokens=None if traits.generates else 0, whole=not _is_streamed(api, body)),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface=traits.surface),

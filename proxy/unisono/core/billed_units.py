@@ -1,0 +1,36 @@
+"""Units besides tokens that models are billed by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from unisono.core.conversation import Json
+from unisono.core.frozen import statically_frozen
+
+# Maximum of each unit, so that costs stay within the number range of the stores.
+MAX_UNITS: Final = 10**7
+
+
+@statically_frozen
+@dataclass(frozen=True, slots=True)
+class BilledUnits:
+    """Units of one request: `seconds` are of audio, `characters` of the input.
+
+    `queries` are requests, or the search units of a reranker.
+    """
+
+    queries: int = 0
+    images: int = 0
+    seconds: float = 0.0
+    characters: int = 0
+
+
+NO_UNITS: Final = BilledUnits()
+
+
+def reported_units(number: Json, otherwise: float) -> float:
+    """Return the number of units that a server reports, or `otherwise` if it is implausible."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= MAX_UNITS:
+        return otherwise
+    return number
