@@ -65,6 +65,7 @@ def test_a_stream_matches_the_whole_answer(demo: OpenAI, question: str) -> None:
     assert reasoning_of(streamed)
 
 
+@pytest.mark.slow
 def test_reasoning_streams_before_the_text(demo: OpenAI) -> None:
     deltas: list[tuple[str, str]] = []
     for chunk in demo.chat.completions.create(**chat_request("Count to 30."), stream=True):
@@ -92,7 +93,8 @@ def test_include_usage_adds_a_last_chunk(demo: OpenAI) -> None:
     assert all(chunk.usage is None and len(chunk.choices) == 1 for chunk in before)
 
 
-@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_n_returns_several_choices(demo: OpenAI, stream: bool) -> None:
     answer: Any = demo.chat.completions.create(**chat_request("Hello!", n=2), stream=stream)
     completion = fold_chunks(answer) if stream else answer
@@ -148,6 +150,7 @@ def test_every_reasoning_effort_is_accepted(demo: OpenAI, effort: Any) -> None:
     assert "notes" not in unisono_fields(completion)
 
 
+@pytest.mark.slow
 def test_fields_without_effect_are_accepted_and_noted(demo: OpenAI) -> None:
     completion = demo.chat.completions.create(
         **chat_request("ping"),
@@ -189,6 +192,7 @@ def test_models_are_listed_and_retrieved(demo: OpenAI) -> None:
     assert (model.model_extra or {})["context_length"] == 131072
 
 
+@pytest.mark.slow
 def test_a_whole_answer_has_headers(demo: OpenAI) -> None:
     raw = demo.chat.completions.with_raw_response.create(**chat_request("ping"))
     assert raw.status_code == 200
@@ -246,7 +250,7 @@ def test_closing_a_stream_frees_the_engine(demo: OpenAI, stage: Stage) -> None:
     whole = demo.chat.completions.create(**chat_request("Count to 30.")).usage
     assert whole is not None
     before = metric(stage, "generation_tokens_total")
-    with demo.chat.completions.create(**chat_request("Count to 30.", n=16), stream=True) as stream:
+    with demo.chat.completions.create(**chat_request("Count to 30.", n=4), stream=True) as stream:
         for chunk in stream:
             if chunk.choices[0].delta.content:
                 break
@@ -256,4 +260,4 @@ def test_closing_a_stream_frees_the_engine(demo: OpenAI, stage: Stage) -> None:
     while metric(stage, "backend_requests_running"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert metric(stage, "generation_tokens_total") - before < 12 * whole.completion_tokens
+    assert metric(stage, "generation_tokens_total") - before < 3 * whole.completion_tokens

@@ -36,6 +36,7 @@ def test_a_whole_response_has_reasoning_and_a_message(demo: OpenAI) -> None:
     assert about(response) == {"recoveries": [], "failovers": 0, "backend": "mlx-1"}
 
 
+@pytest.mark.slow
 def test_usage_reports_reasoning_tokens(demo: OpenAI) -> None:
     usage = demo.responses.create(**to_ask("Hello!")).usage
     assert usage is not None
@@ -208,6 +209,7 @@ def test_a_whole_response_has_headers(demo: OpenAI) -> None:
     assert response._request_id == raw.headers["x-request-id"]
 
 
+@pytest.mark.slow
 def test_stream_headers_precede_the_first_event(demo: OpenAI) -> None:
     raw = demo.responses.with_raw_response.create(**to_ask("ping"), stream=True)
     assert raw.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -266,13 +268,15 @@ def test_every_reasoning_effort_is_accepted(scripted: OpenAI, effort: Any) -> No
     assert response.reasoning.effort in ("low", "medium", "high")
 
 
-@pytest.mark.parametrize("suffix", [*(pytest.param(suffix, marks=pytest.mark.slow) for suffix in ("", "/")), "/v1/"])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["", "/", "/v1/"])
 def test_every_form_of_base_url_works(stage: Stage, connect: Callable[..., OpenAI], suffix: str) -> None:
     client = connect(stage.demo + suffix)
     response = client.responses.create(**to_ask("ping"))
     assert client.responses.retrieve(response.id).output_text == response.output_text == "pong"
 
 
+@pytest.mark.slow
 async def test_the_async_client_gets_whole_and_streamed_responses(async_demo: AsyncOpenAI) -> None:
     response = await async_demo.responses.create(**to_ask("ping"))
     assert response.output_text == "pong"

@@ -14,6 +14,7 @@ from openai_sdk.responding import WEATHER, call_in, folded, result_of, to_ask, t
 UNKNOWN_ID = "resp_" + "0" * 32
 
 
+@pytest.mark.slow
 def test_a_retrieved_response_equals_the_original(demo: OpenAI) -> None:
     created = demo.responses.create(**to_ask("ping", metadata={"a": "b"}))
     stored = demo.responses.retrieve(created.id)
@@ -115,6 +116,7 @@ def test_the_input_token_count_equals_the_usage(demo: OpenAI) -> None:
     assert continued.usage.input_tokens == longer.input_tokens > created.usage.total_tokens
 
 
+@pytest.mark.slow
 def test_responses_form_a_chain_with_branches(demo: OpenAI) -> None:
     first = demo.responses.create(**to_ask("ping"))
     second = demo.responses.create(**to_ask("Hello!", previous_response_id=first.id))

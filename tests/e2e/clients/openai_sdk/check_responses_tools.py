@@ -190,6 +190,7 @@ def test_the_gateway_searches_deferred_tools(scripted: OpenAI, stream: bool) -> 
     assert first.output[-1].name == "get_weather"
 
 
+@pytest.mark.slow
 def test_tool_choice_none_suppresses_calls(demo: OpenAI) -> None:
     response = demo.responses.create(**to_ask(PARIS, tools=[WEATHER], tool_choice="none", max_output_tokens=60))
     assert response.tool_choice == "none"

@@ -81,6 +81,7 @@ def test_the_tool_loop_works_with_plain_dictionaries(demo: OpenAI, with_reasonin
     assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= first.usage.prompt_tokens
 
 
+@pytest.mark.slow
 def test_a_streamed_call_matches_the_whole_call(demo: OpenAI) -> None:
     request = chat_request(PARIS_QUESTION, tools=[not_strict(WEATHER)])
     whole = demo.chat.completions.create(**request)
@@ -139,6 +140,7 @@ def test_the_stream_helper_returns_the_final_completion(demo: OpenAI) -> None:
     assert final.usage.completion_tokens > 0
 
 
+@pytest.mark.slow
 async def test_the_async_stream_helper_parses_arguments(async_demo: AsyncOpenAI) -> None:
     async with async_demo.chat.completions.stream(**chat_request(PARIS_QUESTION, tools=[WEATHER])) as stream:
         final = await stream.get_final_completion()
@@ -177,7 +179,8 @@ def test_parallel_calls_are_limited_by_parallel_tool_calls(
     assert completion.choices[0].finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_parallel_tool_calls_false_works_on_a_real_engine(demo: OpenAI, stream: bool) -> None:
     request = chat_request(PARIS_QUESTION, tools=[not_strict(WEATHER)], parallel_tool_calls=False)
     assert only_call(create_completion(demo, stream, request)).function.name == "get_weather"
@@ -210,6 +213,7 @@ def test_a_custom_tool_receives_plain_text(scripted: OpenAI) -> None:
     assert (call.custom.name, call.custom.input) == ("echo", 'said "so"')
 
 
+@pytest.mark.slow
 def test_tool_choice_none_gives_text(demo: OpenAI) -> None:
     completion = demo.chat.completions.create(**chat_request(PARIS_QUESTION, tools=[WEATHER], tool_choice="none"))
     assert completion.choices[0].message.tool_calls is None
