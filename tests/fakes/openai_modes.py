@@ -91,9 +91,13 @@ class FakeModes(WireServer):
         waits: list[Step] = [Sleep(self.delay_s)] if self.delay_s else []
         if refusal is None and seen.path == "/v1/audio/speech":
             return [*waits, *self._speech()]
-        if refusal is None and seen.path == "/v1/images/generations" and asked.get("stream") is True:
-            return [*waits, *self._image_events(asked)]
-        return [*waits, *(refusal or _json({**self._answer(seen.path, asked), **self.extra})).steps()]
+        try:
+            if refusal is None and seen.path == "/v1/images/generations" and asked.get("stream") is True:
+                return [*waits, *self._image_events(asked)]
+            return [*waits, *(refusal or _json({**self._answer(seen.path, asked), **self.extra})).steps()]
+        except (TypeError, ValueError, AttributeError) as error:
+            # Bodies are passed through, so a field may have any type.
+            return [*waits, *Refusal(422, json.dumps({"detail": str(error)}).encode()).steps()]
 
     def _transcript(self, seen: Seen) -> list[Step]:
         refusal = self.script(seen) if callable(self.script) else self.script
