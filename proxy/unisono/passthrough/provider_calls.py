@@ -44,6 +44,10 @@ FIELDS: Final[Mapping[Api, frozenset[str]]] = {
             "user",
         ]
     ),
+    Api.SPEECH: frozenset({"input", "voice", "response_format", "speed", "instructions"}),
+    Api.TRANSCRIPTIONS: frozenset(
+        ["file", "language", "prompt", "response_format", "timestamp_granularities", "temperature", "user"]
+    ),
 }
 # Functions of litellm.
 FUNCTIONS: Final[Mapping[Api, str]] = {
@@ -53,4 +57,6 @@ FUNCTIONS: Final[Mapping[Api, str]] = {
     Api.RERANK: "arerank",
     Api.MODERATIONS: "amoderation",
     Api.IMAGES: "aimage_generation",
+    Api.SPEECH: "aspeech",
+    Api.TRANSCRIPTIONS: "atranscription",
 }

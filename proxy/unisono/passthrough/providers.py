@@ -17,16 +17,16 @@ import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
-from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
 from unisono.core.json_syntax import all_well_formed
 from unisono.core.matched_texts import read_counts
-from unisono.core.passthrough_request import TEXT_APIS, Api, PassthroughJob, has_output, named
+from unisono.core.passthrough_request import BYTE_APIS, TEXT_APIS, AnswerPart, Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe, is_permanent
 from unisono.core.secrecy import secret_spellings
@@ -41,6 +41,7 @@ from unisono.errors import (
     InvalidRequest,
     UnsupportedValue,
 )
+from unisono.passthrough.provider_audio import form_body, is_streamed, to_bytes
 from unisono.passthrough.provider_calls import FIELDS, FUNCTIONS
 
 log = logging.getLogger("unisono.passthrough")
@@ -110,12 +111,12 @@ class LitellmProvider:
     async def probe(self) -> Probe:
         return Probe(Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False))
 
-    async def answer(self, job: PassthroughJob) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
+    async def answer(self, job: PassthroughJob) -> AsyncGenerator[Sequence[AnswerPart]]:
         if job.api not in FUNCTIONS:
             raise UnsupportedValue(
                 f"'model': the provider of this model has no `/v1/{job.api}`; use another model.", param="model"
             )
-        if job.body.get("stream") and job.api not in TEXT_APIS:
+        if is_streamed(job.body.get("stream")) and job.api not in TEXT_APIS:
             raise UnsupportedValue(
                 "'stream' is not supported by the provider of this model; remove it.", param="stream"
             )
@@ -123,6 +124,8 @@ class LitellmProvider:
         call = getattr(litellm, FUNCTIONS[job.api])
         times = job.timeouts
         first_s = min(times.first_token_s, times.total_s) if job.stream else times.total_s
+        if job.upload is not None:
+            job = replace(job, body=await form_body(job.upload))
         arguments = self._call_arguments(job, litellm)
         # Three limits apply: to the first output, to each pause between events, and to the whole answer.
         now = asyncio.get_running_loop().time
@@ -134,7 +137,10 @@ class LitellmProvider:
                 answer = await call(**arguments)
             has_started = True
             if not job.stream:
-                yield [_to_json(answer)]
+                is_bytes = job.api in BYTE_APIS
+                yield [
+                    await to_bytes(answer, job.api, job.body.get("response_format")) if is_bytes else _to_json(answer)
+                ]
                 return
             async with aclosing(_Closing(answer)) as events:
                 while True:
@@ -171,7 +177,8 @@ class LitellmProvider:
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}
         rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}
         extra_body = self._params.get("extra_body")
-        if rest and not _accepts_any_field(litellm, model, self._params):
+        # For speech, litellm drops other fields without a notice.
+        if rest and (job.api is Api.SPEECH or not _accepts_any_field(litellm, model, self._params)):
             if not self._params.get("drop_params"):
                 name = next(iter(rest))
                 raise UnsupportedValue(
