@@ -201,6 +201,36 @@ def test_accepted_bodies_match_the_document(model: type[BaseModel], body: dict[s
     assert errors_of(model.__name__, body) == []
 
 
+# A file part of each API, with the field of the request and the schema of the part.
+FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "ChatFilePart": (
+        "ChatRequest",
+        "messages",
+        {"type": "file", "file": {"filename": "a.md", "file_data": "QQ=="}},
+    ),
+    "InputFilePart": (
+        "ResponsesRequest",
+        "input",
+        {"type": "input_file", "filename": "a.md", "file_data": "data:text/csv;base64,QQ=="},
+    ),
+    "DocumentPart": (
+        "MessagesRequest",
+        "messages",
+        {"type": "document", "title": "a.md", "source": {"type": "base64", "media_type": "text/plain", "data": "QQ=="}},
+    ),
+}
+
+
+@pytest.mark.parametrize("part", FILES)
+def test_the_document_has_the_file_part_of_each_api(part: str) -> None:
+    request, field, value = FILES[part]
+    body = {"model": "m", "max_tokens": 9, field: [{"role": "user", "content": [value]}]}
+    assert errors_of(request, body) == errors_of(part, value) == []
+    assert errors_of(part, {**value, "type": "telepathy"})
+    properties = document()["components"]["schemas"][part]["properties"]
+    assert {*value} <= {*properties}
+
+
 REFUSED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "no max_tokens": (MessagesRequest, {"model": "m", "messages": [SAYS_HI]}),
     "content as a number": (MessagesRequest, {"model": "m", "max_tokens": 9, "messages": [{**SAYS_HI, "content": 1}]}),

@@ -32,6 +32,17 @@ def assert_accessible(page: Page) -> None:
     assert width[0] <= width[1], "the page is wider than the window"
 
 
+def test_the_api_reference_opens_at_docs(stage: dict[str, str], opened: Opened) -> None:
+    """`opened` also fails for a request to another host and for a violation of the security policy."""
+    page = opened(f"{stage['open']}/docs")
+    page.get_by_role("heading", name="API reference").wait_for()
+    page.locator("summary", has_text="/v1/embeddings").first.click()
+    page.get_by_text("encoding_format").first.wait_for()
+    page.locator("summary", has_text="/v1/chat/completions").first.click()
+    page.get_by_text("max_completion_tokens").first.wait_for()
+    assert_accessible(page)
+
+
 # -- every view
 
 

@@ -64,7 +64,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
         contexts.append(context)
         context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()
-        origin = address.partition("/#")[0].rstrip("/")
+        origin = "/".join(address.split("/")[:3])
 
         def on_message(message: ConsoleMessage) -> None:
             if message.type in {"error", "warning"} and not message.text.startswith(EXPECTED_MESSAGES):

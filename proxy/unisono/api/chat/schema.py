@@ -43,6 +43,7 @@ from unisono.api.field_types import (
     only_neutral,
     refused,
 )
+from unisono.api.file_parts import ChatFilePart
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.history_builder import ContentPart
 from unisono.api.logprobs import MAX_TOP_LOGPROBS
@@ -56,7 +57,7 @@ from unisono.core.conversation import Effort
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS
 
 # Accepted types of a message's content. A tool result may be bare JSON.
-Content = str | list[str | ContentPart] | list[Any] | dict[str, Any] | None
+Content = str | list[str | ContentPart | ChatFilePart] | list[Any] | dict[str, Any] | None
 
 
 def _to_think(value: Any) -> Effort | None:

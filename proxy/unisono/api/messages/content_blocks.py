@@ -14,6 +14,7 @@ import orjson
 from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
 from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, invalid_field, refused
+from unisono.api.file_parts import DocumentPart
 from unisono.api.history_builder import MEDIA_PARTS, join
 from unisono.api.input_files import quoted_file
 
@@ -24,7 +25,7 @@ TOOL_REMOVAL: Final = "tool_removal"
 BETWEEN: Final = "\n\n"
 
 
-AnyContent: Final = FieldInput(str | list[dict[str, Any] | str] | None)
+AnyContent: Final = FieldInput(str | list[DocumentPart | dict[str, Any] | str] | None)
 
 
 class ContentBlock(OpenModel):

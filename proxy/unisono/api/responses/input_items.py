@@ -13,6 +13,7 @@ import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
 
 from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
+from unisono.api.file_parts import InputFilePart
 from unisono.api.history_builder import TEXT_PARTS, ContentPart
 from unisono.api.responses.declared_tools import ResponsesTool, tool_echo, without_servers
 from unisono.api.responses.items import COMPLETED, Wire
@@ -56,8 +57,9 @@ def _word(value: Any) -> str | None:
     return value.encode(errors="replace").decode() if isinstance(value, str) else None
 
 
-Parts = Annotated[list[ContentPart], BeforeValidator(_to_parts), FieldInput(str | list[str | ContentPart] | None)]
-Output = Annotated[list[ContentPart], BeforeValidator(_to_output), FieldInput(str | list[str | ContentPart] | Any)]
+AnyPart = str | ContentPart | InputFilePart
+Parts = Annotated[list[ContentPart], BeforeValidator(_to_parts), FieldInput(str | list[AnyPart] | None)]
+Output = Annotated[list[ContentPart], BeforeValidator(_to_output), FieldInput(str | list[AnyPart] | Any)]
 Texts = Annotated[tuple[str, ...], PlainValidator(_texts)]
 Word = Annotated[str | None, PlainValidator(_word)]
 

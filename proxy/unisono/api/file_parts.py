@@ -1,0 +1,62 @@
+"""Parts with files, for the OpenAPI document only.
+
+Before a request is validated, texts replace them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from unisono.api.field_types import OpenModel
+
+Data = Annotated[str | None, Field(description="Content as base64, or a `data:` URL.")]
+Url = Annotated[str | None, Field(description="Address whose host the operator allows.")]
+Name = Annotated[str | None, Field(description="Name; its ending is the type of a file without a media type.")]
+
+
+class InputFilePart(OpenModel):
+    """File in the Responses API, with `file_data` or `file_url`.
+
+    It is text, Markdown, JSON, CSV, HTML or PDF.
+    """
+
+    type: Literal["input_file"]
+    filename: Name = None
+    file_data: Data = None
+    file_url: Url = None
+
+
+class ChatFileContent(OpenModel):
+    filename: Name = None
+    file_data: Annotated[str, Field(description="Content as base64, or a `data:` URL.")]
+
+
+class ChatFilePart(OpenModel):
+    """File in Chat Completions: text, Markdown, JSON, CSV, HTML or PDF."""
+
+    type: Literal["file"]
+    file: ChatFileContent
+
+
+class DocumentSource(OpenModel):
+    """Content of a document.
+
+    It is `data` for the types `base64` and `text`, else the field of the type.
+    """
+
+    type: Literal["base64", "text", "url", "content"]
+    media_type: Annotated[str | None, Field(description="Media type, such as `application/pdf`.")] = None
+    data: str | None = None
+    url: Url = None
+    content: str | list[dict[str, Any]] | None = None
+
+
+class DocumentPart(OpenModel):
+    """File in Messages: text, Markdown, JSON, CSV, HTML or PDF."""
+
+    type: Literal["document"]
+    source: DocumentSource
+    title: Annotated[str | None, Field(description="Name of the file.")] = None
+    context: Annotated[str | None, Field(description="Text of the client about the file.")] = None
