@@ -248,8 +248,7 @@ async def test_penalty_ends_a_repetition(backend: Backend, sampling: Sampling) -
     assert penalised.count(la[0]) < 30
 
 
-@pytest.mark.sampled(one_in=3)
-@pytest.mark.parametrize("size", [1, 2, 129, 130, 300])
+@pytest.mark.parametrize("size", [2, 129, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 130, 300))])
 async def test_every_token_of_a_prompt_has_a_log_probability_but_the_first(backend: Backend, size: int) -> None:
     prompt = prompt_for("word " * 300)[:size]
     job = CompletionJob(Prompt(prompt), max_tokens=2, sampling=Sampling(temperature=0), logprobs=1)
