@@ -23,8 +23,8 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # More jobs and workers than cores, because many tests only wait for servers.
 JOBS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 WORKERS := 4
-# Parts of the unit tests, which run at the same time.
-PARTS := .part-1 .part-2 .part-3 .part-4 .part-5 .part-6
+# Parts of the unit tests, which run at the same time. Selected tests (ARGS) are one part.
+PARTS := .part-1 $(if $(ARGS),,.part-2 .part-3 .part-4 .part-5 .part-6)
 
 .PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-guardrails test-phoenix test-webui test-lm-eval test-engines test-structured test-openapi test-page vendor screenshots test-crash test-leaks test-slow test-deep test-parser test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
@@ -67,6 +67,7 @@ serve: $(SYNCED)
 
 # The longest jobs come first, so that all cores are busy until the end.
 test: $(SYNCED) .state-server
+	@rm -f .cache/part-*.failed
 	@$(MAKE) --no-print-directory -j $(JOBS) test-sdk types $(PARTS) lint imports
 	@$(MAKE) --no-print-directory .failed-again
 
@@ -82,19 +83,19 @@ imports: $(SYNCED)
 	$(BIN)/lint-imports
 
 unit: $(SYNCED) .state-server
+	@rm -f .cache/part-*.failed
 	@$(MAKE) --no-print-directory -j $(JOBS) $(PARTS)
 	@$(MAKE) --no-print-directory .failed-again
 
 # Each part is a process that collects and runs its own modules. Workers of pytest-xdist would all collect all modules,
-# half a minute of processor time for each worker. ARGS may select no test of a part (exit code 5).
+# half a minute of processor time for each worker.
 UNIT = $(BIN)/pytest -m "not slow" -o cache_dir=.cache/part-$(1) --part $(1)/$(words $(PARTS))
 .PHONY: $(PARTS)
 $(PARTS): .part-%: $(SYNCED) .state-server
 	@mkdir -p .cache
-	@rm -f .cache/part-$*.failed
 	@$(call UNIT,$*) $(ARGS) >.cache/part-$*.log 2>&1; code=$$?; \
 		echo "tests, part $* of $(words $(PARTS)):"; cat .cache/part-$*.log; \
-		if [ $$code = 1 ]; then touch .cache/part-$*.failed; else [ $$code = 0 ]$(if $(ARGS), || [ $$code = 5 ]); fi
+		if [ $$code = 1 ]; then touch .cache/part-$*.failed; else [ $$code = 0 ]; fi
 
 # Some tests depend on time and fail on a busy machine. Failed tests are repeated once, alone and with verbose output. A
 # test that fails twice has failed.
