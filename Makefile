@@ -42,7 +42,7 @@ help:
 	@echo "make test-providers other providers through litellm, in a separate environment"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on the CPU; the first run takes 5 GB and half an hour"
 	@echo "make test-structured  valid answers under schemas and expressions on real engines; a few minutes (ARGS=--full: an hour)"
-	@echo "make test-openapi   valid and invalid requests generated from the OpenAPI document; four minutes"
+	@echo "make test-openapi   valid and invalid requests generated from the OpenAPI document; twenty minutes"
 	@echo "make test-page      the web page in a headless Chromium; three minutes"
 	@echo "make screenshots    screenshots of every view of the web page, in docs/images"
 	@echo "make vendor         fetch the libraries of the web page from npm, as recorded"

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.e2e.clients.conftest import Stage
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 900.0
+TIMEOUT_S = 2400.0
 
 
 def test_every_response_conforms_to_the_openapi_document(stage: Stage) -> None:
