@@ -44,7 +44,7 @@ class BudgetAlerts:
             self._sink(soft_budget_alert(budget, soft))
 
     def _is_new(self, budget: BudgetState, reached: float, *, is_soft: bool) -> bool:
-        """Return True for a threshold that no alert was about, and remember it."""
+        """Return True for a threshold without an alert so far, and remember it."""
         place = (budget.account, budget.period, is_soft)
         if reached <= self._reached.get(place, 0.0):
             return False

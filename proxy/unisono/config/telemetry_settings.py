@@ -30,7 +30,7 @@ class OtelSettings(Section):
     headers: dict[Name, SecretStr] = Field(default_factory=dict)
     """Headers for the collector, such as its API key."""
     metrics: bool = False
-    """True also exports the metrics, over OTLP as the spans. It needs `unisono.metrics`."""
+    """True also exports the metrics over OTLP. It needs `unisono.metrics`."""
     metrics_endpoint: Annotated[SecretStr, AfterValidator(_address)] | None = None
     """Full URL of the collector for metrics.
     By default `endpoint` with `/v1/metrics` instead of `/v1/traces`."""

@@ -53,7 +53,7 @@ async def started_bytes(
 
 
 async def _first(batches: AsyncIterator[list[Event]], size: int) -> list[PassedBytes]:
-    """Return the first bytes, more than `size` if there are as many; empty if there are none."""
+    """Return the first bytes: more than `size` if the source has that many, none if it is empty."""
     first: list[PassedBytes] = []
     async for batch in batches:
         first += _bytes_of(batch)
