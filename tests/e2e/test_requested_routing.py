@@ -275,3 +275,32 @@ async def test_the_header_is_noted_where_tags_select_nothing(path: str) -> None:
     async with tagged(enabled=False) as running:
         answer = await running.post(path, body, x_litellm_tags="team-b")
         assert (answer.status, answer.headers["x-unisono-notes"]) == (200, "x-litellm-tags")
+
+
+@SURFACE
+async def test_the_operator_selects_a_deployment(path: str) -> None:
+    async with tagged() as running:
+        body = json.dumps({"model": "gpt-oss", "fallbacks": [], **SURFACES[path]}).encode()
+        for name in ("vllm-2", "vllm-1", "vllm-2", "vllm-3"):
+            answer = await running.post(path, body, x_unisono_deployment=name)
+            assert (answer.status, answer.headers["x-unisono-backend"]) == (200, name)
+        answer = await running.post(path, body, x_unisono_deployment="vllm-9")
+        assert answer.status == 400
+        assert "x-unisono-deployment" in answer.body["error"]["message"]
+
+
+async def test_a_selected_deployment_has_no_fallback_and_needs_the_master_key() -> None:
+    async with site(
+        router_settings={"default_fallbacks": [MODELS[1]]}, general_settings={"master_key": "sk-master"}
+    ) as found:
+        body = json.dumps({"model": MODELS[0], **CHAT}).encode()
+        path, master = "/v1/chat/completions", {"authorization": "Bearer sk-master"}
+        assert (await found.running.post(path, body, **master)).headers["x-unisono-backend"] == "vllm-2"
+        found.asked  # noqa: B018 - forgets the requests so far
+        answer = await found.running.post(path, body, x_unisono_deployment="vllm-1", **master)
+        assert (answer.status, found.asked) == (502, [1, 0, 0])
+        made = await found.running.post("/key/generate", b"{}", **master)
+        virtual = {"authorization": f"Bearer {made.body['key']}"}
+        answer = await found.running.post(path, body, x_unisono_deployment="vllm-1", **virtual)
+        assert (answer.status, answer.body["error"]["param"]) == (403, "x-unisono-deployment")
+        assert found.asked == [0, 0, 0]

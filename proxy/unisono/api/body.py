@@ -13,6 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 import orjson
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
@@ -22,6 +23,7 @@ from unisono.api.request_options import HEADER_NOTES
 from unisono.api.routing_fields import TAG_HEADER, TAG_OBJECTS, RoutingFields
 from unisono.core.access import Caller
 from unisono.core.request_identity import identify
+from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.errors import InvalidRequest
 
 # Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
@@ -153,7 +155,7 @@ def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mappin
     tags = connection.headers.get(TAG_HEADER, "")
     if tags and not fields.filters_tags:
         setattr(connection.state, HEADER_NOTES, (f"{TAG_HEADER}: no effect",))
-    routing = fields.read(body, caller, tags)
+    routing = fields.read(body, caller, tags, unquote(connection.headers.get(DEPLOYMENT_HEADER, "")))
     if routing != caller.routing:
         caller = replace(caller, routing=routing)
     names = frozenset(_guardrails(body, _rules_of(connection).guardrails))

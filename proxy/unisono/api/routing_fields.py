@@ -1,6 +1,6 @@
-"""LiteLLM's request fields for routing, on every API: fallbacks, retries and tags.
+"""LiteLLM's request fields for routing, on every API: fallbacks, retries and tags; and the header for one deployment.
 
-They are read before the body is validated, and removed from it. A pass-through backend therefore never sees them.
+The fields are read before the body is validated, and removed from it. A pass-through backend therefore never sees them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 
 from unisono.api.field_types import REFUSALS, shortened
 from unisono.core.access import Caller
-from unisono.core.requested_routing import RequestedRouting
-from unisono.errors import InvalidRequest, UnisonoError, UnknownModel, UnsupportedValue
+from unisono.core.requested_routing import DEPLOYMENT_HEADER, RequestedRouting
+from unisono.errors import InvalidRequest, NotAllowed, UnisonoError, UnknownModel, UnsupportedValue
 
 # Each fallback may take as long as the model itself. LiteLLM follows as many.
 MAX_FALLBACKS: Final = 5
@@ -44,15 +44,21 @@ class RoutingFields:
     find_fallback: FindFallback = _no_fallback
     filters_tags: bool = False
 
-    def read(self, body: Mapping[str, Any], caller: Caller, tags: str = "") -> RequestedRouting:
+    def read(self, body: Mapping[str, Any], caller: Caller, tags: str = "", deployment: str = "") -> RequestedRouting:
         """Return the routing that a body asks for.
 
-        `tags` is the value of the header with more tags, separated by commas. Raises InvalidRequest, naming the field,
-        and the errors of `find_fallback`.
+        `tags` is the value of the header with more tags, separated by commas, `deployment` that of the header which
+        selects a deployment. Raises InvalidRequest, naming the field, NotAllowed, and the errors of `find_fallback`.
         """
         if body.get("mock_response") is not None:
             raise UnsupportedValue(
                 f"Invalid value for 'mock_response': {REFUSALS['mock_response']}", param="mock_response"
+            )
+        # Names of deployments are visible to the operator only.
+        if deployment and caller.key:
+            raise NotAllowed(
+                f"'{DEPLOYMENT_HEADER}': only the master key may select a deployment; remove this header.",
+                param=DEPLOYMENT_HEADER,
             )
         has_none = _flag(body, "disable_fallbacks")
         fallbacks = self._fallbacks(body, caller)
@@ -62,6 +68,7 @@ class RoutingFields:
             no_fallbacks=has_none,
             num_retries=next(iter(retries), None),
             tags=tuple(dict.fromkeys(_tags(body, tags))) if self.filters_tags else (),
+            deployment=deployment,
         )
 
     def without(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +122,7 @@ def chosen_fields(routing: RequestedRouting) -> list[str]:
         "disable_fallbacks": routing.no_fallbacks,
         "num_retries": routing.num_retries is not None,
         "tags": bool(routing.tags),
+        DEPLOYMENT_HEADER: bool(routing.deployment),
     }
     return [name for name, is_chosen in values.items() if is_chosen]
 

@@ -27,7 +27,7 @@ class StandIns:
 
     def for_request(self, model: str, requested: RequestedRouting) -> StandIns:
         """Return the fallback models of a request for `model`; its own replace the configured ones."""
-        if requested.no_fallbacks:
+        if requested.no_fallbacks or requested.deployment:
             return NO_STAND_INS
         if requested.fallbacks is None:
             return self

@@ -16,9 +16,10 @@ from math import inf
 from random import uniform
 
 from unisono.config import StandIns
+from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.core.route_protocol import RouteRequest
 from unisono.core.tasks import cancel_and_wait
-from unisono.errors import BackendUnavailable, UnisonoError, UnknownModel, UnsupportedValue
+from unisono.errors import BackendUnavailable, InvalidRequest, UnisonoError, UnknownModel, UnsupportedValue
 from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, kind_of
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
@@ -123,14 +124,14 @@ class RoutingPool:
                         "from 'fallbacks'.",
                         param="fallbacks",
                     )
-        ruled_out = self._ruled_out_by_tags(request, (request.model, *others.fallbacks, *others.larger))
+        ruled_out = self._ruled_out(request, (request.model, *others.fallbacks, *others.larger))
         own, fallbacks, larger = (
             [group for name in names if (group := groups.get(name)) and _is_usable(group, ruled_out)]
             for names in ((request.model,), others.fallbacks, others.larger)
         )
         if not (first := own or fallbacks or larger):
             if request.model in groups or (ruled_out and request.model in other):
-                raise self._without_tags(request, ruled_out)
+                raise self._without_deployments(request, ruled_out)
             if request.model in other and not request.passing:
                 raise UnsupportedValue(
                     f"The pass-through model `{request.model}` supports only Chat Completions and Responses.",
@@ -139,24 +140,37 @@ class RoutingPool:
             raise UnknownModel(f"The model `{request.model}` does not exist.", param="model")
         return GroupFailoverRoute(request, first[0], fallbacks, larger, ruled_out)
 
-    def _ruled_out_by_tags(self, request: RouteRequest, models: Sequence[str]) -> int:
-        """Return the mask of the deployments of `models` that the tags of a request rule out."""
-        if self.rules.tags is None:
-            return 0
-        mask = 0
+    def _ruled_out(self, request: RouteRequest, models: Sequence[str]) -> int:
+        """Return the mask of the deployments of `models` that a request rules out.
+
+        A request that selects a deployment rules out all others, whatever their tags.
+        """
+        mask, chosen = 0, request.requested.deployment
+        if self.rules.tags is None and not chosen:
+            return mask
         for model in models:
             # The tags select among all deployments of a model, whichever kind they are.
             groups = [group for of_kind in (self._speaking, self._passing) if (group := of_kind.get(model))]
-            tagged = [(live.candidate.bit, live.terms.tags) for group in groups for live in group.members]
+            members = [live for group in groups for live in group.members]
+            if chosen or self.rules.tags is None:
+                mask |= sum(live.candidate.bit for live in members if live.name != chosen)
+                continue
+            tagged = [(live.candidate.bit, live.terms.tags) for live in members]
             selected = self.rules.tags.select(tagged, request.requested.tags)
             mask |= sum({bit for bit, _ in tagged} - {*selected})
         return mask
 
-    def _without_tags(self, request: RouteRequest, ruled_out: int) -> UnisonoError:
-        """Return the error of a request whose tags rule out every deployment of its kind."""
+    def _without_deployments(self, request: RouteRequest, ruled_out: int) -> UnisonoError:
+        """Return the error of a request that rules out every deployment of its kind."""
         other = (self._speaking if request.passing else self._passing).get(request.model)
         if request.has_both_kinds and other is not None and _is_usable(other, ruled_out):
             return BackendUnavailable("No backend is available for this model and these tags; try again later.")
+        if chosen := request.requested.deployment:
+            return InvalidRequest(
+                f"'{DEPLOYMENT_HEADER}': the model `{request.model}` has no deployment '{chosen[:64]}' that can answer "
+                "this request.",
+                param=DEPLOYMENT_HEADER,
+            )
         return UnsupportedValue(
             f"No deployment of the model `{request.model}` has the tags of this request; change 'tags'.", param="tags"
         )
