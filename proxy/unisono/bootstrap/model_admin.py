@@ -22,8 +22,9 @@ from unisono.config import Config, ModelEntry
 from unisono.config.stored_entry import without_answer_keys
 from unisono.core.deployments import ManagedDeployment
 from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.probe import Finding, unreached
 from unisono.core.state_store import Store
-from unisono.errors import UnisonoError
+from unisono.errors import BackendUnfit, UnisonoError
 from unisono.observe.redaction import secrets_in
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import RoutingPool
@@ -104,6 +105,7 @@ def _reports(config: Config, pool: RoutingPool | None, models: StoredModels) -> 
             is_drained=name in models.drained,
             running=0 if status is None else status.running,
             settings=visible_settings(models.settings[name] if is_stored else _file_settings(entry)),
+            checks=() if live is None else _checks(live),
         )
     for id, problem in models.problems.items():
         settings = visible_settings(models.settings.get(id, {}))
@@ -116,6 +118,13 @@ def _reports(config: Config, pool: RoutingPool | None, models: StoredModels) -> 
             is_drained=id in models.drained,
             settings=settings,
         )
+
+
+def _checks(live: LiveDeployment) -> Sequence[Finding]:
+    """Return the results of the last probe; a backend that it did not reach has no others."""
+    if live.failure is not None and not isinstance(live.failure, BackendUnfit):
+        return (unreached(live.failure),)
+    return () if live.examined is None else live.examined.findings
 
 
 def health_of(models: StoredModels) -> Sequence[dict[str, Any]]:

@@ -24,6 +24,7 @@ from unisono.bootstrap.models import rules_by_model
 from unisono.bootstrap.store import build_store, store_address
 from unisono.cli.resolve_config import prepared
 from unisono.config import Config, ModelRegistry
+from unisono.core.deployments import finding_fields
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state_store import Store
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError
@@ -215,14 +216,7 @@ def to_json(reports: Sequence[DeploymentReport], store: StoreReport) -> dict[str
                 "first_token_s": report.first_token_s,
                 "context": report.context,
                 "findings": [
-                    {
-                        "check": finding.check.value,
-                        "result": finding.weight.value if finding.weight else "ok",
-                        "detail": finding.text,
-                        "remedy": finding.advises,
-                        "said": finding.backend_message,
-                    }
-                    for finding in report.findings
+                    {**finding_fields(finding), "said": finding.backend_message} for finding in report.findings
                 ],
             }
             for report in reports

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from unisono.core.probe import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +14,8 @@ class ManagedDeployment:
     """One deployment with its settings, without secrets, and its state in this process.
 
     `state` is that of `routing.status`, or `invalid` for a stored deployment that is not served. `error` says why it is
-    not ready; it is empty if there is no reason. `is_stored` is False for an entry of the configuration file.
+    not ready; it is empty if there is no reason. `checks` are the results of the last probe. `is_stored` is False for
+    an entry of the configuration file.
     """
 
     id: str
@@ -23,3 +26,10 @@ class ManagedDeployment:
     is_drained: bool = False
     running: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    checks: Sequence[Finding] = ()
+
+
+def finding_fields(finding: Finding) -> dict[str, str]:
+    """Return the result of a check as JSON data. `result` is one of ok, note, warning, fatal."""
+    result = finding.weight.value if finding.weight else "ok"
+    return {"check": finding.check.value, "result": result, "detail": finding.text, "remedy": finding.advises}

@@ -133,7 +133,7 @@ def test_turns_can_be_edited_generated_again_and_forked(stage: dict[str, str], o
 
 
 def test_two_models_answer_side_by_side(stage: dict[str, str], opened: Opened) -> None:
-    page = opened(f"{stage['open']}/#/playground?compare=gpt-oss-120b,gpt-oss-20b")
+    page = opened(f"{stage['open']}/#/playground?compare=gpt-oss-120b&compare=gpt-oss-20b")
     page.locator("select option[value='gpt-oss-20b']").first.wait_for(state="attached")
     page.get_by_label("Message", exact=True).fill("say hello")
     page.keyboard.press("Control+Enter")

@@ -37,7 +37,7 @@ EXPECTED_MESSAGES = (
 
 @pytest.fixture(scope="session")
 def stage() -> Iterator[dict[str, str]]:
-    """Yield the addresses of the gateways by name, and the key of the gateway that requires one."""
+    """Yield the addresses of the gateways and of their backend by name, and the key of the gateway with one."""
     with staged("tests.web.browser.stage") as addresses:
         yield addresses
 

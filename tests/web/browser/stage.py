@@ -55,7 +55,8 @@ async def perform() -> None:
                 name: starting.create_task(stack.enter_async_context(served(folder, name, config)))
                 for name, config in configs.items()
             }
-        print(json.dumps({name: task.result() for name, task in tasks.items()} | {"key": MASTER_KEY}), flush=True)
+        addresses = {name: task.result() for name, task in tasks.items()}
+        print(json.dumps({**addresses, "key": MASTER_KEY, "backend": fake.url}), flush=True)
         await until_told()
 
 

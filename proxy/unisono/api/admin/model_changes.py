@@ -14,7 +14,7 @@ from unisono.api.admin.administration import MAX_TRIES, Administration
 from unisono.api.admin.fields import iso
 from unisono.api.admin.roles import Actor
 from unisono.core.conversation import Json
-from unisono.core.deployments import ManagedDeployment
+from unisono.core.deployments import ManagedDeployment, finding_fields
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.errors import ConfigError, InvalidRequest, NotFound, StoreConflict
 
@@ -172,6 +172,7 @@ def deployment_view(report: ManagedDeployment) -> dict[str, Any]:
         "error": report.error or None,
         "drained": report.is_drained,
         "running": report.running,
+        "checks": [finding_fields(finding) for finding in report.checks],
     }
     info = {**settings.get("model_info", {}), **facts}
     return {**settings, "model_name": report.model_name, "model_info": info}

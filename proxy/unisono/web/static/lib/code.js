@@ -3,12 +3,13 @@
 
 // The body is a here-document: it needs no quoting, and no argument can become too long. No line of JSON equals its
 // terminator.
-export function toCurl(path, body, keyless) {
+export function toCurl({ path, body, headers }, keyless) {
   return [
     `curl ${location.origin}${path} \\`,
     ...(body.stream ? ["  --no-buffer \\"] : []),
     ...(keyless ? [] : ["  -H \"Authorization: Bearer $UNISONO_API_KEY\" \\"]),
     "  -H 'Content-Type: application/json' \\",
+    ...Object.entries(headers).map(([name, value]) => `  -H ${quoted(`${name}: ${value}`)} \\`),
     "  -d @- <<'JSON'",
     JSON.stringify(body, null, 2),
     "JSON",
@@ -16,15 +17,18 @@ export function toCurl(path, body, keyless) {
   ].join("\n");
 }
 
+// A single-quoted word of a shell.
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
 const CREATE = { "/v1/responses": "responses.create", "/v1/chat/completions": "chat.completions.create", "/v1/completions": "completions.create", "/v1/messages": "messages.create" };
 // Fields that the client library does not know as arguments.
 const EXTRA = new Set(["unisono", "skip_special_tokens"]);
 
-export function toPython(path, body, keyless) {
+export function toPython({ path, body, headers }, keyless) {
   const isMessages = path === "/v1/messages";
   const known = Object.entries(body).filter(([name]) => !EXTRA.has(name));
   const extra = Object.entries(body).filter(([name]) => EXTRA.has(name));
-  const fields = [...known, ...(extra.length ? [["extra_body", Object.fromEntries(extra)]] : [])].map(([name, value]) => `    ${name}=${literal(value, 4)},`);
+  const fields = [...known, ...(extra.length ? [["extra_body", Object.fromEntries(extra)]] : []), ...(Object.keys(headers).length ? [["extra_headers", headers]] : [])].map(([name, value]) => `    ${name}=${literal(value, 4)},`);
   const name = body.stream ? "stream" : "answer";
   const [library, client, base] = isMessages ? ["anthropic", "Anthropic", location.origin] : ["openai", "OpenAI", `${location.origin}/v1`];
   return [
@@ -41,13 +45,14 @@ export function toPython(path, body, keyless) {
 }
 
 // A module for Node.js 18 and newer, without packages.
-export function toJavaScript(path, body, keyless) {
+export function toJavaScript({ path, body, headers }, keyless) {
   const json = JSON.stringify(body, null, 2).replaceAll("\u2028", "\\u2028").replaceAll("\u2029", "\\u2029");
   return [
     `const answer = await fetch(${JSON.stringify(location.origin + path)}, {`,
     "  method: \"POST\",",
     "  headers: {",
     "    \"content-type\": \"application/json\",",
+    ...Object.entries(headers).map(([name, value]) => `    ${JSON.stringify(name)}: ${JSON.stringify(value)},`),
     ...(keyless ? [] : ["    authorization: `Bearer ${process.env.UNISONO_API_KEY}`,"]),
     "  },",
     `  body: JSON.stringify(${json.replaceAll("\n", "\n  ")}),`,

@@ -40,8 +40,11 @@ function within(old, fresh) {
 const keyOf = (node) => node.dataset?.key;
 
 function changed(had, node) {
-  if (had.nodeType !== Node.ELEMENT_NODE || had.nodeName !== node.nodeName) {
+  // The listener of a button belongs to what the button said.
+  if (had.nodeType !== Node.ELEMENT_NODE || had.nodeName !== node.nodeName || had.nodeName === "BUTTON") {
+    const hasFocus = had === document.activeElement;
     had.replaceWith(node);
+    if (hasFocus) node.focus();
     return;
   }
   for (const { name } of [...had.attributes]) if (!node.hasAttribute(name)) had.removeAttribute(name);

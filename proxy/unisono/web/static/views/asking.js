@@ -1,4 +1,4 @@
-// Builds the body of a request for each of the four APIs from settings and turns.
+// Builds the body and the headers of a request for each of the four APIs from settings and turns.
 //
 // A turn is `{kind: "user", text}`, `{kind: "tool", callId, called, text}`, `{kind: "approval", id, approve}`, or
 // `{kind: "assistant", text, calls, items, blocks}`, with the output items of Responses or the content of Messages.
@@ -36,7 +36,7 @@ export function toRequest(given, turns) {
     if (typeof more !== "object" || more === null || Array.isArray(more)) throw new Unreadable("more", "Further fields must be an object: {...}");
     Object.assign(body, more);
   }
-  return { path: PATHS[given.surface], body };
+  return { path: PATHS[given.surface], body, headers: given.deployment ? { "x-unisono-deployment": encodeURIComponent(given.deployment) } : {} };
 }
 
 const BUILDERS = {

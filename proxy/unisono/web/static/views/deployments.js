@@ -49,7 +49,8 @@ function group(model, shown, wide, extra, aliases) {
   const rows = shown.map((one) => {
     const hour = one.hour;
     const hits = hour && hour.prompt ? `${Math.round((100 * hour.cached) / hour.prompt)} %` : "–";
-    return [
+    // Each row has the buttons of its deployment, so rows are never exchanged.
+    return { key: one.name, cells: [
       el("span", {}, el("strong", { class: "named" }, one.name), " ", el("span", { class: "muted" }, one.kind)),
       el("span", {}, stateOf(one), " ", el("span", { class: "muted why" }, why(one))),
       number(one.running) + (one.foreign ? ` + ${number(one.foreign)} of other clients` : ""),
@@ -58,7 +59,7 @@ function group(model, shown, wide, extra, aliases) {
       hour ? number(hour.generations) + (hour.failed ? ` (${number(hour.failed)} failed)` : "") : "0",
       hour ? number(hour.generated) : "0",
       ...(extra ? [extra.cell(model, one)] : []),
-    ];
+    ] };
   });
   const others = aliases.filter((alias) => alias.model === model.id).map((alias) => alias.id);
   const told = [

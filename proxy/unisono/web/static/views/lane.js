@@ -112,7 +112,7 @@ export class Lane {
     let trouble = "";
     let requestId = "";
     try {
-      const answer = await asked(request.path, { body: request.body, signal: running.signal });
+      const answer = await asked(request.path, { body: request.body, headers: request.headers, signal: running.signal });
       requestId = answer.headers.get("x-request-id");
       if (this.owner.showsTokens) this.watchTokens(transcript, requestId);
       if (given.stream) {

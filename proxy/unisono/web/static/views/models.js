@@ -1,4 +1,4 @@
-// Models: deployments with their checks, draining, adding and removing, prices, and a comparison of two models.
+// Models: deployments with their checks, draining, adding and removing, prices, and a comparison of two deployments.
 
 import { json, query, reason } from "/page/lib/api.js";
 import { complaint, dialog, el, field, loading, section, select, table, tell } from "/page/lib/dom.js";
@@ -8,6 +8,8 @@ import { changesAll, refresh, seesAll, watch } from "/page/lib/store.js";
 import { deploymentTable, plainModels } from "/page/views/deployments.js";
 
 const MANY = 12;
+// Labels of check results, as `unisono check` prints them.
+const RESULTS = { ok: "ok", note: "not supported", warning: "warning", fatal: "failed" };
 
 export function models(main) {
   const trouble = complaint();
@@ -25,13 +27,13 @@ export function models(main) {
   const redraw = () => {
     if (!last) return;
     const filter = { text: sought.value.trim().toLowerCase(), unwell: unwell.checked };
-    const extra = known.size && changesAll() ? { head: "Actions", cell: (model, one) => actions(known.get(one.name), one, reload, failed) } : undefined;
+    const extra = known.size ? { head: "Actions", cell: (model, one) => actions(known.get(one.name), one, reload, failed) } : undefined;
     renew(place, last.minutes ? deploymentTable(last, filter, extra) : plainModels(last, filter));
   };
   seeking.addEventListener("input", redraw);
   seeking.addEventListener("submit", (event) => event.preventDefault());
   main.append(el("div", { class: "heading" }, el("h1", {}, "Models"), add), trouble,
-    section("deployments", "Models and deployments", seeking, place), prices, section("compare", "Compare two models", compare.node));
+    section("deployments", "Models and deployments", seeking, place), prices, section("compare", "One prompt on two deployments", compare.node));
 
   // Settings of deployments, for admins of a gateway that can change them.
   async function reload() {
@@ -67,12 +69,28 @@ export function models(main) {
 function actions(known, one, reload, failed) {
   if (!known) return "–";
   const info = known.model_info;
-  const act = (text, path, body, kind) => el("button", { type: "button", class: `small ${kind ?? ""}`, onclick: () => json(path, { body }).then(reload, failed) }, text);
-  const path = (what) => `/model/${encodeURIComponent(info.id)}/${what}`;
+  const act = (text, what) => el("button", { type: "button", class: "small", onclick: () => json(`/model/${encodeURIComponent(info.id)}/${what}`, { body: {} }).then(reload, failed) }, text);
   return el("span", { class: "actions" },
-    one.state === "drained" ? act("Resume", path("resume"), {}) : act("Drain", path("drain"), {}),
-    info.db_model ? el("button", { type: "button", class: "small danger", onclick: () => remove(info.id, reload) }, "Remove") : null,
+    changesAll() ? (one.state === "drained" ? act("Resume", "resume") : act("Drain", "drain")) : null,
+    el("button", { type: "button", class: "small", onclick: () => checks(info.id) }, "Checks"),
+    info.db_model && changesAll() ? el("button", { type: "button", class: "small danger", onclick: () => remove(info.id, reload) }, "Remove") : null,
     el("a", { class: "button small", href: `#/requests${query({ deployment: info.id })}` }, "Requests"));
+}
+
+// Results of the last probe, with what to do about those that failed.
+function checks(id) {
+  dialog(`Checks of ${id}`, () => {
+    const place = el("div", {}, loading());
+    json(`/model/info${query({ litellm_model_id: id })}`).then(({ data: [one] }) => {
+      const rows = (one?.model_info.checks ?? []).map(({ check, result, detail, remedy }) => [
+        el("code", {}, check),
+        el("span", { class: { ok: "good", note: "muted" }[result] ?? "bad" }, RESULTS[result] ?? result),
+        el("span", { class: "named" }, detail || "–", remedy ? el("span", { class: "remedy" }, remedy) : null),
+      ]);
+      place.replaceChildren(table("Checks", ["Check", "Result", "Finding, and what to do"], rows, "This deployment was not probed yet. Providers are not probed, because that costs money."));
+    }, (error) => place.replaceChildren(el("p", { class: "trouble", role: "alert" }, reason(error))));
+    return place;
+  });
 }
 
 function remove(id, reload) {
@@ -122,23 +140,30 @@ function addForm(reload) {
   });
 }
 
+// Two models, or deployments of models, whose answers the playground shows side by side.
 class Comparison {
   constructor() {
-    this.one = select([], "");
-    this.other = select([], "");
-    this.node = el("form", { class: "inline" }, field("First model", this.one), field("Second model", this.other), el("button", { type: "submit" }, "Compare in the playground"));
+    this.controls = [select([], ""), select([], "")];
+    this.targets = [];
+    this.node = el("form", { class: "inline" }, field("First", this.controls[0]), field("Second", this.controls[1]), el("button", { type: "submit" }, "Compare in the playground"));
     this.node.addEventListener("submit", (event) => {
       event.preventDefault();
-      location.hash = `#/playground?compare=${[this.one, this.other].map(({ value }) => encodeURIComponent(value)).join(",")}`;
+      const lanes = this.controls.map(({ value }) => this.targets[Number(value)]);
+      const search = new URLSearchParams(lanes.flatMap(({ model, deployment }) => [["compare", model], ["on", deployment]]));
+      location.hash = `#/playground?${search}`;
     });
   }
 
   offer(status) {
-    const names = status.models.filter(({ mode }) => mode === "chat").map(({ id }) => id);
-    if (names.join("\n") === [...this.one.options].map(({ value }) => value).join("\n")) return;
-    for (const [place, control] of [this.one, this.other].entries()) {
-      const chosen = control.value || names[Math.min(place, names.length - 1)];
-      control.replaceChildren(...names.map((id) => el("option", { value: id, selected: id === chosen }, id)));
+    const groups = status.models.filter(({ mode }) => mode === "chat");
+    const targets = groups.flatMap(({ id, deployments }) => [{ model: id, deployment: "" }, ...(deployments ?? []).map(({ name }) => ({ model: id, deployment: name }))]);
+    if (JSON.stringify(targets) === JSON.stringify(this.targets)) return;
+    const chosen = this.controls.map(({ value }) => JSON.stringify(this.targets[Number(value)]));
+    this.targets = targets;
+    for (const [place, control] of this.controls.entries()) {
+      const had = targets.findIndex((target) => JSON.stringify(target) === chosen[place]);
+      const at = had < 0 ? Math.min(place + 1, targets.length - 1) : had;
+      control.replaceChildren(...targets.map(({ model, deployment }, value) => el("option", { value, selected: value === at }, deployment ? `${model} on ${deployment}` : model)));
     }
   }
 }

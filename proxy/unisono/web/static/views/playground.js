@@ -18,7 +18,7 @@ export function playground(main, rest, search) {
   const panel = kept ?? new Playground();
   kept = panel;
   main.append(panel.node);
-  if (search.get("compare")) panel.compareModels(search.get("compare").split(","));
+  if (search.get("compare")) panel.compareTargets(search.getAll("compare"), search.getAll("on"));
   return watch(({ status }) => { if (status) panel.offer(status); });
 }
 
@@ -112,11 +112,13 @@ class Playground {
     this.changed();
   }
 
-  compareModels(names) {
+  compareTargets(models, deployments) {
     this.open(newChat());
     this.compareButton.setAttribute("aria-pressed", "true");
     this.compare(true);
-    for (const [at, name] of names.slice(0, 2).entries()) this.lanes[at].settings.write({ model: name });
+    for (const [at, model] of models.slice(0, 2).entries()) this.lanes[at].settings.write({ model, deployment: deployments[at] ?? "" });
+    if (state.status) this.offer(state.status);
+    this.changed();
     this.message.focus();
   }
 
@@ -208,7 +210,7 @@ class Playground {
     off.disabled = true;
     this.node.classList.toggle("is-busy", busy);
     this.empty.hidden = this.lanes.some((lane) => lane.turns.length);
-    for (const lane of this.lanes) lane.title.replaceChildren(visible(`${lane.name}: ${lane.settings.read().model}`));
+    for (const lane of this.lanes) lane.title.replaceChildren(visible(`${lane.name}: ${lane.settings.target}`));
     if (!busy && this.lanes.some((lane) => lane.turns.length)) {
       this.chat.lanes = this.lanes.map((lane) => ({ settings: lane.settings.read(), turns: lane.saved }));
       keepChat(this.chat);
@@ -225,8 +227,7 @@ class Playground {
     const text = this.message.value;
     const turns = [...lane.turns.map(({ turn }) => turn), ...(text || !lane.turns.length ? [{ kind: "user", text }] : [])];
     try {
-      const { path, body } = toRequest(lane.settings.read(), turns);
-      this.code.textContent = LANGUAGES[this.language][1](path, body, Boolean(state.status?.keyless));
+      this.code.textContent = LANGUAGES[this.language][1](toRequest(lane.settings.read(), turns), Boolean(state.status?.keyless));
     } catch (error) {
       this.code.textContent = `# ${error.message}`;
     }

@@ -13,7 +13,7 @@ export class Settings {
     this.name = name;
     this.changed = changed;
     this.fields = {
-      surface: select(Object.entries(APIS), "chat"), model: el("select", {}), preset: select([["", "choose …"], ...Object.entries(PRESETS).map(([value, { title }]) => [value, title])], ""),
+      surface: select(Object.entries(APIS), "chat"), model: el("select", {}), deployment: select([["", "any"]], ""), preset: select([["", "choose …"], ...Object.entries(PRESETS).map(([value, { title }]) => [value, title])], ""),
       system: area(3), effort: select([["", "default"], ["low", "low"], ["medium", "medium"], ["high", "high"]], ""),
       temperature: number({ min: 0, max: 2, step: 0.1, placeholder: "1" }), topP: number({ min: 0, max: 1, step: 0.05, placeholder: "1" }),
       most: number({ min: 1, step: 1, placeholder: "no limit" }), seed: number({ step: 1, placeholder: "random" }),
@@ -28,6 +28,8 @@ export class Settings {
     this.write(values ?? {});
     this.node.addEventListener("input", (event) => {
       this.accept(event.target);
+      if (event.target === this.fields.deployment) this.wantedDeployment = event.target.value;
+      if (event.target === this.fields.model) this.offerDeployments();
       if (event.target === this.fields.preset) this.write(PRESETS[event.target.value]?.values ?? {});
       this.drawn();
       changed();
@@ -43,8 +45,9 @@ export class Settings {
     const group = (title, ...children) => el("details", {}, el("summary", {}, title), el("div", { class: "stack" }, children));
     this.schemaField = el("div", { class: "stack" }, field("Schema", of.schema), examples(SCHEMA_EXAMPLES, ({ schema }) => { of.schema.value = JSON.stringify(schema, null, 2); this.accept(of.schema); }));
     this.absent = el("p", { class: "trouble", hidden: true });
+    this.deploymentField = field("Deployment", of.deployment);
     return el("div", { class: "stack settings" },
-      field("API", of.surface), field("Model", of.model), this.absent,
+      field("API", of.surface), field("Model", of.model), this.absent, this.deploymentField,
       field("System message", of.system),
       el("div", { class: "grid2" }, field("Preset", of.preset), field("Reasoning effort", of.effort), field("Temperature", of.temperature), field("Max tokens", of.most)),
       checked(of.stream, "Stream"),
@@ -58,7 +61,13 @@ export class Settings {
 
   read() {
     const values = Object.fromEntries(Object.entries(this.fields).map(([name, one]) => [name, one.type === "checkbox" ? one.checked : one.value]));
-    return { ...values, model: this.fields.model.value || this.wanted || "" };
+    // The options are not known before the first status.
+    return { ...values, model: this.fields.model.value || this.wanted || "", deployment: this.members ? this.fields.deployment.value : this.wantedDeployment ?? "" };
+  }
+
+  get target() {
+    const { model, deployment } = this.read();
+    return deployment ? `${model} on ${deployment}` : model;
   }
 
   write(values) {
@@ -66,6 +75,7 @@ export class Settings {
       const one = this.fields[name];
       if (!one || name === "preset") continue;
       if (name === "model") this.wanted = value;
+      if (name === "deployment") this.wantedDeployment = value;
       if (one.type === "checkbox") one.checked = value;
       else one.value = value;
       this.accept(one);
@@ -84,8 +94,20 @@ export class Settings {
       of.replaceChildren(...names.map((id) => el("option", { value: id, selected: id === chosen }, id)));
       this.entitle();
     }
+    this.members = new Map(models.map(({ id, deployments }) => [id, (deployments ?? []).map((one) => one.name)]));
+    this.offerDeployments();
     this.absent.hidden = models.length > 0;
     this.absent.textContent = models.length ? "" : "This key has no access to a model that generates text.";
+  }
+
+  // The operator may select one of the deployments of the model.
+  offerDeployments() {
+    const of = this.fields.deployment;
+    const names = this.members?.get(this.fields.model.value) ?? [];
+    this.deploymentField.hidden = names.length === 0;
+    if (["", ...names].join("\n") === [...of.options].map(({ value }) => value).join("\n")) return;
+    const chosen = this.wantedDeployment;
+    of.replaceChildren(el("option", { value: "" }, "any"), ...names.map((name) => el("option", { value: name, selected: name === chosen }, name)));
   }
 
   drawn(choice) {
