@@ -1,4 +1,4 @@
-"""LiteLLM's request fields for routing, on every API: fallbacks, retries and tags; and the header for one deployment.
+"""LiteLLM's request fields for routing, on every API, and the header for a deployment.
 
 The fields are read before the body is validated, and removed from it. A pass-through backend therefore never sees them.
 """
