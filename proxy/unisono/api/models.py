@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal, Protocol
 
-from fastapi import Header, Query
+from fastapi import Depends, Header, Query
 from pydantic import Field
 
 from unisono.access.prices import FREE, PriceList
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.codex_models import to_codex_model
 from unisono.api.field_types import QueryModel
-from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, provided
+from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, check_query, provided
 from unisono.core.access import Caller
 from unisono.errors import InvalidRequest, UnknownModel
 
@@ -322,7 +322,7 @@ def to_model_group(card: ModelCard, prices: PriceList) -> ModelGroup:
     )
 
 
-@MODELS.add("GET", "/model_group/info")
+@MODELS.add("GET", "/model_group/info", dependencies=[Depends(check_query)])
 async def list_model_groups(
     known: Cards, caller: CurrentCaller, model_group: Annotated[str | None, Query()] = None
 ) -> ModelGroupList:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from unisono.api.admin.administration import Administration
 from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
-from unisono.api.route_table import READ_404, PathId, RouteTable, dependency, provided
+from unisono.api.route_table import READ_404, PathId, RouteTable, check_query, dependency, provided
 from unisono.api.whole import to_whole
 from unisono.core.request_record import COST_UNIT, RequestRecord, to_facts
 from unisono.core.request_store import HOUR_S, MAX_POINTS, MINUTE_S, RequestFilter, RequestStore, percentile
@@ -46,7 +46,11 @@ class RequestSource:
 
 
 async def _actor(request: Request) -> Actor:
-    """Return the sender of a request with its role."""
+    """Return the sender of a request with its role.
+
+    Raises `UnsupportedValue` for an unknown query parameter.
+    """
+    await check_query(request)
     return await dependency(request, Administration).actor(request.state.caller)
 
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
 
 from fastapi import Depends, FastAPI, Path, params
 from fastapi.datastructures import Default
@@ -24,7 +24,9 @@ from starlette.routing import BaseRoute, Match, Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from unisono.api.body import off_loop, read_json
+from unisono.api.field_types import shortened
 from unisono.core.access import Caller
+from unisono.errors import UnsupportedValue
 
 EVENTS = "text/event-stream"
 PREFIXES = ("/v1", "")
@@ -49,6 +51,8 @@ ANSWER_HEADERS = (
 KEYS: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}, {"azure": []}]
 
 NO_MATCH: tuple[Match, Scope] = (Match.NONE, {})
+# Values of a query parameter that request nothing. LiteLLM's clients send some of them in every request.
+NEUTRAL_PARAMETERS: Final = frozenset({"", "false", "False", "0", "null", "None"})
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
 Kind = TypeVar("Kind")
@@ -97,6 +101,16 @@ class GatewayRoute(Route):
         if self._events is not None:
             route.stream_item_field = create_model_field("event", self._events, mode="serialization")
         return route
+
+    @cached_property
+    def query_parameters(self) -> frozenset[str]:
+        """Names of the query parameters that the endpoint declares, also in a model."""
+        names: set[str] = set()
+        for name, hint in get_type_hints(self.endpoint, include_extras=True).items():
+            if get_origin(hint) is Annotated and any(isinstance(each, params.Query) for each in hint.__metadata__):
+                kind = hint.__origin__
+                names |= {*kind.model_fields} if isinstance(kind, type) and issubclass(kind, BaseModel) else {name}
+        return frozenset(names)
 
     async def _run_described(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
@@ -302,6 +316,18 @@ def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
         return await off_loop(lambda: kind.model_validate(body), len(await request.body()))
 
     return Depends(parsed)
+
+
+async def check_query(request: Request) -> None:
+    """Refuse unknown query parameters: a filter without effect would select too much.
+
+    Raises UnsupportedValue.
+    """
+    known: frozenset[str] = request.scope["route"].query_parameters
+    for name, value in request.query_params.multi_items():
+        if name not in known and value not in NEUTRAL_PARAMETERS:
+            others = f"the parameters of this route are {', '.join(sorted(known))}" if known else "this route has none"
+            raise UnsupportedValue(f"'{shortened(name)}': not a query parameter; {others}.", param=shortened(name))
 
 
 async def _caller(request: Request) -> Caller:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import Query
+from fastapi import Depends, Query
 from pydantic import BeforeValidator, WithJsonSchema
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
 from unisono.api.field_types import invalid_field
-from unisono.api.route_table import CurrentCaller, RouteTable, provided
+from unisono.api.route_table import CurrentCaller, RouteTable, check_query, provided
 from unisono.core.access import Caller
 from unisono.core.quotas import MILLION, Account, LedgerLine, TokenUsage
 
@@ -108,7 +108,7 @@ def to_usage(caller: Caller, since: str, until: str, entries: tuple[LedgerLine, 
     )
 
 
-@USAGE.add("GET", "/usage")
+@USAGE.add("GET", "/usage", dependencies=[Depends(check_query)])
 async def get_usage(
     source: Annotated[UsageSource, provided(UsageSource)],
     caller: CurrentCaller,

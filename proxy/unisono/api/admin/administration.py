@@ -19,7 +19,7 @@ from starlette.requests import Request
 from unisono.access.keys import Mint
 from unisono.api.admin.roles import PERMISSIONS, Actor, MemberRole, Role, strongest
 from unisono.api.asgi_layers import route_of
-from unisono.api.route_table import RouteTable, dependency, provided
+from unisono.api.route_table import RouteTable, check_query, dependency, provided
 from unisono.core.access import Caller, KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
@@ -150,21 +150,29 @@ def no_such(kind: str, id: str, param: str | None = None) -> NotFound:
     return NotFound(f"There is no {kind} '{id[:64]}'.", param=param or kind)
 
 
-def page_of(items: Sequence[Item], page: int, size: int) -> tuple[Sequence[Item], dict[str, Json]]:
-    """Return a page of a list, and LiteLLM's fields that describe it."""
+def page_of(items: Sequence[Item], page: int, size: int | None) -> tuple[Sequence[Item], dict[str, Json]]:
+    """Return a page of a list, and LiteLLM's fields that describe it.
+
+    Without a size, one page has all.
+    """
+    size = max(len(items), 1) if size is None else size
     start = (page - 1) * size
     pages = -(-len(items) // size)
     return items[start : start + size], {"total_count": len(items), "current_page": page, "total_pages": pages}
 
 
 async def _actor(request: Request) -> Actor:
-    """Return the actor of a request. Raises `NotAllowed` if its role may not use the route."""
+    """Return the actor of a request.
+
+    Raises `NotAllowed` if its role may not use the route, and then `UnsupportedValue` for an unknown query parameter.
+    """
     admin = dependency(request, Administration)
     if admin.is_keyless and request.method not in {"GET", "HEAD"}:
         raise InvalidRequest("general_settings.master_key: not set, so there is nobody to administer; set it first.")
     actor = await admin.actor(request.state.caller)
     if actor.role not in PERMISSIONS.get(route_of(request.scope), frozenset()):
         raise NotAllowed(f"The role of this key, '{actor.role}', may not use {route_of(request.scope)}.")
+    await check_query(request)
     return actor
 
 

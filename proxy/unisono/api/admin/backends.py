@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from fastapi import Query
+
 from unisono.api.admin.administration import ADMIN, CurrentActor
 from unisono.api.answer_types import AnswerModel, Count, Object
 from unisono.api.route_table import provided
@@ -32,11 +34,18 @@ class HealthReport(AnswerModel):
 
 @ADMIN.add("GET", "/health")
 async def get_backend_health(
-    source: Annotated[BackendHealth, provided(BackendHealth)], actor: CurrentActor
+    source: Annotated[BackendHealth, provided(BackendHealth)],
+    actor: CurrentActor,
+    model: Annotated[str | None, Query(description="Name of a model.")] = None,
+    model_id: Annotated[str | None, Query(description="Id of a deployment.")] = None,
 ) -> HealthReport:
     """Return the healthy and the unhealthy deployments."""
     del actor  # its role is checked
-    found = source.deployments()
+    found = [
+        each
+        for each in source.deployments()
+        if model in (None, each["model_group"]) and model_id in (None, each["model_id"])
+    ]
     healthy = [each for each in found if each["state"] == READY]
     unhealthy = [each for each in found if each["state"] != READY]
     return HealthReport(

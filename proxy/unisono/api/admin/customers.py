@@ -21,13 +21,13 @@ from unisono.api.admin.directory import (
 )
 from unisono.api.admin.entry_schema import (
     CustomerObject,
+    CustomerQuery,
     CustomerReferences,
-    EntryPageQuery,
     NewCustomer,
     UpdateCustomer,
     entry_view,
 )
-from unisono.api.admin.fields import limit_answer
+from unisono.api.admin.fields import iso, limit_answer
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.spending import account_spend
 from unisono.api.answer_types import AnswerModel, Count, Object
@@ -59,7 +59,10 @@ async def customer_answer(admin: Administration, entry: DirectoryEntry) -> Objec
     """Return an end user in LiteLLM's format, with its spend."""
     budget = await admin.entry(EntryKind.BUDGET, entry.budget) if entry.budget else None
     limits, now = with_budget(entry.limits, budget), admin.clock()
-    table = {"budget_id": entry.budget or None, **limit_answer(limits, now, admin.zone)} if limits.limited else None
+    table = None
+    if limits.limited:
+        created_at = iso((budget or entry).created_at)
+        table = {"budget_id": entry.budget or None, **limit_answer(limits, now, admin.zone), "created_at": created_at}
     return {
         **entry_view(entry, now, admin.zone),
         "spend": await account_spend(admin, shared_account(EntryKind.CUSTOMER, entry.id), limits),
@@ -87,9 +90,9 @@ async def get_customer_info(admin: AdminDeps, actor: CurrentActor, end_user_id: 
 
 @CUSTOMERS.add("GET", "/list")
 async def list_customers(
-    admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[CustomerQuery, Query()]
 ) -> list[CustomerObject]:
-    """List end users, oldest first, in pages."""
+    """List end users, oldest first."""
     every = await admin.store.directory(EntryKind.CUSTOMER)
     visible = [entry for entry in every if actor.sees(entry) and query.user_id in (None, entry.id)]
     page, _ = page_of(visible, query.page, query.page_size)

@@ -13,8 +13,9 @@ from unisono.api.admin.administration import (
     body_digest,
     creation_name,
     no_such,
+    page_of,
 )
-from unisono.api.admin.entry_schema import ID_FIELDS, EntrySettings, TeamMember, entry_view
+from unisono.api.admin.entry_schema import ID_FIELDS, EntrySettings, ListQuery, TeamMember, entry_view
 from unisono.api.admin.fields import AdminBody, LimitFields
 from unisono.api.admin.key_schema import key_view
 from unisono.api.admin.keys import revoke_key
@@ -24,6 +25,8 @@ from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.quotas import KeyLimits
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict
 
+# Entries on a page, if the request names no number.
+PAGE_SIZE = 25
 # Records that one write deletes.
 REQUESTS_PER_DELETION = 200
 # Settings of a team that its own admin may change, and of a user that the user itself may change.
@@ -226,8 +229,9 @@ async def user_with_email(admin: Administration, email: str) -> str | None:
     return next((user.id for user in users if email and user.email == email), None)
 
 
-def page_answer(name: str, items: list[dict[str, Any]], page: int, size: int) -> dict[str, Any]:
+def page_answer(name: str, items: list[dict[str, Any]], query: ListQuery) -> dict[str, Any]:
     """Return a page of a list in the format of LiteLLM's `/user/list`."""
-    total, start = len(items), (page - 1) * size
-    counts = {"total": total, "page": page, "page_size": size, "total_pages": -(-total // size)}
-    return {name: items[start : start + size], **counts}
+    size = query.page_size or PAGE_SIZE
+    page, counts = page_of(items, query.page, size)
+    total = {"total": len(items), "page": query.page, "page_size": size, "total_pages": counts["total_pages"]}
+    return {name: page, **total}

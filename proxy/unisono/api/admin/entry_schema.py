@@ -16,6 +16,7 @@ from unisono.api.admin.fields import (
     Metadata,
     Name,
     Names,
+    has_part,
     iso,
     limit_answer,
     models_answer,
@@ -194,16 +195,49 @@ class DeleteBudget(AdminBody):
     id: Name
 
 
-class EntryPageQuery(QueryModel):
-    """Page of a list of teams, users, end users or budgets."""
+class ListQuery(QueryModel):
+    """Page of a list; all entries without `page_size`."""
 
     page: Annotated[int, Field(ge=1, le=1_000_000, strict=False)] = 1
-    page_size: Annotated[int, Field(ge=1, le=100, strict=False)] = 25
+    page_size: Annotated[int, Field(ge=1, le=1000, strict=False)] | None = None
+
+
+class CustomerQuery(ListQuery):
+    """Filters of `/customer/list`."""
+
+    user_id: str | None = None
+
+
+class TeamQuery(ListQuery):
+    """Filters of the lists of teams."""
+
     user_id: str | None = None
     team_id: str | None = None
     team_alias: str | None = None
+
+
+class UserQuery(ListQuery):
+    """Filters of `/user/list`.
+
+    `user_ids` are separated by commas; `user_email` and `search` may be parts.
+    """
+
+    user_id: str | None = None
+    user_ids: str | None = None
     user_email: str | None = None
     role: str | None = None
+    team: str | None = None
+    search: str | None = None
+
+    def selects(self, user: DirectoryEntry) -> bool:
+        """Return whether the user matches all filters except `team`."""
+        return (
+            self.user_id in (None, user.id)
+            and (self.user_ids is None or user.id in self.user_ids.split(","))
+            and self.role in (None, user.role)
+            and has_part(self.user_email, user.email)
+            and has_part(self.search, user.id, user.email, user.alias)
+        )
 
 
 class TeamObject(AnswerModel):

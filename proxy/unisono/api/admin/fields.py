@@ -242,3 +242,8 @@ def models_answer(models: frozenset[str] | None) -> list[Json]:
 def iso(at: float | None) -> str | None:
     """Return a time as LiteLLM writes it; None for a time that is missing."""
     return None if not at else datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+def has_part(part: str | None, *texts: str) -> bool:
+    """Return whether one of the texts contains the part, whatever its case."""
+    return not part or any(part.casefold() in text.casefold() for text in texts)

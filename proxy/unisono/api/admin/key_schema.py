@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import tzinfo
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from unisono.access.keys import VISIBLE_SUFFIX_LENGTH
+from unisono.api.admin.administration import MAX_PAGE_SIZE
 from unisono.api.admin.fields import (
     NEVER,
     AdminBody,
@@ -27,7 +28,7 @@ from unisono.api.admin.fields import (
     to_models,
 )
 from unisono.api.answer_types import AnswerModel, Object
-from unisono.api.field_types import invalid_field
+from unisono.api.field_types import QueryModel, invalid_field
 from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json
 
@@ -141,6 +142,26 @@ class KeyInfo(AnswerModel):
     info: Object
 
 
+class KeyQuery(QueryModel):
+    """Filters of `/key/list`."""
+
+    page: Annotated[int, Field(ge=1, strict=False)] = 1
+    size: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, strict=False)] = 10
+    user_id: str | None = None
+    team_id: str | None = None
+    key_hash: str | None = None
+    key_alias: str | None = None
+    # A part of the alias or of the id.
+    search: str | None = None
+    status: Literal["active", "expired", "revoked", "deleted"] | None = None
+    # The list always contains the keys of the caller's teams, and those that it created.
+    include_team_keys: Annotated[bool, Field(strict=False)] = True
+    include_created_by_keys: Annotated[bool, Field(strict=False)] = True
+    return_full_object: Annotated[bool, Field(strict=False)] = False
+    sort_by: Literal["created_at", "key_alias"] = "created_at"
+    sort_order: Literal["asc", "desc"] = "desc"
+
+
 class KeyPage(AnswerModel):
     keys: list[str | Object]
     total_count: int
@@ -187,7 +208,9 @@ def team_of(record: KeyRecord) -> str | None:
 
 def key_view(record: KeyRecord, now: float, zone: tzinfo) -> dict[str, Json]:
     """Return a key in LiteLLM's format, without its secret and its spend."""
-    servers: list[Json] | None = None if record.mcp_servers is None else [*sorted(record.mcp_servers)]
+    permission: Json = None
+    if record.mcp_servers is not None:
+        permission = {"object_permission_id": record.id, "mcp_servers": [*sorted(record.mcp_servers)]}
     tags: Sequence[Json] = [f"{name}={value}" for name, value in sorted(record.tags.items())]
     return {
         "token": record.id,
@@ -207,7 +230,7 @@ def key_view(record: KeyRecord, now: float, zone: tzinfo) -> dict[str, Json]:
         "created_at": iso(record.created_at),
         "created_by": record.created_by or None,
         "updated_at": iso(record.updated_at or record.created_at),
-        "object_permission": {"mcp_servers": servers},
+        "object_permission": permission,
         "raw": record.raw,
     }
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import tzinfo
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Query
-from pydantic import Field
 
 from unisono.access.imported_keys import PREFIX, digest_of, to_digest
 from unisono.access.keys import Issued, Mint, has_form, issued, key_record_has, new_key_id, revoked, rotated
 from unisono.api.admin.administration import (
     ADMIN,
-    MAX_PAGE_SIZE,
     AdminDeps,
     Administration,
     CurrentActor,
@@ -28,7 +26,7 @@ from unisono.api.admin.administration import (
     no_such,
     page_of,
 )
-from unisono.api.admin.fields import seconds_of
+from unisono.api.admin.fields import has_part, seconds_of
 from unisono.api.admin.key_schema import (
     DeletedKeys,
     DeleteKeys,
@@ -37,6 +35,7 @@ from unisono.api.admin.key_schema import (
     KeyInfo,
     KeyObject,
     KeyPage,
+    KeyQuery,
     KeyReference,
     KeySettings,
     RegenerateKey,
@@ -48,7 +47,6 @@ from unisono.api.admin.key_schema import (
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.spending import key_spend
 from unisono.api.answer_types import Object
-from unisono.api.field_types import QueryModel
 from unisono.api.route_table import BODY_404_409, READ_404, PathId, parsed_body
 from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json
@@ -169,13 +167,14 @@ async def claim_alias(admin: Administration, alias: str, digest: str, key_id: st
 
 
 async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> list[KeyRecord]:
-    """Return the keys that the actor may see and that match, newest first."""
+    """Return the keys that the actor may see and that match, in the order of the query."""
     now = admin.clock()
     wanted: dict[str, Callable[[KeyRecord], bool]] = {
         "user_id": lambda key: key.user == query.user_id,
         "team_id": lambda key: team_of(key) == query.team_id,
         "key_hash": lambda key: key.id == query.key_hash,
         "key_alias": lambda key: key.name == query.key_alias,
+        "search": lambda key: has_part(query.search, key.id, key.name),
     }
     filters = [matches for name, matches in wanted.items() if getattr(query, name) is not None]
     keys = [
@@ -185,6 +184,8 @@ async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> 
         and (state_of(key, now) == query.status if query.status else key.revoked_at is None)
         and all(matches(key) for matches in filters)
     ]
+    if query.sort_by == "key_alias":
+        keys.sort(key=lambda key: key.name)
     return keys if query.sort_order == "asc" else keys[::-1]
 
 
@@ -285,20 +286,6 @@ def created_answer(new: Issued, now: float, zone: tzinfo) -> dict[str, Json]:
 
 
 # -- routes
-
-
-class KeyQuery(QueryModel):
-    """Filters of `/key/list`."""
-
-    page: Annotated[int, Field(ge=1, strict=False)] = 1
-    size: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, strict=False)] = 10
-    user_id: str | None = None
-    team_id: str | None = None
-    key_hash: str | None = None
-    key_alias: str | None = None
-    status: Literal["active", "expired", "revoked", "deleted"] | None = None
-    return_full_object: Annotated[bool, Field(strict=False)] = False
-    sort_order: Literal["asc", "desc"] = "desc"
 
 
 @ADMIN.add("POST", "/key/generate", BODY_404_409, answer=GeneratedKey, body=GenerateKey)

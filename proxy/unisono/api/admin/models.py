@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Path, Query
+from fastapi import Depends, Path, Query
 
 from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor, IdempotencyKey
 from unisono.api.admin.fields import AdminBody, Name
@@ -20,7 +20,7 @@ from unisono.api.admin.model_changes import (
 )
 from unisono.api.answer_types import AnswerModel, Object
 from unisono.api.models import MODELS, Cards, LiteLlmModel, to_litellm_model
-from unisono.api.route_table import BODY_404_409, CurrentCaller, parsed_body, provided
+from unisono.api.route_table import BODY_404_409, CurrentCaller, check_query, parsed_body, provided
 from unisono.core.access import Caller
 from unisono.core.deployments import ManagedDeployment
 from unisono.errors import InvalidRequest, UnisonoError
@@ -161,7 +161,7 @@ def _deployment(report: ManagedDeployment, facts: Object | None = None) -> Model
     return ModelDeployment.model_validate({**view, "model_info": {**(facts or {}), **view["model_info"]}})
 
 
-@MODELS.add("GET", "/model/info")
+@MODELS.add("GET", "/model/info", dependencies=[Depends(check_query)])
 async def list_model_info(
     admin: AdminDeps,
     models: Models,

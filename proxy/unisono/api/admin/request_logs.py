@@ -100,6 +100,9 @@ def to_log(record: RequestRecord, key: KeyRecord | None) -> Object:
         "team_id": None if key is None or key.tenant == key.id else key.tenant,
         "end_user": record.user,
         "request_tags": tags if isinstance(tags, list) else [],
+        # LiteLLM's values for requests whose content is not recorded.
+        "messages": {},
+        "response": {},
         "cache_hit": "False",
         "status": "failure" if has_failed(record) else "success",
         "metadata": {

@@ -33,8 +33,8 @@ from unisono.core.request_store import RequestFilter
 REPORT_DAYS: Final = 30
 
 
-class SpendQuery(QueryModel):
-    """Filters of the reports. Days are UTC, both inclusive."""
+class UsageQuery(QueryModel):
+    """Filters of the usage. Days are UTC, both inclusive."""
 
     start_date: QueriedDay | None = None
     end_date: QueriedDay | None = None
@@ -42,11 +42,27 @@ class SpendQuery(QueryModel):
     user_id: str | None = None
     team_id: str | None = None
     model: str | None = None
-    request_id: str | None = None
-    summarize: Annotated[bool, Field(strict=False)] = True
+
+
+class ReportQuery(UsageQuery):
+    """Filters of the report. `internal_user_id` is LiteLLM's name of `user_id`."""
+
+    internal_user_id: str | None = None
     group_by: Literal["team", "api_key"] = "team"
+
+
+class SpendQuery(UsageQuery):
+    """Filters of the lists, and a page of them."""
+
     page: Annotated[int, Field(ge=1, le=1_000_000, strict=False)] = 1
     page_size: Annotated[int, Field(ge=1, le=1000, strict=False)] = 50
+
+
+class LogQuery(SpendQuery):
+    """Filters of `/spend/logs`."""
+
+    request_id: str | None = None
+    summarize: Annotated[bool, Field(strict=False)] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +93,7 @@ def key_name(line: LedgerLine) -> str:
     return line.account.key or MASTER_ACTOR
 
 
-async def visible_usage(admin: Administration, actor: Actor, query: SpendQuery) -> VisibleUsage:
+async def visible_usage(admin: Administration, actor: Actor, query: UsageQuery) -> VisibleUsage:
     """Return the usage that the actor may see and that matches."""
     keys = {key.id: key for key in await admin.store.keys() if actor.sees_key(key)}
     usage = VisibleUsage((), keys)
@@ -98,7 +114,7 @@ def _usd(used: TokenUsage) -> float:
 
 
 @ADMIN.add("GET", "/spend/logs")
-async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]) -> list[Object]:
+async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotated[LogQuery, Query()]) -> list[Object]:
     """Return the spend by day, or single requests with `summarize=false` or `request_id`."""
     if query.request_id is not None:
         return await request_log(admin, actor, query.request_id)
@@ -201,9 +217,11 @@ async def list_spend_by_tag(
 
 @ADMIN.add("GET", "/global/spend/report")
 async def get_spend_report(
-    admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[ReportQuery, Query()]
 ) -> list[Object]:
     """Return the spend of all teams by day, or of all keys with `group_by=api_key`."""
+    if query.internal_user_id is not None:
+        query = query.model_copy(update={"user_id": query.internal_user_id})
     usage = await visible_usage(admin, actor, _with_days(query, admin.clock()))
     if query.group_by == "api_key":
         return [_key_report(usage, name) for name in usage.sums(key_name)]
@@ -217,7 +235,7 @@ async def get_spend_report(
     return report
 
 
-def _with_days(query: SpendQuery, now: float) -> SpendQuery:
+def _with_days(query: UsageQuery, now: float) -> UsageQuery:
     """Return the query with the last 30 days where it names none."""
     today = datetime.fromtimestamp(now, UTC).date()
     first = (today - timedelta(days=REPORT_DAYS - 1)).isoformat()

@@ -10,7 +10,15 @@ from typing import Annotated
 
 from fastapi import Query
 
-from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor, IdempotencyKey, no_such
+from unisono.api.admin.administration import (
+    ADMIN,
+    AdminDeps,
+    Administration,
+    CurrentActor,
+    IdempotencyKey,
+    no_such,
+    page_of,
+)
 from unisono.api.admin.directory import (
     change_entry,
     change_members,
@@ -27,12 +35,12 @@ from unisono.api.admin.entry_schema import (
     ChangedTeam,
     DeleteMember,
     DeleteTeams,
-    EntryPageQuery,
     NewTeam,
     TeamInfo,
     TeamMember,
     TeamObject,
     TeamPage,
+    TeamQuery,
     TeamReference,
     UpdateTeam,
     entry_view,
@@ -65,7 +73,12 @@ async def create_team(
 
 
 @ADMIN.add("GET", "/team/info", READ_404)
-async def get_team_info(admin: AdminDeps, actor: CurrentActor, team_id: Annotated[str, Query()]) -> TeamInfo:
+async def get_team_info(
+    admin: AdminDeps,
+    actor: CurrentActor,
+    team_id: Annotated[str, Query()],
+    key_limit: Annotated[int | None, Query(ge=0, description="Maximum number of keys in the answer.")] = None,
+) -> TeamInfo:
     """Return a team with its spend and those of its keys that the caller may see."""
     team = await find_entry(admin, actor, EntryKind.TEAM, team_id)
     now = admin.clock()
@@ -76,10 +89,10 @@ async def get_team_info(admin: AdminDeps, actor: CurrentActor, team_id: Annotate
     ]
     spend = (await spend_by(admin, lambda line: line.account.tenant)).get(team.id, 0.0)
     info = {**entry_view(team, now, admin.zone), "spend": spend}
-    return TeamInfo(team_id=team.id, team_info=info, keys=keys, team_memberships=[])
+    return TeamInfo(team_id=team.id, team_info=info, keys=keys[:key_limit], team_memberships=[])
 
 
-async def _visible(admin: Administration, actor: Actor, query: EntryPageQuery) -> list[dict[str, Json]]:
+async def _visible(admin: Administration, actor: Actor, query: TeamQuery) -> list[dict[str, Json]]:
     now = admin.clock()
     return [
         entry_view(team, now, admin.zone)
@@ -92,18 +105,16 @@ async def _visible(admin: Administration, actor: Actor, query: EntryPageQuery) -
 
 
 @ADMIN.add("GET", "/team/list")
-async def list_teams(
-    admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]
-) -> list[TeamObject]:
-    """List teams, oldest first, in pages."""
-    page = page_answer("teams", await _visible(admin, actor, query), query.page, query.page_size)
-    return [TeamObject.model_validate(team) for team in page["teams"]]
+async def list_teams(admin: AdminDeps, actor: CurrentActor, query: Annotated[TeamQuery, Query()]) -> list[TeamObject]:
+    """List teams, oldest first."""
+    page, _ = page_of(await _visible(admin, actor, query), query.page, query.page_size)
+    return [TeamObject.model_validate(team) for team in page]
 
 
 @ADMIN.add("GET", "/v2/team/list", answer=TeamPage)
-async def list_team_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]) -> Object:
+async def list_team_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[TeamQuery, Query()]) -> Object:
     """List teams, oldest first, in pages with their number."""
-    return page_answer("teams", await _visible(admin, actor, query), query.page, query.page_size)
+    return page_answer("teams", await _visible(admin, actor, query), query)
 
 
 @ADMIN.add("POST", "/team/update", BODY_404_409, answer=ChangedTeam, body=UpdateTeam)

@@ -22,7 +22,7 @@ from unisono.api.admin.entry_schema import (
     ChangedUser,
     DeleteBudget,
     DeleteUsers,
-    EntryPageQuery,
+    ListQuery,
     NewBudget,
     NewUser,
     NewUserAnswer,
@@ -30,6 +30,7 @@ from unisono.api.admin.entry_schema import (
     UpdateUser,
     UserInfo,
     UserPage,
+    UserQuery,
     entry_view,
 )
 from unisono.api.admin.key_schema import GenerateKey, key_view
@@ -92,18 +93,16 @@ async def get_user_info(
 
 
 @ADMIN.add("GET", "/user/list", answer=UserPage)
-async def list_users(admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]) -> Object:
+async def list_users(admin: AdminDeps, actor: CurrentActor, query: Annotated[UserQuery, Query()]) -> Object:
     """List users, oldest first, in pages."""
     now = admin.clock()
+    team = query.team and await find_entry(admin, actor, EntryKind.TEAM, query.team, "team")
     users = [
         entry_view(user, now, admin.zone)
         for user in await admin.store.directory(EntryKind.USER)
-        if actor.sees(user)
-        and query.user_id in (None, user.id)
-        and query.user_email in (None, user.email)
-        and query.role in (None, user.role)
+        if actor.sees(user) and query.selects(user) and (not team or user.id in team.members)
     ]
-    return page_answer("users", users, query.page, query.page_size)
+    return page_answer("users", users, query)
 
 
 @ADMIN.add("POST", "/user/update", BODY_404_409, answer=ChangedUser, body=UpdateUser)
@@ -149,9 +148,9 @@ async def get_budget_info(
 
 @ADMIN.add("GET", "/budget/list")
 async def list_budgets(
-    admin: AdminDeps, actor: CurrentActor, query: Annotated[EntryPageQuery, Query()]
+    admin: AdminDeps, actor: CurrentActor, query: Annotated[ListQuery, Query()]
 ) -> list[BudgetObject]:
-    """List named budgets, oldest first, in pages."""
+    """List named budgets, oldest first."""
     del actor  # its role is checked
     page, _ = page_of(await admin.store.directory(EntryKind.BUDGET), query.page, query.page_size)
     return [BudgetObject.model_validate(entry_view(budget, admin.clock(), admin.zone)) for budget in page]
