@@ -176,12 +176,13 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models
     # Background responses belong to no request: at shutdown, other processes take them over.
     writers = observing.writers(config.unisono, store)
     sinks = observing.sinks(writers)
-    in_background = GuardedService(engine, (observing.gates(recorder, sinks, background=True), *gates))
+    in_background = GuardedService(engine, (observing.gates(pool, recorder, sinks, background=True), *gates))
     background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=metering.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
     live = LiveOutputs()
-    service = GuardedService(engine, (observing.gates(recorder, sinks), LiveObservation(live), *gates), can_drain=True)
+    outer = (observing.gates(pool, recorder, sinks), LiveObservation(live))
+    service = GuardedService(engine, (*outer, *gates), can_drain=True)
 
     queues = [*writers, *([] if recorder is None else [recorder])]
     counted = [] if observing.metrics is None else [observing.metrics.answered]

@@ -191,9 +191,9 @@ def _identity(entry: ModelEntry, options: BackendOptions, config: Config) -> tup
 def routing_rules(config: Config, share: int = 1) -> RoutingRules:
     """Return the routing settings."""
     router, gateway = config.router_settings, config.unisono
-    per_key = gateway.max_queue_per_key
+    per_key, is_by_quality = gateway.max_queue_per_key, router.routing_strategy == "quality-aware"
     return RoutingRules(
-        strategy=Strategy(router.routing_strategy),
+        strategy=Strategy.PREFIX_AWARE if is_by_quality else Strategy(router.routing_strategy),
         bounds=QueueConfig(
             # 0 means that no request waits. `_part` would return 1.
             length=_part(gateway.max_queue, share) if gateway.max_queue else 0,
@@ -203,6 +203,7 @@ def routing_rules(config: Config, share: int = 1) -> RoutingRules:
         tolerance=BreakerConfig(router.allowed_fails, router.cooldown_time),
         num_retries=config.num_retries,
         tags=tag_rules(router),
+        is_by_quality=is_by_quality,
     )
 
 

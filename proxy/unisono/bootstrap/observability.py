@@ -42,6 +42,7 @@ from unisono.observe.request_file import RequestFile
 from unisono.observe.request_log import GenerationRecords, RequestLog
 from unisono.observe.request_writer import RequestWriter
 from unisono.routing.pool import RoutingPool
+from unisono.routing.quality import QualityObserver
 from unisono.store.health_monitor import Upkeep
 
 if TYPE_CHECKING:
@@ -87,13 +88,15 @@ class Observing:
     metrics_export: SharedResource[MetricsExporter] | None = None
 
     def gates(
-        self, recorder: Recorder | None, sinks: Sequence[RecordSink] = (), *, background: bool = False
+        self, pool: RoutingPool, recorder: Recorder | None, sinks: Sequence[RecordSink], *, background: bool = False
     ) -> GenerationObservation:
-        """Return the gates with which all observers and `recorder` see every generation.
+        """Return the gates with which all observers, `pool` and `recorder` see every generation.
 
         `sinks` receive the records of generations that belong to no HTTP request.
         """
-        observers: list[Observer] = [self.recent, *([] if self.metrics is None else [self.metrics])]
+        observers: list[Observer] = [self.recent, QualityObserver(pool.record_answer)]
+        if self.metrics is not None:
+            observers.append(self.metrics)
         if sinks:
             observers.append(GenerationRecords(sinks))
         if self.exporter is not None:

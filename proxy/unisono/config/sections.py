@@ -75,8 +75,8 @@ FallbackList = tuple[dict[Name, tuple[Name, ...]], ...]
 """LiteLLM's form: `[{model: [fallback, ...]}, ...]`.
 `*` stands for every model without its own list."""
 
-# The names are LiteLLM's, except for `prefix-aware`.
-STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle")
+# The names are LiteLLM's, except for `prefix-aware` and `quality-aware`.
+STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle", "quality-aware")
 
 
 class Fallbacks(Section):
@@ -133,10 +133,11 @@ class AliasTarget(Section):
 class RouterSettings(Fallbacks):
     """Choice of backends, retries and fallback models."""
 
-    routing_strategy: Literal["prefix-aware", "least-busy", "simple-shuffle"] = "prefix-aware"
+    routing_strategy: Literal["prefix-aware", "least-busy", "simple-shuffle", "quality-aware"] = "prefix-aware"
     """Choice among the backends of a model.
     `prefix-aware` prefers cached prompts and the least expected work, `least-busy` the fewest requests.
-    `simple-shuffle` alternates by weight."""
+    `simple-shuffle` alternates by weight. `quality-aware` is `prefix-aware` with less weight for backends whose
+    answers are faulty more often than those of the others."""
     num_retries: Annotated[int, Field(ge=0)] | None = None
     """Maximum further attempts after a failure, each on another backend.
     By default `litellm_settings.num_retries`, else 2."""

@@ -41,7 +41,8 @@ class GenerationStarted:
     """Start of a generation.
 
     `key` is the public id of a virtual key, `key_name` its alias, `model` a group's name from the configuration. `at`
-    is the time in seconds since 1970. `span` is the generation's own, `span_parent` the id of its parent.
+    is the time in seconds since 1970. `span` is the generation's own, `span_parent` the id of its parent. Requests of
+    equal `workload` come from one client and have the same tools and answer form; it is a hash of this process.
     `recorded_request` is the request of a recorded generation (`engine.replay`).
     """
 
@@ -59,6 +60,7 @@ class GenerationStarted:
     recorded_request: Mapping[str, Json] | None = None
     key_name: str = ""
     details: RequestDetails | None = None
+    workload: int = 0
 
 
 @dataclass(frozen=True, slots=True)

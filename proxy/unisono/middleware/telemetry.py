@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import random
 from secrets import token_hex
@@ -44,6 +44,9 @@ Told = TypeVar("Told", GenerationStarted, GenerationDone)
 
 # Channel under which an item's tokens are counted; text is counted by its phase.
 CHANNELS: Final[dict[type[Item], str]] = {Reasoning: "analysis", ToolCall: "call", HostedCall: "hosted_call"}
+
+# Properties of a schema that identify it.
+MAX_PROPERTIES: Final = 32
 
 # Factory of the span for a new generation; None if nothing is traced.
 NewTrace = Callable[[], TraceContext]
@@ -113,6 +116,7 @@ class GenerationObservation:
             span_parent=arrived.span_id if arrived is not None else "",
             recorded_request=to_record(request) if self._recorded else None,
             details=self._details(request) if span is not None and span.sampled else None,
+            workload=workload_of(request),
         )
         return ObservationGate(request, began, self._observers)
 
@@ -120,6 +124,17 @@ class GenerationObservation:
         answer = request.answer
         conversation = request.conversation if self._with_content and request.passthrough is None else None
         return RequestDetails(IDENTITY.get(), answer.sampling, answer.max_tokens, answer.stop, conversation)
+
+
+def workload_of(request: GenerationRequest) -> int:
+    """Return a hash of what makes requests comparable: client, tools and answer form."""
+    caller, form = request.origin.caller, request.answer.form
+    key = caller.key if caller is not None else request.origin.tenant
+    tools = tuple(tool.name for tool in request.conversation.tools)
+    # The names of the first properties distinguish schemas well enough, and cost little for large ones.
+    properties = None if form is None or form.schema is None else form.schema.get("properties")
+    names = tuple(properties)[:MAX_PROPERTIES] if isinstance(properties, Mapping) else ()
+    return hash((key, request.raw is not None, tools, None if form is None else (form.name, form.choices, names)))
 
 
 @dataclass(slots=True)

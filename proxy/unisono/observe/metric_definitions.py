@@ -85,6 +85,7 @@ class Instruments:
         self._define_http()
         self._define_requests()
         self._define_backends()
+        self._define_quality()
         self._define_tools()
         self._define_owners()
         self._define_process()
@@ -175,6 +176,15 @@ class Instruments:
             "backend_requests_foreign", "Requests of other clients that a backend reports.", *backend, over="livemax"
         )
         self.waiting = self._gauge("queue_length", "Requests that wait for a slot.", "model")
+
+    def _define_quality(self) -> None:
+        backend = ("model", "backend")
+        self.faulty = self._counter(
+            "backend_faulty_answers", "Faults of answers, by kind; an answer counts once per kind.", *backend, "fault"
+        )
+        self.quality = self._gauge(
+            "backend_quality_weight", "Part of a backend's weight that its quality leaves.", *backend, over="livemin"
+        )
 
     def _define_tools(self) -> None:
         self.tools = self._counter("tool_calls", "Calls of server tools.", "server", "outcome")

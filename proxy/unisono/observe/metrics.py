@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
+from unisono.core.answer_faults import faults_by_deployment
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer, StepDone
 from unisono.core.request_record import RequestRecord
 from unisono.observe.genai_metrics import GenAiMetrics
@@ -78,6 +79,13 @@ class DeploymentMetrics(Protocol):
     def foreign(self) -> int: ...
     @property
     def circuits(self) -> Mapping[str, str]: ...
+    @property
+    def quality(self) -> _Weighted: ...
+
+
+class _Weighted(Protocol):
+    @property
+    def weight(self) -> float: ...
 
 
 class Metrics(Observer):
@@ -137,6 +145,9 @@ class Metrics(Observer):
         self._count_recoveries(done, model)
         for step in done.steps:
             self._count_step(step, model)
+        for backend, faults in faults_by_deployment(done).items():
+            for fault in faults:
+                every.faulty.labels(model, backend, fault.value).inc()
         for refused in done.refused_constraints:
             every.refused_constraints.labels(model, refused.deployment, refused.reason).inc()
         for tool in done.tools:
@@ -274,6 +285,7 @@ class Metrics(Observer):
             every.running.labels(*of).set(backend.running)
             every.claimed.labels(*of).set(backend.tokens)
             every.foreign.labels(*of).set(backend.foreign)
+            every.quality.labels(*of).set(backend.quality.weight)
             every.waiting.labels(backend.model).set(backend.waiting)
             for kind, phase in backend.circuits.items():
                 every.circuit.labels(*of, kind).set(CIRCUITS.get(phase, 2))

@@ -38,6 +38,7 @@ from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.findings import log_findings, unfit, with_context
 from unisono.routing.policy import BIAS, LOGPROBS, PROMPT_LOGPROBS, Candidate, Rank, Share
 from unisono.routing.probe_schedule import DOUBTED_EVERY_S, FAILING_EVERY_S, ProbeSchedule
+from unisono.routing.quality import QualityRecord
 from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of
 
@@ -82,6 +83,8 @@ class LiveDeployment:
         self.awaits_probe = awaits_probe
         self.clock = clock
         self.tolerance = BreakerConfig()
+        self.quality = QualityRecord()
+        self.is_weighted_by_quality = False
         self.listeners: list[Callable[[], None]] = []
         self.on_doubt: Callable[[], None] | None = None  # called when a probe is needed now
         self.candidate = Candidate(self.terms.name, bit=0, context=context, rank=Rank.UNKNOWN)
@@ -123,10 +126,15 @@ class LiveDeployment:
             self.drained_since = self.clock()
         self.terms = terms
         one = self.candidate
-        one.name, one.seed, one.weight, one.order = terms.name, number_of(terms.name), terms.weight, terms.order
+        one.name, one.seed, one.order = terms.name, number_of(terms.name), terms.order
+        self.apply_weight()
         rate = rate_of(terms.requests_per_minute, terms.tokens_per_minute, one.rate)
         one.bound(terms.max_requests, terms.max_tokens, rate)
         self._changed()
+
+    def apply_weight(self) -> None:
+        """Set the weight of the candidate, an integer in both cases."""
+        self.candidate.weight = self.terms.weight * (self.quality.level if self.is_weighted_by_quality else 1)
 
     def phase(self, now: float) -> CircuitPhase:
         return phase_of(self.circuits, now)

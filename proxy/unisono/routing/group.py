@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from unisono.core.answer_faults import AnswerFault
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendOverloaded
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.policy import Choice, Rank, SelectionRequest, Strategy
+from unisono.routing.quality import QualityLevel, quality_of
 from unisono.routing.queue import QueueConfig, SlotOffer, WaitingQueue
 from unisono.routing.selector import PrefixIndex, Selector
 from unisono.routing.tags import TagRules
@@ -76,7 +78,7 @@ class RoutingRules:
     """Routing rules of every group.
 
     `num_retries` limits the further deployments that are tried before any output is emitted. Without `tags`, tags
-    select nothing.
+    select nothing. With `is_by_quality`, the quality of the answers changes the weights of deployments.
     """
 
     strategy: Strategy = Strategy.PREFIX_AWARE
@@ -84,6 +86,7 @@ class RoutingRules:
     tolerance: BreakerConfig = field(default_factory=BreakerConfig)
     num_retries: int = 2
     tags: TagRules | None = None
+    is_by_quality: bool = False
 
 
 class DeploymentGroup:
@@ -267,6 +270,20 @@ class DeploymentGroup:
     def forget(self, live: LiveDeployment) -> None:
         """Mark the deployment's cache as lost: its process is gone or was replaced."""
         self._prefixes.forget(live.candidate.bit, self._clock())
+
+    def record_answer(self, live: LiveDeployment, faults: Collection[AnswerFault], workload: int) -> None:
+        """Record an answer of a member, and compare the member with the others from time to time."""
+        quality = live.quality
+        if not quality.record(faults, workload, self._clock()):
+            return
+        if quality.compare([other.quality for other in self.members if other is not live]):
+            live.apply_weight()
+            about = quality_of(quality, is_weighted=True)
+            log.log(
+                logging.INFO if quality.level is QualityLevel.FULL else logging.WARNING,
+                "backend quality changed",
+                extra={"backend": live.name, "weight": about.weight, "faulty_per_thousand": about.faulty_per_thousand},
+            )
 
     def _changed(self) -> None:
         for news in self._news:

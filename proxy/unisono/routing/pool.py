@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from random import uniform
 
 from unisono.config import StandIns
+from unisono.core.answer_faults import AnswerFault
 from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.core.route_protocol import RouteRequest
 from unisono.core.tasks import cancel_and_wait
@@ -92,6 +93,7 @@ class RoutingPool:
         # Time of the next check for due probes.
         self._watches_at = 0.0
         self._owned: dict[int, WatchState] = {}
+        self._by_name: dict[str, tuple[DeploymentGroup, LiveDeployment]] = {}
         self._speaking: dict[str, DeploymentGroup] = {}
         # Groups of pass-through deployments, which answer in OpenAI's own API. The state of a deployment is the same
         # for every group that contains it.
@@ -198,6 +200,8 @@ class RoutingPool:
     def _own(self, lives: Sequence[LiveDeployment]) -> None:
         for live in lives:
             live.tolerance = self.rules.tolerance
+            live.is_weighted_by_quality = self.rules.is_by_quality
+            live.apply_weight()
             live.on_doubt = self._doubts.set
             live.waits.on_probe_at = self._probe_by
             self._owned[id(live)] = WatchState(live)
@@ -205,6 +209,13 @@ class RoutingPool:
             for live in group.members:
                 if live in lives:
                     group.listen(live)
+        self._by_name = {live.name: (group, live) for group in self._groups for live in group.members}
+
+    def record_answer(self, deployment: str, faults: Collection[AnswerFault], workload: int) -> None:
+        """Record an answer of a deployment, which a reload may have removed meanwhile."""
+        if (found := self._by_name.get(deployment)) is not None:
+            group, live = found
+            group.record_answer(live, faults, workload)
 
     def let_go(self, live: LiveDeployment) -> None:
         """Stop monitoring a deployment that another pool now owns and closes.

@@ -10,6 +10,7 @@ from unisono.core.probe import MEANINGS
 from unisono.errors import BackendUnfit
 from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, rests_for, rests_until
 from unisono.routing.deployment import LiveDeployment
+from unisono.routing.quality import DeploymentQuality, quality_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class DeploymentStatus:
     # Remaining cooldown in seconds.
     rests_s: float = 0.0
     circuits: Mapping[str, str] = field(default_factory=dict)
+    quality: DeploymentQuality = field(default_factory=DeploymentQuality)
 
 
 def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> DeploymentStatus:
@@ -67,6 +69,7 @@ def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> Dep
         foreign=one.foreign_requests,
         rests_s=max(rests_until(live.circuits) - now, 0.0),
         circuits={kind: phase.value for kind, phase in phases.items() if phase is not CircuitPhase.CLOSED},
+        quality=quality_of(live.quality, is_weighted=live.is_weighted_by_quality),
     )
 
 

@@ -1,0 +1,91 @@
+"""Faults of answers as the gateway sees them, by the deployment that generated them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from unisono.core.observer import GenerationDone, GenerationOutcome, StepDone
+from unisono.core.recovery_rules import (
+    CODE_FENCE,
+    REASONING_BUDGET,
+    REGENERATED_ANSWER,
+    REGENERATED_CALL,
+    RULES,
+    TOOL_NOT_ALLOWED,
+    UNDECLARED_TOOL,
+    WRAPPED_INPUT,
+)
+from unisono.errors import BackendProtocolError, ContextTooLong
+
+
+class AnswerFault(StrEnum):
+    """Kind of fault of an answer. The values are labels of a metric and do not change."""
+
+    RECOVERY = "recovery"  # malformed Harmony, repetition, or a missing answer
+    INVALID_CALL = "invalid_call"  # arguments that are not valid
+    UNDECLARED_TOOL = "undeclared_tool"  # a tool that the request does not offer
+    UNMET_FORMAT = "unmet_format"  # not in the required format
+    CUT_STREAM = "cut_stream"  # a stream that broke off
+
+
+# Recoveries that say nothing about the model: limits of the request, states of tool servers, and properties of the API
+# of an engine, which all deployments of this kind have.
+HARMLESS_RULES: Final = frozenset(
+    {
+        *("approval-void", "call-limit", "call-not-repeated", "late-call", "repeated-call", "tool-deadline"),
+        *("tool-left-out", "tools-ended", "media-left-out", "echoed-prefix", "restored-stop", REASONING_BUDGET),
+    }
+)
+_SPECIAL: Final[Mapping[str, AnswerFault]] = {
+    "bad-tool-arguments": AnswerFault.INVALID_CALL,
+    "unfinished-call": AnswerFault.INVALID_CALL,
+    REGENERATED_CALL: AnswerFault.INVALID_CALL,
+    WRAPPED_INPUT: AnswerFault.INVALID_CALL,
+    "not-a-tool": AnswerFault.UNDECLARED_TOOL,
+    "unknown-tool": AnswerFault.UNDECLARED_TOOL,
+    TOOL_NOT_ALLOWED: AnswerFault.UNDECLARED_TOOL,
+    UNDECLARED_TOOL: AnswerFault.UNDECLARED_TOOL,
+    CODE_FENCE: AnswerFault.UNMET_FORMAT,
+    REGENERATED_ANSWER: AnswerFault.UNMET_FORMAT,
+}
+FAULT_OF_RULE: Final[Mapping[str, AnswerFault]] = {
+    rule: _SPECIAL.get(rule, AnswerFault.RECOVERY) for rule in RULES if rule not in HARMLESS_RULES
+}
+# Recoveries that a token limit of the client causes.
+_OF_A_LIMIT: Final = frozenset({"cut-header", "unfinished-call"})
+
+NO_FAULTS: Final[frozenset[AnswerFault]] = frozenset()
+
+
+def faults_by_deployment(done: GenerationDone) -> Mapping[str, frozenset[AnswerFault]]:
+    """Return the faults of an answer by deployment; an empty set for an answer without a fault.
+
+    Answers of several deployments are attributed to none of them, except for the streams that broke off.
+    """
+    found = {step.deployment: frozenset({AnswerFault.CUT_STREAM}) for step in done.steps if _is_cut(step)}
+    generating = {step.deployment for step in done.steps if step.generated}
+    # The rules of a resumed answer are partly those of the generation before it.
+    is_whole = done.outcome is GenerationOutcome.COMPLETED and not done.start.resumed
+    if is_whole and len(generating) == 1 and not generating & found.keys():
+        found[generating.pop()] = _faults(done)
+    return found
+
+
+def _is_cut(step: StepDone) -> bool:
+    if not step.failure or step.failure == ContextTooLong.code:
+        return False
+    # Failures before the first token concern availability, which the circuit breaker handles.
+    return step.first_token_s is not None or step.failure == BackendProtocolError.code
+
+
+def _faults(done: GenerationDone) -> frozenset[AnswerFault]:
+    rules = {*done.recoveries, *(repair.rule for repair in done.repairs)}
+    is_limited = done.finish == "length"
+    if is_limited:
+        rules -= _OF_A_LIMIT
+    faults = {FAULT_OF_RULE[rule] for rule in rules if rule in FAULT_OF_RULE}
+    if done.unmet and not is_limited:
+        faults.add(AnswerFault.UNMET_FORMAT)
+    return frozenset(faults) if faults else NO_FAULTS
