@@ -196,7 +196,7 @@ test-restarts: $(SYNCED) .state-server
 test-failover: $(SYNCED) .state-server
 	$(BIN)/pytest -m slow tests/failover -s $(ARGS)
 
-# Files in docker/ against the schemas of compose and Kubernetes. With helm, the chart is rendered; as root and with
+# Files in docker/ against the schemas of compose and Kubernetes. The chart is rendered with Helm. As root and with
 # debootstrap, the build steps of the image run.
 test-deploy: $(SYNCED)
 	$(BIN)/pytest tests/deployment $(ARGS)

@@ -20,6 +20,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 CHART = DOCKER / "helm" / "unisono"
+# Environment of the tools that are locked in `tools`; a slow test installs it.
+TOOLS = ROOT / ".envs" / "deployment"
 RENDERED = Path(__file__).parent / "rendered"
 COMPOSE = {path.name: yaml.safe_load(path.read_text()) for path in sorted(DOCKER.glob("compose*.yaml"))}
 # Release name and additional Helm arguments of each rendering.
@@ -29,17 +31,22 @@ RENDERINGS: Mapping[str, list[str]] = {
 }
 
 
+def helm() -> str:
+    """Return the command of Helm, that of the machine or of the tests' tools. Raises FileNotFoundError."""
+    found = shutil.which("helm") or shutil.which("helm", path=str(TOOLS / "bin"))
+    if found is None:
+        raise FileNotFoundError("helm is not installed, and has no package for this machine")
+    return found
+
+
 def render(name: str, *options: str) -> str:
     """Render the chart with Helm and the additional `options`.
 
     Raises FileNotFoundError if Helm is not installed, and CalledProcessError with its output if rendering fails.
     """
-    helm = shutil.which("helm")
-    if helm is None:
-        raise FileNotFoundError("helm is not installed")
     release, *arguments = RENDERINGS[name]
     target = ["--namespace", "serving", "--kube-version", "1.31.0"]
-    command = [helm, "template", release, str(CHART), *target, *arguments, *options]
+    command = [helm(), "template", release, str(CHART), *target, *arguments, *options]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 

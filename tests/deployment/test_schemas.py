@@ -7,19 +7,36 @@ schema there.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.deployment.manifests import CHART, COMPOSE, DOCKER, RENDERED, RENDERINGS, ROOT, manifests, render, rendered
+from tests.deployment.manifests import (
+    CHART,
+    COMPOSE,
+    DOCKER,
+    RENDERED,
+    RENDERINGS,
+    ROOT,
+    TOOLS,
+    helm,
+    manifests,
+    render,
+    rendered,
+)
 
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = ROOT / ".envs" / "deployment"
 WITHOUT_SCHEMA = {"ScaledObject", "ServiceMonitor"}
 VERSIONS = ("1.31", "1.37")
+HAS_HELM_PACKAGE = sys.platform == "linux" and platform.machine() == "x86_64"
+NEEDS_HELM = pytest.mark.skipif(
+    not HAS_HELM_PACKAGE and shutil.which("helm") is None, reason="helm is not installed, and has no package here"
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +45,11 @@ def tools() -> Path:
     uv = shutil.which("uv") or str(ROOT / ".cache" / "uv" / "bin" / "uv")
     subprocess.run(
         [uv, "sync", "--quiet", "--locked", "--project", str(Path(__file__).parent / "tools")],
-        env={**os.environ, "UV_PROJECT_ENVIRONMENT": str(ENVIRONMENT)},
+        env={**os.environ, "UV_PROJECT_ENVIRONMENT": str(TOOLS)},
         check=True,
         timeout=300,
     )
-    return ENVIRONMENT / "bin"
+    return TOOLS / "bin"
 
 
 def test_compose_files_match_the_compose_specification(tools: Path) -> None:
@@ -48,7 +65,8 @@ def test_the_rendered_chart_matches_the_kubernetes_schemas(name: str, version: s
     assert len(passed) == len(rendered(name).keys() - WITHOUT_SCHEMA)
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+@NEEDS_HELM
+@pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("name", RENDERINGS)
 def test_the_rendered_chart_is_up_to_date(name: str) -> None:
     assert rendered(name) == manifests(render(name)), "python -m tests.deployment.manifests"
@@ -62,7 +80,8 @@ SECRETS = {
 }
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+@NEEDS_HELM
+@pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize(("path", "secret"), SECRETS.items(), ids=SECRETS)
 def test_a_secret_in_the_chart_values_is_rejected_without_being_printed(path: str, secret: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
@@ -72,9 +91,10 @@ def test_a_secret_in_the_chart_values_is_rejected_without_being_printed(path: st
     render("default", "--set", f"{path}=os.environ/NAME")
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+@NEEDS_HELM
+@pytest.mark.usefixtures("tools")
 def test_the_chart_passes_helm_lint() -> None:
-    run(Path(shutil.which("helm") or ""), "lint", "--strict", str(CHART))
+    run(helm(), "lint", "--strict", str(CHART))
 
 
 def run(*command: str | Path) -> str:
