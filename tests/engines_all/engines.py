@@ -26,6 +26,7 @@ from tests.engines_all.setup.places import (
     LLAMA_CPP_PYTHON,
     LLAMA_SERVER,
     LOGS,
+    MINILM,
     MLX_LM_SERVER,
     MXFP4,
     VLLM_PYTHON,
@@ -146,6 +147,13 @@ def vllm(port: int) -> list[str | Path]:
     ]  # fmt: skip
 
 
+def vllm_embedder(port: int) -> list[str | Path]:
+    return [
+        VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", MINILM, "--served-model-name", "minilm",
+        "--runner", "pooling", "--enforce-eager", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+
+
 def llama_server(port: int) -> list[str | Path]:
     return [
         LLAMA_SERVER, "-m", GGUF, "--alias", "tiny", "-c", str(CONCURRENCY * CONTEXT), "-np", str(CONCURRENCY), "-t",
@@ -177,16 +185,27 @@ def version_of_mlx() -> str:
     return f"mlx-lm {version_in(python, 'mlx-lm')}, mlx {version_in(python, 'mlx')}"
 
 
+VLLM_VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+# vLLM with an embedding model. It generates nothing, so it is not among `ENGINES`.
+EMBEDDER = Engine(
+    "vllm",
+    VllmBackend,
+    vllm_embedder,
+    VLLM_VARIABLES,
+    model="minilm",
+    needs=(VLLM_READY, MINILM),
+    version=version_of_vllm,
+)
 ENGINES = {
     "vllm": Engine(
         "vllm",
         VllmBackend,
         vllm,
-        {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_NO_USAGE_STATS": "1",
-        },
+        VLLM_VARIABLES,
         needs=(VLLM_READY, BF16),
         version=version_of_vllm,
         block=128,
@@ -231,7 +250,7 @@ def running(name: str, port: int | None = None, *arguments: str) -> Iterator[Run
 
     Raise EngineFailed if it does not start.
     """
-    engine = ENGINES[name]
+    engine = EMBEDDER if name == "embedder" else ENGINES[name]
     for path in engine.needs:
         if not path.exists():
             raise EngineFailed(f"{name} is not set up: {path} is missing (python -m tests.engines_all.setup)")

