@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -202,21 +203,39 @@ def test_the_code_of_a_request_sends_the_same_body(stage: dict[str, str], opened
     assert stage["key"] not in page.content()
 
 
-@pytest.mark.parametrize("surface", APIS)
+# Each program with its command.
+PROGRAMS = {
+    "curl": ["bash", "-s"],
+    "Python": [sys.executable, "-"],
+    "JavaScript": ["node", "--input-type=module", "-"],
+}
+
+
+@pytest.mark.parametrize("surface", [*APIS, "completions"])
 def test_the_code_runs_as_it_stands(stage: dict[str, str], opened: Opened, surface: str) -> None:
     page = keyed_page(stage, opened, "playground")
     page.locator("select option[value='gpt-oss-120b']").first.wait_for(state="attached")
     page.get_by_label("API", exact=True).select_option(surface)
+    page.get_by_label("Deployment", exact=True).select_option("vllm-1")
+    if surface != "completions":
+        open_setting(page, "Tools")
+        page.get_by_role("button", name="Weather").click()
+        open_setting(page, "MCP servers")
+        page.get_by_label("Servers, one in a line").fill("docs")
+    open_setting(page, "More parameters")
+    # A field that no client library knows.
+    page.get_by_label("Further fields, as JSON").fill('{"tags": ["code"]}')
     page.get_by_label("Message", exact=True).fill("say hello")
     page.get_by_text("The same request as code").click()
     code = page.get_by_label("The request as code")
-    for name, command in {"curl": ["bash", "-s"], "JavaScript": ["node", "--input-type=module", "-"]}.items():
+    for name, command in PROGRAMS.items():
         page.get_by_role("button", name=name, exact=True).click()
         text = code.text_content()
         environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "UNISONO_API_KEY": stage["key"]}
         result = subprocess.run(command, input=text, text=True, capture_output=True, env=environment, timeout=60)
         assert result.returncode == 0, result.stderr
-        assert "Hello" in result.stdout
+        assert "Hello" in result.stdout, name
+        assert "vllm-1" in result.stdout, name
 
 
 # -- a hostile model

@@ -73,6 +73,13 @@ SCRIPTS: dict[str, VllmScript] = {
             + '{"place": "Oslo", "days": 3}<|call|>',
         )
     ),
+    # Once the call is part of the prompt, its argument selects the next output.
+    "lookup": VllmScript(
+        tokens=marked(
+            "I look it up.",
+            '<|channel|>commentary to=functions.docs__echo <|constrain|>json<|message|>{"text":"say brief"}<|call|>',
+        )
+    ),
     "mended": VllmScript(
         tokens=ENCODING.encode_marked(
             "<|channel|>analysis<|message|>Hm, let me think about that.<|channel|>finl<|message|>It is 42. 🦜<|return|>"

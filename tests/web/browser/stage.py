@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.e2e.clients.stage import MASTER_KEY, demo_config, nobody_at, run, served, until_told
 from tests.fakes import FakeVllm
+from tests.mcp.conftest import start_upstream
 from tests.web.browser.scripts import script_of
 
 # Names come from the configuration, and may contain harmful text too.
@@ -48,9 +49,11 @@ async def perform() -> None:
         fake = await stack.enter_async_context(FakeVllm(script=script_of))
         # One deployment always fails.
         closed = stack.enter_context(nobody_at())
-        keyed = config_of(fake.url, closed, general_settings={"master_key": MASTER_KEY})
+        _, upstream = stack.enter_context(start_upstream(folder))
+        tools = {"docs": {"url": upstream.urls["modern"], "require_approval": "never"}}
+        keyed = config_of(fake.url, closed, general_settings={"master_key": MASTER_KEY}, mcp_servers=tools)
         async with asyncio.TaskGroup() as starting:
-            configs = {"open": config_of(fake.url, closed), "keyed": keyed, "demo": recorded(demo_config())}
+            configs = {"open": config_of(fake.url, closed, mcp_servers=tools), "keyed": keyed, "demo": recorded(demo_config())}
             tasks = {
                 name: starting.create_task(stack.enter_async_context(served(folder, name, config)))
                 for name, config in configs.items()

@@ -21,17 +21,17 @@ export function toCurl({ path, body, headers }, keyless) {
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 const CREATE = { "/v1/responses": "responses.create", "/v1/chat/completions": "chat.completions.create", "/v1/completions": "completions.create", "/v1/messages": "messages.create" };
-// Fields that the client library does not know as arguments.
-const EXTRA = new Set(["unisono", "skip_special_tokens"]);
 
-export function toPython({ path, body, headers }, keyless) {
+export function toPython({ path, body, headers, extra }, keyless) {
   const isMessages = path === "/v1/messages";
-  const known = Object.entries(body).filter(([name]) => !EXTRA.has(name));
-  const extra = Object.entries(body).filter(([name]) => EXTRA.has(name));
-  const fields = [...known, ...(extra.length ? [["extra_body", Object.fromEntries(extra)]] : []), ...(Object.keys(headers).length ? [["extra_headers", headers]] : [])].map(([name, value]) => `    ${name}=${literal(value, 4)},`);
+  const known = Object.entries(body).filter(([name]) => !extra.includes(name));
+  const more = Object.fromEntries(Object.entries(body).filter(([name]) => extra.includes(name)));
+  const options = Object.entries({ extra_body: more, extra_headers: headers }).filter(([, values]) => Object.keys(values).length);
+  const fields = [...known, ...options].map(([name, value]) => `    ${name}=${literal(value, 4)},`);
   const name = body.stream ? "stream" : "answer";
   const [library, client, base] = isMessages ? ["anthropic", "Anthropic", location.origin] : ["openai", "OpenAI", `${location.origin}/v1`];
   return [
+    `# pip install ${library}`,
     ...(keyless ? [] : ["import os", ""]),
     `from ${library} import ${client}`,
     "",

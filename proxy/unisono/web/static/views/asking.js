@@ -8,6 +8,8 @@ const PATHS = { chat: "/v1/chat/completions", responses: "/v1/responses", messag
 // Messages requires a limit, and raw completions have a low one by default.
 const MOST_TOKENS = 4096;
 
+const EXTRA = ["unisono", "skip_special_tokens"];
+
 export class Unreadable extends Error {
   constructor(field, message) {
     super(message);
@@ -31,12 +33,12 @@ export function toRequest(given, turns) {
   const stops = given.stop.split("\n").filter(Boolean);
   if (stops.length && given.surface !== "responses") body[given.surface === "messages" ? "stop_sequences" : "stop"] = stops;
   if (given.stream) body.stream = true;
-  if (given.more.trim()) {
-    const more = parsed("more", given.more);
-    if (typeof more !== "object" || more === null || Array.isArray(more)) throw new Unreadable("more", "Further fields must be an object: {...}");
-    Object.assign(body, more);
-  }
-  return { path: PATHS[given.surface], body, headers: given.deployment ? { "x-unisono-deployment": encodeURIComponent(given.deployment) } : {} };
+  const more = given.more.trim() ? parsed("more", given.more) : {};
+  if (typeof more !== "object" || more === null || Array.isArray(more)) throw new Unreadable("more", "Further fields must be an object: {...}");
+  // Fields that a client library may not know.
+  const extra = [...EXTRA, ...Object.keys(more).filter((name) => !Object.hasOwn(body, name))];
+  Object.assign(body, more);
+  return { path: PATHS[given.surface], body, extra, headers: given.deployment ? { "x-unisono-deployment": encodeURIComponent(given.deployment) } : {} };
 }
 
 const BUILDERS = {

@@ -58,9 +58,13 @@ export class Lane {
       return node;
     }
     if (turn.kind === "approval") {
-      const decide = (approve) => { turn.approve = approve; turn.isOpen = false; node.replaceChildren(el("p", { class: "note" }, `${approve ? "Approved" : "Denied"}: ${turn.name ?? turn.id}`)); this.owner.decided(this); };
-      const node = el("article", { class: "turn is-tool", "aria-label": "Approval" }, turn.isOpen ? el("div", { class: "row" }, el("span", {}, `Run ${turn.name ?? turn.id}?`),
-        el("button", { type: "button", class: "small primary", onclick: () => decide(true) }, "Approve"), el("button", { type: "button", class: "small", onclick: () => decide(false) }, "Deny")) : el("p", { class: "note" }, turn.approve ? "Approved" : "Denied"));
+      const node = el("article", { class: "turn is-tool", "aria-label": "Approval" });
+      const name = turn.name ?? turn.id;
+      const decide = (approve) => { Object.assign(turn, { approve, isOpen: false }); draw(); this.owner.decided(this); };
+      const draw = () => node.replaceChildren(turn.isOpen ? el("div", { class: "row" }, el("span", {}, `Run ${name}?`),
+        el("button", { type: "button", class: "small primary", onclick: () => decide(true) }, "Approve"), el("button", { type: "button", class: "small", onclick: () => decide(false) }, "Deny"))
+        : el("p", { class: "note" }, `${turn.approve ? "Approved" : "Denied"}: ${name}`));
+      draw();
       return node;
     }
     const text = el("textarea", { rows: 2, spellcheck: "false", "aria-label": `Result of ${turn.called}`, placeholder: "Result of the call, for example {\"temperature\": 21}" });
