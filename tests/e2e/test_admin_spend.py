@@ -54,6 +54,8 @@ async def test_reports_equal_the_usage_in_the_answers(admin: AdminClient) -> Non
     (ann, ann_usd), (bob, bob_usd), master_usd = found["ann"], found["bob"], found["master"]
     total = pytest.approx(ann_usd + bob_usd + master_usd, abs=1e-9)
     assert (await admin.get(f"/key/info?key={ann['token']}")).body["info"]["spend"] == ann_usd
+    listed = (await admin.get("/key/list?return_full_object=true")).body["keys"]
+    assert {key["token"]: key["spend"] for key in listed} == {ann["token"]: ann_usd, bob["token"]: bob_usd}
     assert (await admin.get("/team/info?team_id=search")).body["team_info"]["spend"] == ann_usd
     assert (await admin.get("/user/info?user_id=bob")).body["user_info"]["spend"] == bob_usd
 

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.web.browser.check_page import assert_accessible
-from tests.web.browser.ways import Opened, keyed_page
+from tests.web.browser.ways import Opened, Stage, chat, keyed_page, post
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
-
-Stage = dict[str, str]
-
-
-def post(stage: Stage, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-    """Send a request with the master key."""
-    sent = {"authorization": f"Bearer {stage['key']}", "content-type": "application/json"}
-    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-    try:
-        with urlopen(Request(f"{stage['keyed']}{path}", json.dumps(body).encode(), sent)) as answer:
-            return answer.status, json.load(answer)
-    except HTTPError as error:
-        return error.code, json.load(error)
-
-
-def chat(stage: Stage, model: str, **headers: str) -> tuple[int, Any]:
-    body = {"model": model, "messages": [{"role": "user", "content": "say brief"}]}
-    return post(stage, "/v1/chat/completions", body, **headers)
 
 
 def models_page(stage: Stage, opened: Opened) -> Page:

@@ -96,7 +96,7 @@ def test_keys_and_teams_are_accessible(stage: dict[str, str], opened: Opened, th
     page = keyed_page(stage, opened, "keys/keys", theme=theme, size=size)
     page.get_by_role("button", name="Create a key").click()
     page.get_by_label("Name", exact=True).fill(f"{theme} {size}")
-    page.get_by_label("Budget, USD").fill("20")
+    page.get_by_label("Budget, USD", exact=True).fill("20")
     assert_accessible(page)
     page.get_by_role("button", name="Create", exact=True).click()
     page.locator(".secret").wait_for()

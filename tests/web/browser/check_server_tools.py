@@ -12,6 +12,7 @@ from tests.web.browser.ways import Opened, ask, open_setting
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+
 def tool_page(stage: dict[str, str], opened: Opened, approval: str, size: str = "desktop") -> Page:
     page = opened(f"{stage['open']}/#/playground", size=size)
     if size == "phone":

@@ -53,7 +53,8 @@ async def perform() -> None:
         tools = {"docs": {"url": upstream.urls["modern"], "require_approval": "never"}}
         keyed = config_of(fake.url, closed, general_settings={"master_key": MASTER_KEY}, mcp_servers=tools)
         async with asyncio.TaskGroup() as starting:
-            configs = {"open": config_of(fake.url, closed, mcp_servers=tools), "keyed": keyed, "demo": recorded(demo_config())}
+            configs = {"open": config_of(fake.url, closed, mcp_servers=tools), "keyed": keyed}
+            configs["demo"] = recorded(demo_config())
             tasks = {
                 name: starting.create_task(stack.enter_async_context(served(folder, name, config)))
                 for name, config in configs.items()

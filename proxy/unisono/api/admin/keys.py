@@ -313,12 +313,13 @@ async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str
 
 @ADMIN.add("GET", "/key/list")
 async def list_key_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[KeyQuery, Query()]) -> KeyPage:
-    """List keys, newest first: ids, or whole keys with `return_full_object`."""
+    """List keys, newest first: ids, or whole keys and their spend with `return_full_object`."""
     keys, counts = page_of(await list_visible(admin, actor, query), query.page, query.size)
+    if not query.return_full_object:
+        return KeyPage.model_validate({"keys": [key.id for key in keys], **counts})
     now = admin.clock()
-    return KeyPage.model_validate(
-        {"keys": [key_view(key, now, admin.zone) if query.return_full_object else key.id for key in keys], **counts}
-    )
+    views = [{**key_view(key, now, admin.zone), "spend": await key_spend(admin, key)} for key in keys]
+    return KeyPage.model_validate({"keys": views, **counts})
 
 
 @ADMIN.add("POST", "/key/update", BODY_404_409, answer=KeyObject, body=UpdateKey)

@@ -48,7 +48,7 @@ export class Refused extends Error {
   }
 }
 
-export class Unreachable extends Error {}
+class Unreachable extends Error {}
 
 // Describes an error and a possible remedy.
 export function reason(error) {

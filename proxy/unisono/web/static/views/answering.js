@@ -3,20 +3,25 @@
 // A transcript has `part(key, kind, title)`, which returns the part of that key, created if necessary, with `add(text)`
 // and `set(text)`; and `about({...})` for facts about the whole answer.
 
-function chatEvent(event, transcript) {
-  if (event.error) throw new Error(String(event.error.message ?? "The stream failed."));
-  for (const choice of event.choices ?? []) {
-    chatParts(choice.delta ?? {}, transcript, "add");
-    if (choice.finish_reason) transcript.about({ finish: choice.finish_reason });
-  }
-  if (event.usage) transcript.about({ usage: chatUsage(event.usage) });
-  if (event.unisono) transcript.about({ unisono: event.unisono });
+// The two APIs with choices share everything but the content of a choice, which `read` adds.
+function choicesEvent(read) {
+  return (event, transcript) => {
+    if (event.error) throw new Error(String(event.error.message ?? "The stream failed."));
+    for (const choice of event.choices ?? []) {
+      read(choice, transcript);
+      if (choice.finish_reason) transcript.about({ finish: choice.finish_reason });
+    }
+    if (event.usage) transcript.about({ usage: chatUsage(event.usage) });
+    if (event.unisono) transcript.about({ unisono: event.unisono });
+  };
 }
 
-function chatAnswer(body, transcript) {
-  const [choice] = body.choices;
-  chatParts(choice.message, transcript, "set");
-  transcript.about({ finish: choice.finish_reason, usage: chatUsage(body.usage), unisono: body.unisono });
+function choicesAnswer(read) {
+  return (body, transcript) => {
+    const [choice] = body.choices;
+    read(choice, transcript);
+    transcript.about({ finish: choice.finish_reason, usage: chatUsage(body.usage), unisono: body.unisono });
+  };
 }
 
 function chatParts(said, transcript, how) {
@@ -186,21 +191,19 @@ function messagesUsage(usage, transcript) {
 
 // -- raw completions
 
-function completionsEvent(event, transcript) {
-  if (event.error) throw new Error(String(event.error.message ?? "The stream failed."));
-  for (const choice of event.choices ?? []) {
-    if (choice.text) transcript.part("text", "raw", "Raw output").add(choice.text);
-    if (choice.finish_reason) transcript.about({ finish: choice.finish_reason });
-  }
-  if (event.usage) transcript.about({ usage: chatUsage(event.usage) });
-  if (event.unisono) transcript.about({ unisono: event.unisono });
+function rawText(choice, transcript, how) {
+  if (choice.text) transcript.part("text", "raw", "Raw output")[how](choice.text);
 }
 
-function completionsAnswer(body, transcript) {
-  const [choice] = body.choices;
-  transcript.part("text", "raw", "Raw output").set(choice.text);
-  transcript.about({ finish: choice.finish_reason, usage: chatUsage(body.usage), unisono: body.unisono });
-}
-
-export const STREAMED = { chat: chatEvent, responses: responsesEvent, messages: messagesEvent, completions: completionsEvent };
-export const WHOLE = { chat: chatAnswer, responses: responsesAnswer, messages: messagesAnswer, completions: completionsAnswer };
+export const STREAMED = {
+  chat: choicesEvent((choice, transcript) => chatParts(choice.delta ?? {}, transcript, "add")),
+  responses: responsesEvent,
+  messages: messagesEvent,
+  completions: choicesEvent((choice, transcript) => rawText(choice, transcript, "add")),
+};
+export const WHOLE = {
+  chat: choicesAnswer((choice, transcript) => chatParts(choice.message, transcript, "set")),
+  responses: responsesAnswer,
+  messages: messagesAnswer,
+  completions: choicesAnswer((choice, transcript) => rawText(choice, transcript, "set")),
+};

@@ -19,7 +19,12 @@ export function sum(values) {
   return values.reduce((total, value) => total + (value ?? 0), 0);
 }
 
-export function stateOf(one) {
+// Models without their aliases.
+export function groupsOf(status) {
+  return status.models.filter((model) => model.id === model.model);
+}
+
+function stateOf(one) {
   return el("span", { class: `state is-${one.state}` }, el("span", { class: "dot", "aria-hidden": "true" }), el("span", {}, one.state));
 }
 
@@ -32,7 +37,7 @@ export function why(one) {
 // One table for all models, so that columns align; each model has a group of rows. `extra` adds cells.
 export function deploymentTable(status, { text, unwell }, extra) {
   const heads = ["Deployment", "State", ["In flight", "n"], ["Tokens in flight", "n"], ["Prefix hits, 1 h", "n"], ["Generations, 1 h", "n"], ["Tokens out, 1 h", "n"], ...(extra ? [extra.head] : [])];
-  const groups = status.models.filter((model) => model.id === model.model);
+  const groups = groupsOf(status);
   const found = groups.flatMap((model) => {
     const named = model.id.toLowerCase().includes(text);
     const fits = (one) => (named || one.name.toLowerCase().includes(text)) && !(unwell && one.state === "ready");
@@ -41,8 +46,7 @@ export function deploymentTable(status, { text, unwell }, extra) {
   });
   const rows = sum(found.map(({ shown }) => shown.length));
   const aliases = status.models.filter((model) => model.id !== model.model);
-  const drawn = table("Deployments", heads, found.map(({ model, shown }) => group(model, shown, heads.length, extra, aliases)), groups.length ? "No deployment matches." : "No models are configured.", rows > MANY);
-  return drawn;
+  return table("Deployments", heads, found.map(({ model, shown }) => group(model, shown, heads.length, extra, aliases)), groups.length ? "No deployment matches." : "No models are configured.", rows > MANY);
 }
 
 function group(model, shown, wide, extra, aliases) {

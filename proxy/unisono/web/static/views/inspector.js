@@ -1,7 +1,7 @@
 // Token view of a recording, a file, text or token ids, with the gateway's interpretation.
 
 import { json, reason } from "/page/lib/api.js";
-import { complaint, copier, el, field, say, shown, svg, table, tell, visible } from "/page/lib/dom.js";
+import { complaint, copier, el, facts, field, say, shown, svg, table, tell, visible } from "/page/lib/dom.js";
 import { counted, day, number, seconds } from "/page/lib/format.js";
 import { state } from "/page/lib/store.js";
 import { Tokens } from "/page/lib/tokens.js";
@@ -220,7 +220,7 @@ function drawn(told) {
 function heading(about) {
   const ended = [about.outcome, about.error, about.finish].filter(Boolean).join(", ");
   const usage = about.usage;
-  const facts = [
+  const list = facts([
     ["Recorded", day(about.at)],
     ["Model", `${about.model} via ${about.surface}`],
     ["Outcome", ended],
@@ -230,12 +230,12 @@ function heading(about) {
     ["Waited", about.waits.map((one) => seconds(one.ended_s - one.began_s) + (one.failure ? ` (${one.failure})` : "")).join(", ")],
     ["Unmet requirement", about.unmet],
     ["Gateway", about.gateway],
-  ].filter(([, value]) => value);
+  ]);
   return el(
     "section",
     { "aria-label": "The answer" },
     el("h2", { class: "mono" }, visible(about.id)),
-    el("dl", { class: "facts-list" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, visible(String(value)))))),
+    list,
   );
 }
 

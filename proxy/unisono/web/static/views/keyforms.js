@@ -25,16 +25,16 @@ function modelChoice(chosen) {
 
 function limitFields(one) {
   const of = {
-    max_budget: amount(one?.max_budget), budget_duration: text(one?.budget_duration, "never renews"), token_budget: amount(one?.token_budget),
+    max_budget: amount(one?.max_budget), soft_budget: amount(one?.soft_budget, "no alert"), budget_duration: text(one?.budget_duration, "never renews"), token_budget: amount(one?.token_budget),
     rpm_limit: amount(one?.rpm_limit), tpm_limit: amount(one?.tpm_limit), max_parallel_requests: amount(one?.max_parallel_requests),
   };
   return {
     node: el("div", { class: "grid2" },
-      field("Budget, USD", of.max_budget), field("Budget renews every", of.budget_duration, "12h, 30d, 1mo, day, month"),
+      field("Budget, USD", of.max_budget), field("Soft budget, USD", of.soft_budget, "Alerts, and refuses nothing"), field("Budget renews every", of.budget_duration, "12h, 30d, 1mo, day, month"),
       field("Token budget", of.token_budget), field("Requests per minute", of.rpm_limit),
       field("Tokens per minute", of.tpm_limit), field("Requests at once", of.max_parallel_requests)),
     read: () => ({
-      max_budget: numberOf(of.max_budget), budget_duration: of.budget_duration.value.trim() || null, token_budget: numberOf(of.token_budget),
+      max_budget: numberOf(of.max_budget), soft_budget: numberOf(of.soft_budget), budget_duration: of.budget_duration.value.trim() || null, token_budget: numberOf(of.token_budget),
       rpm_limit: numberOf(of.rpm_limit), tpm_limit: numberOf(of.tpm_limit), max_parallel_requests: numberOf(of.max_parallel_requests),
     }),
   };

@@ -1,7 +1,8 @@
 // Keys, teams, spend and audit records, as far as the role of the key permits.
 
 import { json, query, reason } from "/page/lib/api.js";
-import { complaint, copier, dialog, el, empty, loading, table, tell } from "/page/lib/dom.js";
+import { confirmed } from "/page/lib/confirm.js";
+import { complaint, copier, dialog, el, empty, loading, svg, table, tell } from "/page/lib/dom.js";
 import { dollars, moment, number } from "/page/lib/format.js";
 import { changesAll, role, seesAll, state, watch } from "/page/lib/store.js";
 import { keyForm, teamForm } from "/page/views/keyforms.js";
@@ -44,13 +45,19 @@ function show(place, rest, search) {
   return tab.show(content, search);
 }
 
-// A budget as a bar.
-function budget(spent, most, unit) {
-  if (!most) return spent === undefined ? "–" : unit(spent);
-  const share = Math.min(spent / most, 1);
+// The spend of the current budget period, as a bar if there is a budget. The soft budget is a mark on the bar.
+function budget({ spend: spent = 0, max_budget: most, soft_budget: soft, budget_reset_at: renews }) {
+  if (!most && !soft) return dollars(spent);
+  const whole = most || soft;
+  const crossed = Boolean(soft) && spent >= soft;
+  const words = [`${Math.round((100 * spent) / whole)} % of the ${most ? "budget" : "soft budget"}`, most && soft ? `soft budget at ${Math.round((100 * soft) / most)} %` : ""].filter(Boolean).join(", ");
   return el("span", { class: "budget" },
-    el("meter", { min: 0, max: 1, value: share, high: 0.9, low: 0.75, optimum: 0, "aria-label": `${Math.round(share * 100)} % of the budget` }),
-    el("span", {}, `${unit(spent)} of ${unit(most)}`));
+    el("span", { class: "budget-bar" },
+      el("meter", { min: 0, max: 1, value: Math.min(spent / whole, 1), high: 0.9, low: 0.75, optimum: 0, "aria-label": words }),
+      most && soft && soft < most ? svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, svg("rect", { x: (100 * soft) / most - 1, y: 0, width: 2, height: 10 })) : null),
+    el("span", {}, most ? `${dollars(spent)} of ${dollars(most)}` : dollars(spent)),
+    soft ? el("span", { class: crossed ? "warn" : "muted" }, `soft budget ${dollars(soft)}${crossed ? ", crossed" : ""}`) : null,
+    renews ? el("span", { class: "muted" }, `renews ${moment(Date.parse(renews) / 1000).slice(0, 16)}`) : null);
 }
 
 function limits(one) {
@@ -63,49 +70,53 @@ function limits(one) {
   return parts.length ? parts.join(", ") : "–";
 }
 
+// A list that is read again after each change. `load` receives the page and returns the `content`, and the number of
+// `pages` with `words` about them.
+function listing(place, head, [before, behind], load) {
+  const trouble = complaint();
+  const list = el("div", {}, loading());
+  const pages = el("nav", { class: "row pages", "aria-label": "Pages" });
+  const view = { page: 1, gone: false, reload, failed: (error) => tell(trouble, reason(error)) };
+  const turn = (step, text) => el("button", { type: "button", onclick: () => { view.page += step; reload(); } }, text);
+  place.replaceChildren(head, trouble, list, pages);
+  async function reload() {
+    try {
+      const found = await load(view.page);
+      if (view.gone) return;
+      tell(trouble, "");
+      list.replaceChildren(found.content);
+      pages.replaceChildren(...[view.page > 1 ? turn(-1, before) : null, view.page < found.pages ? turn(1, behind) : null, found.words ? el("span", { class: "muted" }, found.words) : null].filter(Boolean));
+    } catch (error) {
+      if (view.gone) return;
+      list.replaceChildren();
+      view.failed(error);
+    }
+  }
+  reload();
+  return view;
+}
+
 // -- keys
 
 const KEY_STATES = { active: "ready", revoked: "resting", expired: "failing", deleted: "failing" };
 const KEY_WORDS = { active: "active", revoked: "blocked", expired: "expired", deleted: "deleted" };
+const managesKeys = () => ["master", "admin", "team_admin", "user"].includes(role());
 
 function keyList(place, search) {
-  const trouble = complaint();
-  const list = el("div", {}, loading());
   const sought = el("input", { type: "search", "aria-label": "Filter keys by name", placeholder: "Name", autocomplete: "off", value: search.get("name") ?? "" });
-  const pages = el("nav", { class: "row pages", "aria-label": "Pages" });
-  const create = el("button", { type: "button", class: "primary", onclick: () => keyForm(null, reload) }, "Create a key");
-  create.hidden = !["master", "admin", "team_admin", "user"].includes(role());
+  const create = managesKeys() ? el("button", { type: "button", class: "primary", onclick: () => keyForm(null, view.reload) }, "Create a key") : null;
   const form = el("form", { class: "inline" }, el("div", { class: "field" }, sought), el("button", { type: "submit" }, "Filter"), create);
-  let page = 1;
-  let gone = false;
-  form.addEventListener("submit", (event) => { event.preventDefault(); page = 1; reload(); });
-  place.replaceChildren(form, trouble, list, pages);
-
-  async function reload() {
-    try {
-      const [found, spent] = await Promise.all([
-        json(`/key/list${query({ return_full_object: true, page, size: PAGE, key_alias: sought.value.trim() })}`),
-        json("/spend/keys?page_size=1000", { quiet: true }).catch(() => []),
-      ]);
-      if (gone) return;
-      tell(trouble, "");
-      const costs = new Map(spent.map((one) => [one.token, one.spend]));
-      list.replaceChildren(keyTable(found.keys, costs, reload, (error) => tell(trouble, reason(error)), sought.value));
-      const turn = (to, text) => el("button", { type: "button", onclick: () => { page = to; reload(); } }, text);
-      pages.replaceChildren(...[page > 1 ? turn(page - 1, "Previous") : null, page < found.total_pages ? turn(page + 1, "Next") : null,
-        found.total_pages > 1 ? el("span", { class: "muted" }, `Page ${found.current_page} of ${found.total_pages}, ${number(found.total_count)} keys`) : null].filter(Boolean));
-    } catch (error) {
-      if (gone) return;
-      list.replaceChildren();
-      tell(trouble, reason(error));
-    }
-  }
-  reload();
-  return () => { gone = true; };
+  form.addEventListener("submit", (event) => { event.preventDefault(); view.page = 1; view.reload(); });
+  const view = listing(place, form, ["Previous", "Next"], async (page) => {
+    const found = await json(`/key/list${query({ return_full_object: true, page, size: PAGE, key_alias: sought.value.trim() })}`);
+    const words = found.total_pages > 1 ? `Page ${found.current_page} of ${found.total_pages}, ${number(found.total_count)} keys` : "";
+    return { content: keyTable(found.keys, view, sought.value), pages: found.total_pages, words };
+  });
+  return () => { view.gone = true; };
 }
 
-function keyTable(list, costs, reload, failed, name) {
-  const may = ["master", "admin", "team_admin", "user"].includes(role());
+function keyTable(list, { reload, failed }, name) {
+  const may = managesKeys();
   const act = (text, path, body, kind) => el("button", { type: "button", class: `small ${kind ?? ""}`, onclick: async (event) => {
     event.target.disabled = true;
     try {
@@ -123,33 +134,17 @@ function keyTable(list, costs, reload, failed, name) {
     el("span", {}, key.team_id ?? "–", key.user_id ? el("span", { class: "muted" }, ` / ${key.user_id}`) : null),
     el("span", { class: "named" }, key.models.length ? key.models.join(", ") : "all"),
     el("span", { class: "named" }, limits(key)),
-    budget(costs.get(key.token) ?? 0, key.max_budget, dollars),
+    budget(key),
     el("span", { class: "actions" },
       may && key.status !== "deleted" ? [
         el("button", { type: "button", class: "small", onclick: () => keyForm(key, reload) }, "Edit"),
         el("button", { type: "button", class: "small", onclick: () => rotate(key, reload) }, "Rotate"),
         key.blocked ? act("Unblock", "/key/unblock", { key: key.token }) : act("Block", "/key/block", { key: key.token }),
-        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the key ${key.key_alias ?? key.token}?`, "It is refused at once and for good. Its usage stays.", () => json("/key/delete", { body: { keys: [key.token] } }), reload) }, "Delete"),
+        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the key ${key.key_alias ?? key.token}?`, "It is refused at once and for good. Its usage stays.", "Delete", () => json("/key/delete", { body: { keys: [key.token] } }), reload) }, "Delete"),
       ] : null),
   ] }));
   const none = name ? "No key has this name." : "No keys yet. Only the master key exists.";
   return table("Keys", ["Name", "State", "Team / user", "Models", "Limits", "Spend", "Actions"], rows, none);
-}
-
-function confirmed(question, consequence, act, reload) {
-  dialog(question, (close) => {
-    const trouble = complaint();
-    const yes = el("button", { type: "button", class: "danger", onclick: async () => {
-      try {
-        await act();
-        close();
-        reload();
-      } catch (error) {
-        tell(trouble, reason(error));
-      }
-    } }, "Delete");
-    return [el("p", {}, consequence), trouble, el("div", { class: "row" }, yes, el("button", { type: "button", onclick: close }, "Cancel"))];
-  });
 }
 
 function rotate(key, reload) {
@@ -185,30 +180,17 @@ export function secret(made, close) {
 // -- teams
 
 function teamList(place) {
-  const trouble = complaint();
-  const list = el("div", {}, loading());
-  const create = el("button", { type: "button", class: "primary", onclick: () => teamForm(null, reload) }, "Create a team");
-  create.hidden = !changesAll();
-  let gone = false;
-  place.replaceChildren(el("div", { class: "row" }, create), trouble, list);
-  async function reload() {
-    try {
-      const found = await json("/v2/team/list?page_size=100");
-      // The list has no spend.
-      const teams = await Promise.all(found.teams.map((team) => json(`/team/info${query({ team_id: team.team_id })}`).then((one) => ({ ...one.team_info, keys: one.keys?.length ?? 0 }), () => team)));
-      if (gone) return;
-      list.replaceChildren(teamTable(teams, reload, (error) => tell(trouble, reason(error))));
-    } catch (error) {
-      if (gone) return;
-      list.replaceChildren();
-      tell(trouble, reason(error));
-    }
-  }
-  reload();
-  return () => { gone = true; };
+  const create = changesAll() ? el("button", { type: "button", class: "primary", onclick: () => teamForm(null, view.reload) }, "Create a team") : null;
+  const view = listing(place, el("div", { class: "row" }, create), ["Previous", "Next"], async (page) => {
+    const found = await json(`/v2/team/list${query({ page, page_size: PAGE })}`);
+    // The list has no spend.
+    const teams = await Promise.all(found.teams.map((team) => json(`/team/info${query({ team_id: team.team_id })}`).then((one) => ({ ...one.team_info, keys: one.keys?.length ?? 0 }), () => team)));
+    return { content: teamTable(teams, view), pages: found.total_pages, words: found.total_pages > 1 ? `Page ${page} of ${found.total_pages}` : "" };
+  });
+  return () => { view.gone = true; };
 }
 
-function teamTable(teams, reload, failed) {
+function teamTable(teams, { reload, failed }) {
   const may = changesAll();
   const rows = teams.map((team) => ({ key: team.team_id, cells: [
     el("span", {}, el("a", { class: "named", href: `#/requests${query({ team: team.team_id })}`, title: "Requests of this team" }, team.team_alias ?? team.team_id), " ", el("code", { class: "muted" }, team.team_id)),
@@ -217,12 +199,12 @@ function teamTable(teams, reload, failed) {
     number(team.members?.length ?? 0),
     el("span", { class: "named" }, team.models.length ? team.models.join(", ") : "all"),
     el("span", { class: "named" }, limits(team)),
-    budget(team.spend ?? 0, team.max_budget, dollars),
+    budget(team),
     el("span", { class: "actions" },
       may ? [
         el("button", { type: "button", class: "small", onclick: () => teamForm(team, reload) }, "Edit"),
         el("button", { type: "button", class: "small", onclick: () => json(team.blocked ? "/team/unblock" : "/team/block", { body: { team_id: team.team_id } }).then(reload, failed) }, team.blocked ? "Unblock" : "Block"),
-        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the team ${team.team_alias ?? team.team_id}?`, "Its keys are revoked for good.", () => json("/team/delete", { body: { team_ids: [team.team_id] } }), reload) }, "Delete"),
+        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the team ${team.team_alias ?? team.team_id}?`, "Its keys are revoked for good.", "Delete", () => json("/team/delete", { body: { team_ids: [team.team_id] } }), reload) }, "Delete"),
       ] : null),
   ] }));
   return table("Teams", ["Team", "State", ["Keys", "n"], ["Members", "n"], "Models", "Limits", "Spend", "Actions"], rows, "No teams yet.");
@@ -231,28 +213,11 @@ function teamTable(teams, reload, failed) {
 // -- audit
 
 function auditList(place) {
-  const trouble = complaint();
-  const list = el("div", {}, loading());
-  const pages = el("nav", { class: "row pages", "aria-label": "Pages" });
-  let page = 1;
-  let gone = false;
-  place.replaceChildren(trouble, list, pages);
-  async function reload() {
-    try {
-      const found = await json(`/audit${query({ page, page_size: PAGE })}`);
-      if (gone) return;
-      list.replaceChildren(auditTable(found.audit_logs));
-      const turn = (to, text) => el("button", { type: "button", onclick: () => { page = to; reload(); } }, text);
-      pages.replaceChildren(...[page > 1 ? turn(page - 1, "Newer") : null, page < found.total_pages ? turn(page + 1, "Older") : null,
-        el("span", { class: "muted" }, `${number(found.total)} changes`)].filter(Boolean));
-    } catch (error) {
-      if (gone) return;
-      list.replaceChildren();
-      tell(trouble, reason(error));
-    }
-  }
-  reload();
-  return () => { gone = true; };
+  const view = listing(place, "", ["Newer", "Older"], async (page) => {
+    const found = await json(`/audit${query({ page, page_size: PAGE })}`);
+    return { content: auditTable(found.audit_logs), pages: found.total_pages, words: `${number(found.total)} changes` };
+  });
+  return () => { view.gone = true; };
 }
 
 function auditTable(records) {
@@ -275,4 +240,3 @@ function changes(before, after) {
 }
 
 const isEmpty = (value) => value === null || value === false || (typeof value === "object" && Object.keys(value).length === 0);
-

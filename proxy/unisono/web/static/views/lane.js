@@ -11,6 +11,8 @@ import { Transcript } from "/page/views/transcript.js";
 // Maximum characters of a complete answer that screen readers read out.
 const MOST_SAID = 300;
 
+const action = (text, act) => el("button", { type: "button", class: "small quiet", onclick: act }, text);
+
 export class Lane {
   // `owner` has `settings(lane)`, `changed()`, `fork(lane, turns)`, `showsTokens` and `failed(error, lane)`.
   constructor(name, owner) {
@@ -50,7 +52,6 @@ export class Lane {
 
   nodeOf(entry) {
     const { turn } = entry;
-    const action = (text, act) => el("button", { type: "button", class: "small quiet", onclick: act }, text);
     if (turn.kind === "user") {
       const body = el("div", { class: "turn-text" }, visible(turn.text));
       const node = el("article", { class: "turn is-user", "aria-label": "Your message" }, body,
@@ -154,7 +155,6 @@ export class Lane {
   }
 
   actions(entry) {
-    const action = (text, act) => el("button", { type: "button", class: "small quiet", onclick: act }, text);
     entry.transcript.next.append(
       action("Regenerate", () => {
         if (this.running) return;

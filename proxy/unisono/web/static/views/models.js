@@ -1,6 +1,7 @@
 // Models: deployments with their checks, draining, adding and removing, prices, and a comparison of two deployments.
 
 import { json, query, reason } from "/page/lib/api.js";
+import { confirmed } from "/page/lib/confirm.js";
 import { complaint, dialog, el, field, loading, section, select, table, tell } from "/page/lib/dom.js";
 import { dollars } from "/page/lib/format.js";
 import { renew } from "/page/lib/renew.js";
@@ -73,7 +74,7 @@ function actions(known, one, reload, failed) {
   return el("span", { class: "actions" },
     changesAll() ? (one.state === "drained" ? act("Resume", "resume") : act("Drain", "drain")) : null,
     el("button", { type: "button", class: "small", onclick: () => checks(info.id) }, "Checks"),
-    info.db_model && changesAll() ? el("button", { type: "button", class: "small danger", onclick: () => remove(info.id, reload) }, "Remove") : null,
+    info.db_model && changesAll() ? el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Remove ${info.id}?`, "It gets no new requests. Its running answers finish.", "Remove", () => json("/model/delete", { body: { id: info.id } }), reload) }, "Remove") : null,
     el("a", { class: "button small", href: `#/requests${query({ deployment: info.id })}` }, "Requests"));
 }
 
@@ -90,15 +91,6 @@ function checks(id) {
       place.replaceChildren(table("Checks", ["Check", "Result", "Finding, and what to do"], rows, "This deployment was not probed yet. Providers are not probed, because that costs money."));
     }, (error) => place.replaceChildren(el("p", { class: "trouble", role: "alert" }, reason(error))));
     return place;
-  });
-}
-
-function remove(id, reload) {
-  dialog(`Remove ${id}?`, (close) => {
-    const trouble = complaint();
-    return [el("p", {}, "It gets no new requests. Its running answers finish."), trouble, el("div", { class: "row" },
-      el("button", { type: "button", class: "danger", onclick: () => json("/model/delete", { body: { id } }).then(() => { close(); reload(); }, (error) => tell(trouble, reason(error))) }, "Remove"),
-      el("button", { type: "button", onclick: close }, "Cancel"))];
   });
 }
 

@@ -6,7 +6,7 @@ import { day, dollars, number, percent, seconds, short } from "/page/lib/format.
 import { Plot } from "/page/lib/plots.js";
 import { renew } from "/page/lib/renew.js";
 import { seesAll, state, watch } from "/page/lib/store.js";
-import { deploymentTable, plainModels, sum } from "/page/views/deployments.js";
+import { deploymentTable, groupsOf, plainModels, sum } from "/page/views/deployments.js";
 import { causes, inWords } from "/page/lib/words.js";
 
 const RANGES = { "1h": { text: "1 h", s: 3600, step: 60 }, "24h": { text: "24 h", s: 86_400, step: 300 }, "30d": { text: "30 d", s: 30 * 86_400, step: 21_600 } };
@@ -144,7 +144,7 @@ function drawQueue(plot) {
 function drawTiles(tiles, { stats, range: shown }, status) {
   const total = Object.fromEntries(SUMS.map((name) => [name, sum(stats.bins.map((bin) => bin[name]))]));
   const latest = stats.bins.findLast((bin) => bin.first_token_s?.p95);
-  const groups = status.models.filter((model) => model.id === model.model);
+  const groups = groupsOf(status);
   const ready = groups.filter((model) => model.ready).length;
   const members = groups.flatMap((model) => model.deployments ?? []);
   const fit = members.filter((one) => one.state === "ready").length;

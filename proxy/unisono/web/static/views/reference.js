@@ -1,13 +1,13 @@
 // API reference: the operations of the OpenAPI document of this gateway, with their parameters, fields and answers.
 
 import { json, reason } from "/page/lib/api.js";
-import { complaint, el, tell } from "/page/lib/dom.js";
+import { complaint, el, loading, table, tell } from "/page/lib/dom.js";
 
 const MOST_LEVELS = 4;
 const SHOWN_VALUES = 12;
 
 export function reference(main) {
-  const place = el("div", {}, el("p", { class: "muted late" }, "Loading the document…"));
+  const place = el("div", {}, loading());
   const failed = complaint();
   const seeking = el("input", { type: "search", placeholder: "Path or summary", "aria-label": "Filter the operations", autocomplete: "off" });
   main.append(
@@ -56,11 +56,12 @@ function listed(operations, made) {
 // The content of an operation is built when it is opened first.
 function entry({ path, method, operation }, made) {
   const node = el("details", {}, el("summary", {}, el("code", {}, `${method} ${path}`), ` ${operation.summary ?? ""}`));
-  node.addEventListener("toggle", () => node.append(...content(operation, made)), { once: true });
+  node.addEventListener("toggle", () => node.append(...content(`${method} ${path}`, operation, made)), { once: true });
   return node;
 }
 
-function content(operation, made) {
+function content(name, operation, made) {
+  const titled = (title, heads, rows) => el("div", {}, el("h3", {}, title), table(`${title} of ${name}`, heads, rows, "None."));
   const parameters = (operation.parameters ?? []).map((each) => [each.name, each.in, typeOf(each.schema ?? {}, made), each.required, each.description ?? each.schema?.description]);
   const body = schemaIn(operation.requestBody?.content);
   const answers = Object.entries(operation.responses ?? {}).map(([status, answer]) => {
@@ -70,21 +71,15 @@ function content(operation, made) {
   const answer = schemaIn(resolved(operation.responses?.["200"] ?? {}, made).content);
   return [
     operation.security?.length ? null : el("p", { class: "note" }, "Needs no key."),
-    parameters.length ? table("Parameters", ["name", "in", "type", "required", "meaning"], parameters.map(named)) : null,
-    body && table("Fields of the request", ["name", "type", "required", "meaning"], fieldsOf(body, made).map(named)),
-    table("Answers", ["status", "meaning", "type"], answers.map(named)),
-    answer && fieldsOf(answer, made).length ? table("Fields of the answer", ["name", "type", "required", "meaning"], fieldsOf(answer, made).map(named)) : null,
+    parameters.length ? titled("Parameters", ["name", "in", "type", "required", "meaning"], parameters.map(named)) : null,
+    body && titled("Fields of the request", ["name", "type", "required", "meaning"], fieldsOf(body, made).map(named)),
+    titled("Answers", ["status", "meaning", "type"], answers.map(named)),
+    answer && fieldsOf(answer, made).length ? titled("Fields of the answer", ["name", "type", "required", "meaning"], fieldsOf(answer, made).map(named)) : null,
   ].filter(Boolean);
 }
 
 function named([name, ...rest]) {
-  return [el("code", {}, name), ...rest.map((cell) => (cell === true ? "yes" : cell || ""))];
-}
-
-function table(title, heads, rows) {
-  const row = (cells) => el("tr", {}, cells.map((cell, at) => el("td", { class: at ? "named" : undefined }, cell)));
-  return el("div", {}, el("h3", {}, title), el("div", { class: "wide" }, el("table", {},
-    el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows.map(row)))));
+  return [el("code", {}, name), ...rest.map((cell) => el("span", { class: "named" }, cell === true ? "yes" : cell || ""))];
 }
 
 // The JSON schema of a content, or else of its events.
