@@ -339,6 +339,8 @@ def test_a_long_answer_is_truncated_with_a_note(stage: dict[str, str], opened: O
 def test_a_long_output_is_drawn_in_parts(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
     ask(page, "say long").get_by_role("link", name="Inspect its tokens").click()
+    # The tokens beside the answer have this button too.
+    page.get_by_role("heading", name="Inspector").wait_for()
     more = page.get_by_role("button", name="Show more")
     more.wait_for()
     drawn = page.locator(".flow .t").count()
