@@ -49,6 +49,7 @@ from unisono.bootstrap.alerts import Alerting
 from unisono.bootstrap.budgets import build_budgets, build_prices
 from unisono.bootstrap.components import build_components
 from unisono.bootstrap.engine import build_engine
+from unisono.bootstrap.fidelity import FidelityWatch
 from unisono.bootstrap.files import build_file_reader
 from unisono.bootstrap.hooks import Hookset
 from unisono.bootstrap.model_admin import build_model_administration, health_of
@@ -163,6 +164,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models
     lenient = config.unisono.when_store_is_down == "known_keys"
     observing = parts.observing
     alerting = observing.alerts(config.unisono.alerts, pool, store, gateway.upkeep)
+    fidelity = observing.fidelity(config, pool, alerting)
     ledger = build_ledger(config.store, store, gateway.upkeep, observing.quota_observers(alerting))
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     harmony = build_engine(pool, hosting.host, parts, salts, library_parser=config.unisono.library_parser)
@@ -176,17 +178,18 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models
     # Background responses belong to no request: at shutdown, other processes take them over.
     writers = observing.writers(config.unisono, store)
     sinks = observing.sinks(writers)
-    in_background = GuardedService(engine, (observing.gates(pool, recorder, sinks, background=True), *gates))
+    in_background = GuardedService(engine, (observing.gates(pool, fidelity, recorder, sinks, background=True), *gates))
     background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=metering.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
     live = LiveOutputs()
-    outer = (observing.gates(pool, recorder, sinks), LiveObservation(live))
+    outer = (observing.gates(pool, fidelity, recorder, sinks), LiveObservation(live))
     service = GuardedService(engine, (*outer, *gates), can_drain=True)
 
     queues = [*writers, *([] if recorder is None else [recorder])]
     counted = [] if observing.metrics is None else [observing.metrics.answered]
-    app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, queues, runner, alerting), [*counted, *sinks])
+    watches: list[FidelityWatch | Alerting] = [fidelity, *([] if alerting is None else [alerting])]
+    app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, queues, runner, watches), [*counted, *sinks])
     mount(app, ROUTES, *_state_dependencies(gateway, ledger, share, live), *_api_dependencies(gateway, service, runner))
     app.state.gateway = gateway
     return app
@@ -212,7 +215,7 @@ async def _running(
     ledger: UsageLedger,
     queues: Sequence[Recorder | RequestWriter | RequestFile],
     runner: BackgroundRunner,
-    alerting: Alerting | None,
+    watches: Sequence[FidelityWatch | Alerting],
 ) -> AsyncIterator[None]:
     """Start the components, and close them in reverse order at the end."""
     async with AsyncExitStack() as opened:
@@ -231,9 +234,9 @@ async def _running(
                 gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep, lambda: ledger.unwritten_records
             )
         )
-        if alerting is not None:
-            alerting.start()
-            opened.push_async_callback(alerting.aclose)
+        for watch in watches:
+            watch.start()
+            opened.push_async_callback(watch.aclose)
         for queue in queues:
             opened.push_async_callback(queue.aclose)
         opened.push_async_callback(ledger.aclose)

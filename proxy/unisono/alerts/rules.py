@@ -15,8 +15,8 @@ from unisono.core.quotas import MILLION, Account, BudgetState, QuotaKind, owner_
 
 # Maximum number of budgets whose alerts are remembered.
 MAX_BUDGETS: Final = 10_000
-# State of a deployment that serves requests.
-READY: Final = "ready"
+# States of a deployment that can serve requests. A quarantine has alerts of its own.
+UP: Final = frozenset({"ready", "quarantined"})
 # Fields for the id of a budget's owner.
 OWNER_FIELDS: Final = {"key": "token", "team": "team_id", "user": "user_id", "customer": "customer_id"}
 
@@ -124,7 +124,7 @@ class HealthAlerts:
 
     def check(self, deployments: Iterable[DeploymentState], *, store_works: bool) -> None:
         """Compare the current states with earlier ones."""
-        states = {f"backend {each.name} of {each.model}": each.state == READY for each in deployments}
+        states = {f"backend {each.name} of {each.model}": each.state in UP for each in deployments}
         states["store"] = store_works
         for subject, is_up in states.items():
             self._check(subject, is_up=is_up)

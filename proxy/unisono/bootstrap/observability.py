@@ -20,6 +20,7 @@ from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.metrics import MetricsListener
 from unisono.bootstrap.alerts import Alerting, build_alerts
 from unisono.bootstrap.backends import deployment_names
+from unisono.bootstrap.fidelity import FidelityWatch, build_fidelity
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.config import (
     AlertSettings,
@@ -28,6 +29,7 @@ from unisono.config import (
     ModelRegistry,
     RequestFileSettings,
 )
+from unisono.core.alerts import Alert
 from unisono.core.observer import Observer
 from unisono.core.quotas import QuotaObserver
 from unisono.core.recordings import TraceStore
@@ -88,13 +90,19 @@ class Observing:
     metrics_export: SharedResource[MetricsExporter] | None = None
 
     def gates(
-        self, pool: RoutingPool, recorder: Recorder | None, sinks: Sequence[RecordSink], *, background: bool = False
+        self,
+        pool: RoutingPool,
+        fidelity: FidelityWatch,
+        recorder: Recorder | None,
+        sinks: Sequence[RecordSink],
+        *,
+        background: bool = False,
     ) -> GenerationObservation:
-        """Return the gates with which all observers, `pool` and `recorder` see every generation.
+        """Return the gates with which all observers, and the other arguments, see every generation.
 
         `sinks` receive the records of generations that belong to no HTTP request.
         """
-        observers: list[Observer] = [self.recent, QualityObserver(pool.record_answer)]
+        observers: list[Observer] = [self.recent, QualityObserver(pool.record_answer), fidelity]
         if self.metrics is not None:
             observers.append(self.metrics)
         if sinks:
@@ -111,6 +119,7 @@ class Observing:
             recorded=recorded,
             new_trace=new_trace,
             with_content=self.has_content,
+            with_prompts=fidelity.models,
         )
 
     def recorder(self, config: Config, store: TraceStore) -> Recorder | None:
@@ -151,6 +160,11 @@ class Observing:
             return None
         count = _uncounted if self.metrics is None else self.metrics.alerts
         return build_alerts(settings, pool, store, upkeep, count)
+
+    def fidelity(self, config: Config, pool: RoutingPool, alerting: Alerting | None) -> FidelityWatch:
+        """Return the monitors of live answers. Raises ConfigError."""
+        count = _uncounted if self.metrics is None else self.metrics.fidelity_samples
+        return build_fidelity(config, pool, _unsent if alerting is None else alerting.webhook, count)
 
     def sinks(self, writers: Sequence[RequestWriter | RequestFile]) -> Sequence[RecordSink]:
         """Return the receivers of request records."""
@@ -310,7 +324,11 @@ def _metrics_export(
     return reuse_or_build(old, settings, build)
 
 
-def _uncounted(outcome: str, count: int) -> None:
+def _unsent(alert: Alert) -> None:
+    """Discard an alert if there is no webhook."""
+
+
+def _uncounted(*_: object) -> None:
     """Discard counts if metrics are off."""
 
 

@@ -76,6 +76,9 @@ class Overview:
     def _deployment(self, status: DeploymentStatus) -> dict[str, Any]:
         fields = asdict(status)
         del fields["model"], fields["waiting"]
+        if status.fidelity is not None:
+            # A time of this process's clock.
+            del fields["fidelity"]["until"]
         worked = self.recent.worked().get((status.model, status.name))
         return {**fields, "kind": self.kinds.get(status.name, ""), "hour": None if worked is None else asdict(worked)}
 

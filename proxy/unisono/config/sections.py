@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, JsonValue, SecretStr, model_validat
 from unisono.config.alert_settings import AlertSettings
 from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.config.budget_settings import Duration, Money, ProviderBudget, ZoneName, to_zone
+from unisono.config.fidelity_settings import FidelitySettings
 from unisono.config.file_settings import FileSettings
 from unisono.config.general_settings import GeneralSettings
 from unisono.config.guardrail_settings import GuardrailSettings
@@ -303,6 +304,8 @@ class GatewaySettings(Section):
     """Records of requests as JSON lines in files. By default none."""
     alerts: AlertSettings | None = None
     """Alerts about budgets and health. By default none."""
+    fidelity: dict[Name, FidelitySettings] = Field(default_factory=dict)
+    """Comparison of live answers with a reference, by `model_name`. By default none."""
     current_date: date | Literal["today", "none"] = "today"
     """Date in prompts: `today` in UTC, `none` to omit it, or a fixed date for reproducible runs."""
 

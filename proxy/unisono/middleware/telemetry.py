@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import random
 from secrets import token_hex
 from typing import Final, TypeVar
 
-from unisono.core.conversation import Phase, Tokens
+from unisono.core.conversation import FunctionTool, Phase, Tokens
 from unisono.core.events import (
     Closed,
     Delta,
@@ -29,7 +29,7 @@ from unisono.core.events import (
     Text,
     ToolCall,
 )
-from unisono.core.generation import MESSAGE
+from unisono.core.generation import MESSAGE, Sampling
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer, RequestDetails
 from unisono.core.request_identity import IDENTITY
 from unisono.core.trace_context import ARRIVED, TraceContext
@@ -72,7 +72,8 @@ class GenerationObservation:
 
     `background` marks generations that no request waits for. With `recorded`, the report includes the request, the
     prompts of its steps and the output. A recorded generation has a seed, so that replaying it gives the same ids. With
-    `with_content`, the report includes the conversation and the output.
+    `with_content`, the report includes the conversation and the output. For the models in `with_prompts`, it includes
+    the prompts of the steps.
     """
 
     def __init__(
@@ -83,12 +84,14 @@ class GenerationObservation:
         recorded: bool = False,
         new_trace: NewTrace | None = None,
         with_content: bool = False,
+        with_prompts: Collection[str] = (),
     ) -> None:
         self._observers = tuple(observers)
         self._background = background
         self._recorded = recorded
         self._new_trace = new_trace
         self._with_content = with_content
+        self._with_prompts = frozenset(with_prompts)
 
     def __call__(self, request: GenerationRequest) -> ObservationGate:
         span = self._new_trace() if self._new_trace is not None else None
@@ -101,6 +104,8 @@ class GenerationObservation:
             )
         elif span is not None:
             request = replace(request, origin=replace(request.origin, span=span))
+        if request.model in self._with_prompts:
+            request = replace(request, prompt=replace(request.prompt, records_prompts=True))
         arrived = ARRIVED.get()
         began = GenerationStarted(
             request_id=request.origin.request_id,
@@ -117,6 +122,7 @@ class GenerationObservation:
             recorded_request=to_record(request) if self._recorded else None,
             details=self._details(request) if span is not None and span.sampled else None,
             workload=workload_of(request),
+            is_free=is_free(request),
         )
         return ObservationGate(request, began, self._observers)
 
@@ -135,6 +141,15 @@ def workload_of(request: GenerationRequest) -> int:
     properties = None if form is None or form.schema is None else form.schema.get("properties")
     names = tuple(properties)[:MAX_PROPERTIES] if isinstance(properties, Mapping) else ()
     return hash((key, request.raw is not None, tools, None if form is None else (form.name, form.choices, names)))
+
+
+def is_free(request: GenerationRequest) -> bool:
+    """Return whether nothing but the model decides on the tokens: no constraint and no penalty."""
+    answer, sampling = request.answer, request.answer.sampling
+    is_forced = answer.form is not None or answer.choice is not None or answer.reasoning_budget is not None
+    is_strict = any(isinstance(tool, FunctionTool) and tool.strict for tool in request.conversation.tools)
+    is_usual = replace(sampling, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None) == Sampling()
+    return is_usual and sampling.temperature <= 1 and not is_forced and not is_strict and request.raw is None
 
 
 @dataclass(slots=True)

@@ -186,6 +186,19 @@ class Instruments:
             "backend_quality_weight", "Part of a backend's weight that its quality leaves.", *backend, over="livemin"
         )
 
+        self.fidelity_samples = self._counter(
+            "fidelity_samples", "Answers for continuous fidelity, by outcome.", *backend, "outcome"
+        )
+        self.fidelity_state = self._gauge(
+            "backend_fidelity_state", "0 healthy, 1 warning, 2 quarantined.", *backend, over="livemax"
+        )
+        self.fidelity_agreement = self._gauge(
+            "backend_fidelity_agreement", "Share of tokens with the reference's choice.", *backend, over="livemin"
+        )
+        self.fidelity_divergence = self._gauge(
+            "backend_fidelity_divergence_nats", "Mean divergence from the reference.", *backend, over="livemax"
+        )
+
     def _define_tools(self) -> None:
         self.tools = self._counter("tool_calls", "Calls of server tools.", "server", "outcome")
         self.tools_s = self._histogram(

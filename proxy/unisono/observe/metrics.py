@@ -18,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from unisono.core.answer_faults import faults_by_deployment
+from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer, StepDone
 from unisono.core.request_record import RequestRecord
 from unisono.observe.genai_metrics import GenAiMetrics
@@ -57,6 +58,7 @@ NOTED_FIELDS: Final = frozenset(
 # Position in the path of a field.
 _POSITION: Final = re.compile(r"\.\d+(?=\.|$)")
 CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
+FIDELITY_STATES: Final = {FidelityState.HEALTHY: 0, FidelityState.WARNING: 1, FidelityState.QUARANTINED: 2}
 STATE: Final = Path("/proc/self/statm")
 
 
@@ -81,6 +83,8 @@ class DeploymentMetrics(Protocol):
     def circuits(self) -> Mapping[str, str]: ...
     @property
     def quality(self) -> _Weighted: ...
+    @property
+    def fidelity(self) -> FidelityStatus | None: ...
 
 
 class _Weighted(Protocol):
@@ -235,6 +239,13 @@ class Metrics(Observer):
         """Count alerts by outcome: `sent`, `failed`, or `dropped` because the queue was full."""
         self._all.alerts.labels(outcome).inc(count)
 
+    def fidelity_samples(self, model: str, backend: str, outcome: str) -> None:
+        """Count an answer for continuous fidelity.
+
+        Outcomes: `scored`, `failed`, `dropped` because the queue was full, or `over_budget`.
+        """
+        self._all.fidelity_samples.labels(model, backend, outcome).inc()
+
     def exports(self, outcome: str, count: int) -> None:
         """Count exports of the metrics by outcome: `exported` or `failed`."""
         self._all.metric_exports.labels(outcome).inc(count)
@@ -286,6 +297,7 @@ class Metrics(Observer):
             every.claimed.labels(*of).set(backend.tokens)
             every.foreign.labels(*of).set(backend.foreign)
             every.quality.labels(*of).set(backend.quality.weight)
+            self._sample_fidelity(of, backend.fidelity)
             every.waiting.labels(backend.model).set(backend.waiting)
             for kind, phase in backend.circuits.items():
                 every.circuit.labels(*of, kind).set(CIRCUITS.get(phase, 2))
@@ -299,6 +311,17 @@ class Metrics(Observer):
         self._cpu_s = cpu_s
         with suppress(OSError):
             every.memory.set(int(STATE.read_text().split()[1]) * resource.getpagesize())
+
+    def _sample_fidelity(self, of: tuple[str, str], fidelity: FidelityStatus | None) -> None:
+        if fidelity is None:
+            return
+        self._all.fidelity_state.labels(*of).set(FIDELITY_STATES[fidelity.state])
+        for gauge, value in (
+            (self._all.fidelity_agreement, fidelity.agreement),
+            (self._all.fidelity_divergence, fidelity.divergence),
+        ):
+            if value is not None:
+                gauge.labels(*of).set(value)
 
     # -- output
 

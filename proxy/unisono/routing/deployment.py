@@ -15,6 +15,7 @@ from math import inf
 from random import uniform
 from typing import cast
 
+from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.generation import Capabilities, Load, Timeouts
 from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
@@ -85,6 +86,7 @@ class LiveDeployment:
         self.tolerance = BreakerConfig()
         self.quality = QualityRecord()
         self.is_weighted_by_quality = False
+        self.fidelity: FidelityStatus | None = None
         self.listeners: list[Callable[[], None]] = []
         self.on_doubt: Callable[[], None] | None = None  # called when a probe is needed now
         self.candidate = Candidate(self.terms.name, bit=0, context=context, rank=Rank.UNKNOWN)
@@ -145,7 +147,22 @@ class LiveDeployment:
         if self.candidate.rate is not None:
             self.candidate.rate.move(now)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no request runs on the deployment, as far as known."""
+        return not self.candidate.running and not self.candidate.foreign_requests
+
+    def set_fidelity(self, status: FidelityStatus | None) -> None:
+        """Set the fidelity; a quarantined deployment is not used while another one works."""
+        self.fidelity = status
+        self._changed()
+
     def _rank(self, now: float) -> Rank:
+        rank = self._health_rank(now)
+        is_quarantined = self.fidelity is not None and self.fidelity.state is FidelityState.QUARANTINED
+        return max(rank, Rank.RESTING) if is_quarantined else rank
+
+    def _health_rank(self, now: float) -> Rank:
         if self.terms.is_drained or self.awaits_probe:
             return Rank.UNFIT
         if self.known is None and self.failure is not None:

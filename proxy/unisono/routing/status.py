@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.probe import MEANINGS
 from unisono.errors import BackendUnfit
 from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, rests_for, rests_until
@@ -26,6 +27,7 @@ class DeploymentStatus:
     - `unfit`: a probe has a fatal finding
     - `unknown`: not probed yet
     - `drained`: an operator has withdrawn it from use
+    - `quarantined`: its model does not compute what the reference computes
 
     `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed
     checks with their remedies. It reveals nothing about this backend. `cause` is what the operator needs: the message
@@ -50,6 +52,7 @@ class DeploymentStatus:
     rests_s: float = 0.0
     circuits: Mapping[str, str] = field(default_factory=dict)
     quality: DeploymentQuality = field(default_factory=DeploymentQuality)
+    fidelity: FidelityStatus | None = None
 
 
 def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> DeploymentStatus:
@@ -69,6 +72,7 @@ def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> Dep
         foreign=one.foreign_requests,
         rests_s=max(rests_until(live.circuits) - now, 0.0),
         circuits={kind: phase.value for kind, phase in phases.items() if phase is not CircuitPhase.CLOSED},
+        fidelity=live.fidelity,
         quality=quality_of(live.quality, is_weighted=live.is_weighted_by_quality),
     )
 
@@ -117,5 +121,7 @@ def _state(live: LiveDeployment, now: float) -> tuple[str, str, float]:
     if live.failure is not None:
         return "failing", live.failure.code, live.failing_since
     if live.known is not None:
+        if live.fidelity is not None and live.fidelity.state is FidelityState.QUARANTINED:
+            return "quarantined", f"differs from {live.fidelity.reference}", live.healthy_since
         return "ready", "", live.healthy_since
     return "unknown", "not probed yet", live.failing_since

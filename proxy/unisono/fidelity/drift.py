@@ -1,0 +1,210 @@
+"""Detection of drift in the scores of live answers: pure, with the clock as an argument.
+
+A deployment is beyond a limit if the whole confidence interval of a measure is. The first time it gets a warning. Then
+only new answers count: if they are beyond a limit too, the deployment is quarantined for some time, and afterwards it
+is on trial like after a warning.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from typing import Final
+
+from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.fidelity.comparison import Scores, agrees
+from unisono.fidelity.statistics import divergence
+
+# Answers of the window. Older ones are forgotten.
+WINDOW: Final = 300
+# Answers and tokens that a decision needs.
+MIN_ANSWERS: Final = 10
+MIN_TOKENS: Final = 200
+# Quantile of the normal distribution for a decision. The same window is judged after each answer, so that a usual
+# interval of 95 % would soon be left by chance.
+Z_DECISION: Final = 4.0
+# New answers within the limits after which a warning ends.
+CLEARED_AFTER: Final = 50
+# A token that the reference considers less likely than this, in nats, is implausible: its probability is below one in
+# a million.
+IMPLAUSIBLE_NATS: Final = -14.0
+# Longest quarantine, as a multiple of the first one. It doubles each time.
+MAX_QUARANTINE_FACTOR: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DriftLimits:
+    """Limits of the measures: least agreement, most divergence in nats, most implausible tokens.
+
+    A quarantine lasts `quarantine_s` at first; with 0 there is only a warning.
+    """
+
+    agreement: float = 0.995
+    divergence: float = 0.002
+    implausible: float = 0.0003
+    quarantine_s: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMeasure:
+    """Measures of one answer.
+
+    Of `compared` tokens, `disagreeing` ones had another choice; `nats` is the sum of their divergences. Of `judged`
+    tokens, `implausible` ones were practically impossible.
+    """
+
+    compared: int = 0
+    disagreeing: int = 0
+    nats: float = 0.0
+    judged: int = 0
+    implausible: int = 0
+
+
+def measure(reference: Scores, other: Scores, *, is_sampled_freely: bool) -> AnswerMeasure:
+    """Return the measures of an answer from its scores; `other` is empty if the deployment does not score.
+
+    `is_sampled_freely`: nothing but the model decided on the tokens.
+    """
+    pairs = [(one, two) for one, two in zip(reference, other, strict=False) if one is not None and two is not None]
+    known = [one.logprob for one in reference if one is not None and one.logprob is not None]
+    return AnswerMeasure(
+        compared=len(pairs),
+        disagreeing=sum(not agrees(one, two) for one, two in pairs),
+        nats=sum(divergence(one.top, two.top) for one, two in pairs),
+        judged=len(known) if is_sampled_freely else 0,
+        implausible=sum(value < IMPLAUSIBLE_NATS for value in known) if is_sampled_freely else 0,
+    )
+
+
+@dataclass(slots=True)
+class RatioWindow:
+    """Ratio of two sums over the answers of a window, with its variance between answers."""
+
+    _answers: deque[tuple[float, int]] = field(default_factory=deque)
+    # Sums of total, count, total squared, total times count, and count squared.
+    _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+
+    def add(self, total: float, count: int) -> None:
+        if not count:
+            return
+        self._answers.append((total, count))
+        self._change(total, count, 1)
+        if len(self._answers) > WINDOW:
+            self._change(*self._answers.popleft(), -1)
+
+    def _change(self, total: float, count: int, sign: int) -> None:
+        for at, value in enumerate((total, count, total * total, total * count, count * count)):
+            self._sums[at] += sign * value
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    @property
+    def tokens(self) -> int:
+        return round(self._sums[1])
+
+    @property
+    def value(self) -> float | None:
+        return self._sums[0] / self._sums[1] if self._answers else None
+
+    @property
+    def is_enough(self) -> bool:
+        return len(self._answers) >= MIN_ANSWERS and self._sums[1] >= MIN_TOKENS
+
+    def lower_bound(self, *, is_share: bool) -> float:
+        """Return the lower bound of the ratio; that of a share considers chance within the answers too."""
+        total, count, squares, products, counts = self._sums
+        size, value = len(self._answers), total / count
+        variance = max(squares - 2 * value * products + value**2 * counts, 0.0) * size / (size - 1) / count**2
+        if not is_share:
+            return value - Z_DECISION * sqrt(variance)
+        # Wilson's interval with the effective number of tokens.
+        binomial = value * (1 - value) / count
+        effective = count / max(variance / binomial, 1.0) if binomial else count
+        square = Z_DECISION**2 / effective
+        spread = sqrt(square * value * (1 - value) + square**2 / 4)
+        return (value + square / 2 - spread) / (1 + square)
+
+
+class DriftDetector:
+    """Detector for one deployment, which continues from an earlier `status`."""
+
+    def __init__(self, limits: DriftLimits, status: FidelityStatus) -> None:
+        self.limits = limits
+        self.status = status
+        self._windows = _new_windows()
+
+    def add(self, measured: AnswerMeasure, now: float) -> FidelityStatus:
+        """Add an answer, and return the new status."""
+        windows = self._windows
+        windows["agreement"].add(measured.disagreeing, measured.compared)
+        windows["divergence"].add(measured.nats, measured.compared)
+        windows["implausible"].add(measured.implausible, measured.judged)
+        exceeded = self._exceeded()
+        answers = max(map(len, windows.values()))
+        before = self.status
+        state, restarts = next_state(before.state, is_exceeded=bool(exceeded), answers=answers)
+        if state is FidelityState.QUARANTINED and not self.limits.quarantine_s:
+            state, restarts = FidelityState.WARNING, False
+        self.status = replace(self._measured(), state=state, exceeded=exceeded)
+        if state is FidelityState.QUARANTINED:
+            factor = min(2**before.quarantines, MAX_QUARANTINE_FACTOR)
+            self.status = replace(
+                self.status, until=now + self.limits.quarantine_s * factor, quarantines=before.quarantines + 1
+            )
+        elif state is FidelityState.HEALTHY:
+            self.status = replace(self.status, quarantines=0)
+        if restarts:
+            self._windows = _new_windows()
+        return self.status
+
+    def release(self, now: float) -> bool:
+        """End a quarantine whose time is over, with a trial; return whether it ended."""
+        if self.status.state is not FidelityState.QUARANTINED or now < self.status.until:
+            return False
+        self._windows = _new_windows()
+        self.status = replace(self.status, state=FidelityState.WARNING)
+        return True
+
+    def _exceeded(self) -> tuple[str, ...]:
+        limits: Mapping[str, float] = {
+            "agreement": 1 - self.limits.agreement,
+            "divergence": self.limits.divergence,
+            "implausible": self.limits.implausible,
+        }
+        return tuple(
+            name
+            for name, window in self._windows.items()
+            if window.is_enough and window.lower_bound(is_share=name != "divergence") > limits[name]
+        )
+
+    def _measured(self) -> FidelityStatus:
+        windows = self._windows
+        disagreement = windows["agreement"].value
+        return replace(
+            self.status,
+            answers=max(map(len, windows.values())),
+            tokens=max(window.tokens for window in windows.values()),
+            agreement=None if disagreement is None else 1 - disagreement,
+            divergence=windows["divergence"].value,
+            implausible=windows["implausible"].value,
+        )
+
+
+def _new_windows() -> dict[str, RatioWindow]:
+    return {name: RatioWindow() for name in ("agreement", "divergence", "implausible")}
+
+
+def next_state(state: FidelityState, *, is_exceeded: bool, answers: int) -> tuple[FidelityState, bool]:
+    """Return the state after an answer, and whether only later answers count from now on."""
+    match state:
+        case FidelityState.HEALTHY if is_exceeded:
+            return FidelityState.WARNING, True
+        case FidelityState.WARNING if is_exceeded:
+            return FidelityState.QUARANTINED, True
+        case FidelityState.WARNING if answers >= CLEARED_AFTER:
+            return FidelityState.HEALTHY, False
+        case _:
+            return state, False

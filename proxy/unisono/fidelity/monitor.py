@@ -1,0 +1,268 @@
+"""Scoring of live answers in idle time, within a budget of tokens.
+
+An answer is scored by the reference, and by its own deployment if that can score. Both must be idle, and a request
+that arrives meanwhile cancels the scoring, so that clients wait for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import random
+from secrets import token_hex
+from typing import Final, Protocol, cast
+
+from unisono.core.alerts import Alert, AlertSink
+from unisono.core.conversation import Json
+from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.generation import Capabilities, Prompt, Timeouts
+from unisono.core.ports import Backend
+from unisono.core.scoring import ScoreJob, ScoringBackend, TokenScore
+from unisono.core.tasks import cancel_all, cancel_and_wait
+from unisono.errors import BackendError, ContextTooLong
+from unisono.fidelity.drift import DriftDetector, DriftLimits, measure
+from unisono.fidelity.runner import REQUEST_ID
+
+log = logging.getLogger("unisono.fidelity")
+
+MAX_QUEUED: Final = 64
+# Interval between two looks for idle backends, and for requests that arrive while an answer is scored, in seconds.
+LOOK_S: Final = 0.02
+# Interval between two looks for the end of a quarantine, in seconds.
+RELEASE_S: Final = 1.0
+# Outcome of an attempt that a request prevented.
+BUSY: Final = "busy"
+# Tokens of an answer that are scored at most; llama.cpp needs a forward step for each.
+MAX_TOKENS: Final = 512
+
+
+class WatchedDeployment(Protocol):
+    """Deployment as the monitor sees it (`routing.deployment.LiveDeployment`)."""
+
+    fidelity: FidelityStatus | None
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def timeouts(self) -> Timeouts: ...
+    @property
+    def known(self) -> Capabilities | None: ...
+    @property
+    def is_idle(self) -> bool: ...
+
+    def set_fidelity(self, status: FidelityStatus | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityPlan:
+    """Deployments of a model whose answers are compared with `reference`.
+
+    The share `sample` of the answers is scored, with at most `budget` tokens per hour.
+    """
+
+    model: str
+    reference: WatchedDeployment
+    watched: Sequence[WatchedDeployment]
+    sample: float
+    budget: int
+    limits: DriftLimits
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSample:
+    """Answer of a deployment. `is_free`: nothing but the model decided on its tokens."""
+
+    deployment: str
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    is_free: bool
+
+
+# Receives model, deployment and outcome of a sample: `scored`, `failed`, `dropped` or `over_budget`.
+CountSample = Callable[[str, str, str], None]
+
+
+class FidelityMonitor:
+    """Monitor of the deployments of one model."""
+
+    def __init__(self, plan: FidelityPlan, sink: AlertSink, count: CountSample, clock: Callable[[], float]) -> None:
+        self._plan = plan
+        self._sink = sink
+        self._count = count
+        self._clock = clock
+        self._live = {each.name: each for each in plan.watched}
+        self._detectors: dict[str, DriftDetector] = {}
+        self._queue: deque[LiveSample] = deque()
+        self._arrived = asyncio.Event()
+        self._salt = token_hex(16)
+        self._budget, self._paid_at = float(plan.budget), clock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Take over the deployments, and score until `aclose`."""
+        self._detectors = {live.name: DriftDetector(self._plan.limits, self._status(live)) for live in self._plan.watched}
+        for live in self._plan.watched:
+            live.set_fidelity(self._detectors[live.name].status)
+        self._tasks = [
+            asyncio.create_task(self._score_all(), name="score answers"),
+            asyncio.create_task(self._release_all(), name="end quarantines"),
+        ]
+
+    def _status(self, live: WatchedDeployment) -> FidelityStatus:
+        """Return the status that a deployment has from before a reload, or a new one."""
+        reference = self._plan.reference.name
+        known = live.fidelity
+        return known if known is not None and known.reference == reference else FidelityStatus(reference)
+
+    async def aclose(self) -> None:
+        await cancel_and_wait(*self._tasks)
+
+    def offer(self, sample: LiveSample) -> None:
+        """Queue an answer, if it belongs to the sample. A deployment with a warning gets decided sooner."""
+        detector = self._detectors.get(sample.deployment)
+        if detector is None or not sample.tokens:
+            return
+        if detector.status.state is FidelityState.HEALTHY and random() >= self._plan.sample:  # noqa: S311
+            return
+        if len(self._queue) >= MAX_QUEUED:
+            self._count(self._plan.model, sample.deployment, "dropped")
+            return
+        self._queue.append(sample)
+        self._arrived.set()
+
+    async def _release_all(self) -> None:
+        while True:
+            await asyncio.sleep(RELEASE_S)
+            for live in self._plan.watched:
+                if self._detectors[live.name].release(self._clock()):
+                    self._changed(live, self._detectors[live.name].status)
+
+    async def _score_all(self) -> None:
+        while True:
+            while not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+            sample = self._queue.popleft()
+            outcome = "failed"
+            try:
+                outcome = await self._score(sample)
+            except Exception as error:
+                log.exception("an answer could not be scored", exc_info=error)
+            if outcome == BUSY:
+                self._queue.append(sample)
+                await asyncio.sleep(LOOK_S)
+            else:
+                self._count(self._plan.model, sample.deployment, outcome)
+
+    async def _score(self, sample: LiveSample) -> str:
+        live, reference = self._live[sample.deployment], self._plan.reference
+        if not _scores(reference):
+            return "failed"
+        scoring = [reference, *([live] if _scores(live) else [])]
+        targets = sample.tokens[:MAX_TOKENS]
+        if not all(each.is_idle for each in scoring):
+            return BUSY
+        if not self._pay(len(scoring) * (len(sample.prompt) + len(targets))):
+            return "over_budget"
+        job = ScoreJob(
+            Prompt(sample.prompt), targets, timeouts=live.timeouts, request_id=REQUEST_ID, cache_salt=self._salt
+        )
+        try:
+            scores = await _scores_unless_busy(job, scoring)
+        except (BackendError, ContextTooLong) as error:
+            log.info("an answer could not be scored", extra={"backend": live.name, "code": error.code})
+            return "failed"
+        if scores is None:
+            return BUSY
+        self._add(live, scores[0], scores[1] if len(scores) > 1 else (), is_free=sample.is_free)
+        return "scored"
+
+    def _pay(self, tokens: int) -> bool:
+        """Pay for scored tokens; return False if the budget of this hour is too low."""
+        now, budget = self._clock(), self._plan.budget
+        self._budget = min(self._budget + (now - self._paid_at) * budget / 3600, float(budget))
+        self._paid_at = now
+        if tokens > self._budget:
+            return False
+        self._budget -= tokens
+        return True
+
+    def _add(
+        self,
+        live: WatchedDeployment,
+        reference: Sequence[TokenScore | None],
+        own: Sequence[TokenScore | None],
+        *,
+        is_free: bool,
+    ) -> None:
+        detector = self._detectors[live.name]
+        before = detector.status.state
+        if before is FidelityState.QUARANTINED:
+            # The answer is older than the quarantine.
+            return
+        status = detector.add(measure(reference, own, is_sampled_freely=is_free), self._clock())
+        if status.state is before:
+            live.set_fidelity(status)
+        else:
+            self._changed(live, status)
+
+    def _changed(self, live: WatchedDeployment, status: FidelityStatus) -> None:
+        before = FidelityState.HEALTHY if live.fidelity is None else live.fidelity.state
+        live.set_fidelity(status)
+        is_good = status.state is FidelityState.HEALTHY or before is FidelityState.QUARANTINED
+        log.log(
+            logging.INFO if is_good else logging.WARNING,
+            "backend fidelity changed",
+            extra={"backend": live.name, "state": status.state.value, "exceeded": list(status.exceeded)},
+        )
+        self._sink(to_alert(self._plan.model, live.name, before, status))
+
+
+def to_alert(model: str, name: str, before: FidelityState, status: FidelityStatus) -> Alert:
+    """Return the alert for a changed state."""
+    limits = " and ".join(status.exceeded)
+    event, text = {
+        FidelityState.HEALTHY: ("fidelity_recovered", "computes what the reference computes again"),
+        FidelityState.WARNING: ("fidelity_warning", f"is beyond the limit of {limits}"),
+        FidelityState.QUARANTINED: ("fidelity_quarantined", f"is quarantined: beyond the limit of {limits}"),
+    }[status.state]
+    if before is FidelityState.QUARANTINED:
+        event, text = "fidelity_readmitted", "is used again, on trial"
+    facts: Mapping[str, Json] = {
+        "subject": f"backend {name} of {model}",
+        "reference": status.reference,
+        "agreement": status.agreement,
+        "divergence": status.divergence,
+        "implausible": status.implausible,
+    }
+    # Each quarantine has alerts of its own.
+    identity = f"{event} {name} of {model} {status.quarantines}"
+    return Alert(identity, event, "backend", f"The backend {name} of {model} {text}.", facts)
+
+
+def _scores(live: WatchedDeployment) -> bool:
+    return live.known is not None and live.known.scores and isinstance(live.backend, ScoringBackend)
+
+
+async def _scores_unless_busy(
+    job: ScoreJob, deployments: Sequence[WatchedDeployment]
+) -> list[Sequence[TokenScore | None]] | None:
+    """Return the scores of the deployments; None if a request arrived at one of them meanwhile."""
+
+    async def score() -> list[Sequence[TokenScore | None]]:
+        return [await cast(ScoringBackend, each.backend).score(job) for each in deployments]
+
+    running = asyncio.create_task(score(), name="score an answer")
+    try:
+        while not running.done():
+            await asyncio.wait({running}, timeout=LOOK_S)
+            if not running.done() and not all(each.is_idle for each in deployments):
+                return None
+        return running.result()
+    finally:
+        await cancel_all(running)
