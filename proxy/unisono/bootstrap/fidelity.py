@@ -1,4 +1,7 @@
-"""Continuous fidelity: comparison of live answers with a reference. Part of the composition root."""
+"""Continuous fidelity: comparison of live answers with a reference.
+
+Part of the composition root.
+"""
 
 from __future__ import annotations
 

@@ -19,16 +19,19 @@ class FidelityThresholds(Section):
     divergence: Annotated[float, Field(gt=0)] = 0.002
     """Greatest mean divergence of the distributions, in nats."""
     implausible: Share = 0.0003
-    """Greatest share of tokens to which the reference gives a probability below one in a million."""
+    """Greatest share of tokens that the reference considers practically impossible.
+    Their probability is below one in a million."""
 
 
 class FidelitySettings(Section):
     """Comparison of live answers with a reference, for one model."""
 
     reference: Name
-    """Backend of the same `model_name` that scores the answers of the others. It must be able to score."""
+    """Backend of the same `model_name` that scores the answers of the others.
+    It must be able to score."""
     sample: Share = 0.01
-    """Share of the answers that are scored. Backends with a warning are scored more often."""
+    """Share of the answers that are scored.
+    Backends with a warning are scored more often."""
     budget: Count = 200_000
     """Maximum tokens per hour, prompts included, that are scored.
     Tokens that two backends score count twice. Each worker has the whole budget."""

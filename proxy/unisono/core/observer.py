@@ -41,10 +41,10 @@ class GenerationStarted:
     """Start of a generation.
 
     `key` is the public id of a virtual key, `key_name` its alias, `model` a group's name from the configuration. `at`
-    is the time in seconds since 1970. `span` is the generation's own, `span_parent` the id of its parent. Requests of
-    equal `workload` come from one client and have the same tools and answer form; it is a hash of this process. `is_free`: nothing but the model
+    is the time in seconds since 1970. `span` is the generation's own, `span_parent` the id of its parent.
+    `recorded_request` is the request of a recorded generation (`engine.replay`). Requests of equal `workload` come from
+    one client and have the same tools and answer form; it is a hash of this process. `is_free`: nothing but the model
     decides on the tokens of the answer.
-    `recorded_request` is the request of a recorded generation (`engine.replay`).
     """
 
     request_id: str

@@ -22,6 +22,8 @@ WINDOW: Final = 300
 # Answers and tokens that a decision needs.
 MIN_ANSWERS: Final = 10
 MIN_TOKENS: Final = 200
+# Answers with a difference that a decision needs. Wilson's interval is too narrow for two or three rare events.
+MIN_AFFECTED: Final = 4
 # Quantile of the normal distribution for a decision. The same window is judged after each answer, so that a usual
 # interval of 95 % would soon be left by chance.
 Z_DECISION: Final = 4.0
@@ -63,9 +65,9 @@ class AnswerMeasure:
 
 
 def measure(reference: Scores, other: Scores, *, is_sampled_freely: bool) -> AnswerMeasure:
-    """Return the measures of an answer from its scores; `other` is empty if the deployment does not score.
+    """Return the measures of an answer from its scores.
 
-    `is_sampled_freely`: nothing but the model decided on the tokens.
+    `other` is empty if the deployment does not score. `is_sampled_freely`: nothing but the model decided on the tokens.
     """
     pairs = [(one, two) for one, two in zip(reference, other, strict=False) if one is not None and two is not None]
     known = [one.logprob for one in reference if one is not None and one.logprob is not None]
@@ -83,8 +85,8 @@ class RatioWindow:
     """Ratio of two sums over the answers of a window, with its variance between answers."""
 
     _answers: deque[tuple[float, int]] = field(default_factory=deque)
-    # Sums of total, count, total squared, total times count, and count squared.
-    _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    # Sums of total, count, total squared, total times count, count squared, and affected answers.
+    _sums: list[float] = field(default_factory=lambda: [0.0] * 6)
 
     def add(self, total: float, count: int) -> None:
         if not count:
@@ -95,7 +97,7 @@ class RatioWindow:
             self._change(*self._answers.popleft(), -1)
 
     def _change(self, total: float, count: int, sign: int) -> None:
-        for at, value in enumerate((total, count, total * total, total * count, count * count)):
+        for at, value in enumerate((total, count, total * total, total * count, count * count, total > 0)):
             self._sums[at] += sign * value
 
     def __len__(self) -> int:
@@ -111,11 +113,12 @@ class RatioWindow:
 
     @property
     def is_enough(self) -> bool:
-        return len(self._answers) >= MIN_ANSWERS and self._sums[1] >= MIN_TOKENS
+        is_long = len(self._answers) >= MIN_ANSWERS and self._sums[1] >= MIN_TOKENS
+        return is_long and self._sums[5] >= MIN_AFFECTED
 
     def lower_bound(self, *, is_share: bool) -> float:
-        """Return the lower bound of the ratio; that of a share considers chance within the answers too."""
-        total, count, squares, products, counts = self._sums
+        """Return the lower bound; that of a share considers chance within the answers too."""
+        total, count, squares, products, counts, _ = self._sums
         size, value = len(self._answers), total / count
         variance = max(squares - 2 * value * products + value**2 * counts, 0.0) * size / (size - 1) / count**2
         if not is_share:

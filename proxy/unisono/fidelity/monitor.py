@@ -105,9 +105,9 @@ class FidelityMonitor:
 
     def start(self) -> None:
         """Take over the deployments, and score until `aclose`."""
-        self._detectors = {live.name: DriftDetector(self._plan.limits, self._status(live)) for live in self._plan.watched}
         for live in self._plan.watched:
-            live.set_fidelity(self._detectors[live.name].status)
+            detector = self._detectors[live.name] = DriftDetector(self._plan.limits, self._status(live))
+            live.set_fidelity(detector.status)
         self._tasks = [
             asyncio.create_task(self._score_all(), name="score answers"),
             asyncio.create_task(self._release_all(), name="end quarantines"),
@@ -123,7 +123,10 @@ class FidelityMonitor:
         await cancel_and_wait(*self._tasks)
 
     def offer(self, sample: LiveSample) -> None:
-        """Queue an answer, if it belongs to the sample. A deployment with a warning gets decided sooner."""
+        """Queue an answer if it belongs to the sample.
+
+        All answers of a deployment with a warning do, so that it is decided soon.
+        """
         detector = self._detectors.get(sample.deployment)
         if detector is None or not sample.tokens:
             return

@@ -12,6 +12,7 @@ const STATES = {
   resting: "in cooldown after repeated failures",
   failing: "last probe failed",
   unfit: "a probe found a blocking problem",
+  quarantined: "receives requests only if no other deployment works",
   drained: "receives no new requests until it is resumed",
 };
 
