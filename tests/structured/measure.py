@@ -13,7 +13,8 @@ from tests.structured.cases import Case
 
 MAX_TOKENS = 200
 CONCURRENCY = 4
-REQUEST_TIMEOUT_S = 300
+# llama-server may need minutes for an answer of open repetitions on two cores.
+REQUEST_TIMEOUT_S = 900
 # Cases after which the figures so far are reported. The whole measurement may take hours.
 REPORTED_EVERY = 25
 
