@@ -214,6 +214,32 @@ async def test_a_foreign_object_equals_a_missing_one(admin: AdminClient, role: R
     assert (await admin.get("/audit")).body["total"] == before
 
 
+async def test_a_team_admin_gains_no_power_outside_of_its_team(admin: AdminClient) -> None:
+    await clients(admin)
+    lead = admin.using((await admin.made("/key/generate", team_id="own", user_id=Role.TEAM_ADMIN.value))["key"])
+    foreign = await foreign_objects(admin)
+    before = (await admin.get("/user/info?user_id=admin")).body["user_info"]
+    for user in (Role.ADMIN.value, Role.VIEWER.value, "ann"):
+        added = await lead.made("/team/member_add", team_id="own", member={"user_id": user})
+        assert added["updated_users"] == [{"user_id": user}]
+        created = await lead.made("/key/generate", team_id="own", user_id=user)
+        rotated = await lead.made("/key/regenerate", key=created["token"])
+        stolen = admin.using(rotated["key"])
+        for path, fields in {"/user/new": {"user_id": "x"}, "/team/new": {}, "/budget/new": {}}.items():
+            assert (await stolen.post(path, **fields)).status == 403, (user, path)
+        assert (await stolen.get("/audit")).status == 403
+        assert (await stolen.get(f"/key/info?key={foreign['key']}")).status == 404
+        # The key can neither be used on other keys of its user, nor get one without a team.
+        assert (await stolen.post("/key/regenerate", key=foreign["key"])).status in (403, 404)
+        assert (await stolen.post("/key/generate", team_id="foreign")).status in (403, 404)
+        assert (await stolen.post("/key/generate")).status == 403
+        assert (await stolen.post("/user/update", user_id=user, user_email="x@example.org")).status in (403, 404)
+        info = (await stolen.get("/user/info")).body
+        assert [key["token"] for key in info["keys"]] == [created["token"]]
+        assert [team["team_id"] for team in info["teams"]] == ["own"]
+    assert (await admin.get("/user/info?user_id=admin")).body["user_info"] == before
+
+
 async def test_a_user_sees_only_itself_in_lists(admin: AdminClient) -> None:
     everyone = await clients(admin)
     await foreign_objects(admin)

@@ -19,7 +19,6 @@ import click
 
 from unisono.access.keys import Issued, issued, rotated
 from unisono.api.admin.administration import Administration
-from unisono.api.admin.key_schema import key_view
 from unisono.api.admin.keys import revoke_key
 from unisono.api.admin.litellm_export import ImportedKey
 from unisono.api.admin.roles import Actor, Role
@@ -72,7 +71,7 @@ def create(config_path: Path, tenant: str, options: Mapping[str, Any], *, as_jso
         admin, now = opened.admin, time.time()
         new = issued(await admin.mint(), now, tenant=tenant)
         record = replace(changed(new.record, options), created_by=OPERATOR.id)
-        audit = admin.audit(OPERATOR, "created", "key", record.id, None, key_view(record, now, admin.zone))
+        audit = admin.audit_of(OPERATOR, "created", None, record)
         return replace(new, record=await opened.store.put_key(record, audit))
 
     _warn_of_unknown_names(config, options)
@@ -199,7 +198,7 @@ async def _change(
     opened: OpenedKeyring, key_id: str, action: str, change: Callable[[KeyRecord], KeyRecord]
 ) -> KeyRecord:
     await _find(opened, key_id)
-    return await opened.admin.change_key(OPERATOR, key_id, action, change, key_view)
+    return await opened.admin.change_key(OPERATOR, key_id, action, change)
 
 
 def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:

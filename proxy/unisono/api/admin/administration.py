@@ -5,18 +5,22 @@ The commands of `unisono keys` use the same operations as the routes.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
 from secrets import token_hex
 from typing import Annotated, Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import orjson
 from fastapi import Depends, Header
 from starlette.requests import Request
 
 from unisono.access.keys import Mint
+from unisono.api.admin.entry_schema import entry_view
+from unisono.api.admin.key_schema import key_view, team_of
 from unisono.api.admin.roles import PERMISSIONS, Actor, MemberRole, Role, strongest
 from unisono.api.asgi_layers import route_of
 from unisono.api.route_table import RouteTable, check_query, dependency, provided
@@ -28,12 +32,11 @@ from unisono.core.state_store import Store
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, NotFound, StoreConflict
 
 ADMIN = RouteTable("admin", prefixes=("",))
-# Attempts to change an object despite concurrent changes.
-MAX_TRIES: Final = 5
-MAX_PAGE_SIZE: Final = 100
+# Attempts to change an object despite concurrent changes by other processes.
+MAX_TRIES: Final = 20
 
 Item = TypeVar("Item")
-View = Callable[[Any, float, tzinfo], Mapping[str, Json]]
+Viewed = KeyRecord | DirectoryEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,14 @@ class Administration:
     clock: Callable[[], float]
     is_keyless: bool = False
     zone: tzinfo = UTC
+    locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    def lock(self, kind: str, id: str) -> asyncio.Lock:
+        """Return the lock of an object.
+
+        Under it, changes by this process wait for each other, instead of causing conflicts.
+        """
+        return self.locks.setdefault((kind, id), asyncio.Lock())
 
     async def mint(self) -> Mint:
         return Mint(await self.salt())
@@ -63,13 +74,16 @@ class Administration:
         user = await self.entry(EntryKind.USER, record.user) if record.user else None
         if user is None or user.is_blocked:
             return Actor(Role.KEY, record)
-        teams = [team for team in await self.store.directory(EntryKind.TEAM) if user.id in team.members]
+        home = team_of(record)
+        teams = [
+            team
+            for team in await self.store.directory(EntryKind.TEAM)
+            if user.id in team.members and home in (None, team.id)
+        ]
         administered = frozenset(team.id for team in teams if team.members[user.id] == MemberRole.ADMIN)
-        role = strongest(user, administered)
-        is_writer = role is Role.TEAM_ADMIN
-        return Actor(
-            role, record, user.id, administered if is_writer else frozenset(), frozenset(team.id for team in teams)
-        )
+        role = strongest(user, administered, home)
+        administered = administered if role is Role.TEAM_ADMIN else frozenset()
+        return Actor(role, record, user.id, administered, frozenset(team.id for team in teams), home)
 
     async def entry(self, kind: EntryKind, id: str) -> DirectoryEntry | None:
         (found,) = await self.store.entries((kind, id))
@@ -86,30 +100,42 @@ class Administration:
     ) -> AuditRecord:
         return AuditRecord(f"audit_{token_hex(12)}", self.clock(), actor.id, action, kind, object_id, before, after)
 
+    def view(self, shown: Viewed) -> dict[str, Json]:
+        """Return a key, team, user, end user or budget in LiteLLM's format."""
+        if isinstance(shown, KeyRecord):
+            return key_view(shown, self.clock(), self.zone)
+        return entry_view(shown, self.clock(), self.zone)
+
+    def audit_of(self, actor: Actor, action: str, before: Viewed | None, after: Viewed | None) -> AuditRecord:
+        """Return the audit record of a change; None stands for an object that does not exist."""
+        changed = after or before
+        assert changed is not None
+        kind = "key" if isinstance(changed, KeyRecord) else changed.kind
+        views = [None if each is None else self.view(each) for each in (before, after)]
+        return self.audit(actor, action, kind, changed.id, *views)
+
     async def change_key(
-        self, actor: Actor, key: str, action: str, change: Callable[[KeyRecord], KeyRecord], view: View
+        self, actor: Actor, key: str, action: str, change: Callable[[KeyRecord], KeyRecord]
     ) -> KeyRecord:
         """Change a key and add the audit record, despite concurrent changes.
 
         Raises `NotFound`, `StoreConflict`.
         """
-        for tried in range(MAX_TRIES):
-            was = await self.store.key(key)
-            if was is None:
-                raise no_such("key", key)
-            now = change(was)
-            # A write without a change would only cause conflicts with concurrent changes.
-            if now == was:
-                return was
-            now = replace(now, updated_at=self.clock())
-            audit = self.audit(
-                actor, action, "key", key, view(was, self.clock(), self.zone), view(now, self.clock(), self.zone)
-            )
-            try:
-                return await self.store.put_key(now, audit)
-            except StoreConflict:
-                if tried == MAX_TRIES - 1:
-                    raise
+        async with self.lock("key", key):
+            for tried in range(MAX_TRIES):
+                was = await self.store.key(key)
+                if was is None:
+                    raise no_such("key", key)
+                now = change(was)
+                # A write without a change would only cause conflicts with concurrent changes.
+                if now == was:
+                    return was
+                now = replace(now, updated_at=self.clock())
+                try:
+                    return await self.store.put_key(now, self.audit_of(actor, action, was, now))
+                except StoreConflict:
+                    if tried == MAX_TRIES - 1:
+                        raise
         raise AssertionError("unreachable")
 
     async def claim(self, name: str, digest: str, candidate: str) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import Query
 from pydantic import Field
 
-from unisono.api.admin.administration import ADMIN, MAX_PAGE_SIZE, AdminDeps, CurrentActor
-from unisono.api.admin.fields import iso
+from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor
+from unisono.api.admin.fields import MAX_PAGE_SIZE, iso
 from unisono.api.answer_types import AnswerModel, Count, Object
 from unisono.api.field_types import QueryModel
 from unisono.core.conversation import Json

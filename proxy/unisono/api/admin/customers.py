@@ -25,7 +25,6 @@ from unisono.api.admin.entry_schema import (
     CustomerReferences,
     NewCustomer,
     UpdateCustomer,
-    entry_view,
 )
 from unisono.api.admin.fields import iso, limit_answer
 from unisono.api.admin.roles import Actor
@@ -64,7 +63,7 @@ async def customer_answer(admin: Administration, entry: DirectoryEntry) -> Objec
         created_at = iso((budget or entry).created_at)
         table = {"budget_id": entry.budget or None, **limit_answer(limits, now, admin.zone), "created_at": created_at}
     return {
-        **entry_view(entry, now, admin.zone),
+        **admin.view(entry),
         "spend": await account_spend(admin, shared_account(EntryKind.CUSTOMER, entry.id), limits),
         "litellm_budget_table": table,
     }
@@ -137,7 +136,7 @@ async def _blocked(admin: Administration, actor: Actor, id: str) -> DirectoryEnt
         new = DirectoryEntry(
             EntryKind.CUSTOMER, id, now, limits=KeyLimits(budget_since=now), created_by=actor.id, is_blocked=True
         )
-        audit = admin.audit(actor, "created", EntryKind.CUSTOMER, id, None, entry_view(new, now, admin.zone))
+        audit = admin.audit_of(actor, "created", None, new)
         try:
             return await admin.store.put_entry(new, audit)
         except StoreConflict:  # another request has created it

@@ -15,9 +15,8 @@ from unisono.api.admin.administration import (
     no_such,
     page_of,
 )
-from unisono.api.admin.entry_schema import ID_FIELDS, EntrySettings, ListQuery, TeamMember, entry_view
+from unisono.api.admin.entry_schema import ID_FIELDS, EntrySettings, ListQuery, TeamMember
 from unisono.api.admin.fields import AdminBody, LimitFields
-from unisono.api.admin.key_schema import key_view
 from unisono.api.admin.keys import revoke_key
 from unisono.api.admin.roles import Actor, UserRole
 from unisono.core.access import KeyRecord
@@ -70,7 +69,7 @@ async def create_entry(
     new = _applied(body, new, now)
     if kind is EntryKind.USER and not new.role:
         new = replace(new, role=UserRole.USER)
-    audit = admin.audit(actor, "created", kind, id, None, entry_view(new, now, admin.zone))
+    audit = admin.audit_of(actor, "created", None, new)
     try:
         return await admin.store.put_entry(new, audit)
     except StoreConflict:
@@ -105,20 +104,20 @@ async def change_entry(
 
     Raises `NotFound`, `StoreConflict`.
     """
-    for tried in range(MAX_TRIES):
-        was = entry if tried == 0 else await admin.entry(entry.kind, entry.id)
-        if was is None:
-            raise no_such(entry.kind, entry.id, ID_FIELDS[entry.kind])
-        now = change(was)
-        if now == was:
-            return was
-        now = replace(now, updated_at=admin.clock())
-        views = entry_view(was, admin.clock(), admin.zone), entry_view(now, admin.clock(), admin.zone)
-        try:
-            return await admin.store.put_entry(now, admin.audit(actor, action, entry.kind, entry.id, *views))
-        except StoreConflict:
-            if tried == MAX_TRIES - 1:
-                raise
+    async with admin.lock(entry.kind, entry.id):
+        for tried in range(MAX_TRIES):
+            was = await admin.entry(entry.kind, entry.id)
+            if was is None:
+                raise no_such(entry.kind, entry.id, ID_FIELDS[entry.kind])
+            now = change(was)
+            if now == was:
+                return was
+            now = replace(now, updated_at=admin.clock())
+            try:
+                return await admin.store.put_entry(now, admin.audit_of(actor, action, was, now))
+            except StoreConflict:
+                if tried == MAX_TRIES - 1:
+                    raise
     raise AssertionError("unreachable")
 
 
@@ -130,7 +129,7 @@ async def update_entry(
     Raises `NotFound`, and `NotAllowed` for settings that only an admin may change.
     """
     entry = await find_entry(admin, actor, kind, id)
-    may_change = actor.changes_team(entry) if kind is EntryKind.TEAM else actor.changes_all or entry.id == actor.user
+    may_change = actor.changes_team(entry) if kind is EntryKind.TEAM else actor.changes_user(entry)
     if not may_change:
         raise no_such(kind, id, ID_FIELDS[kind])
     if not actor.changes_all and (fields := sorted(body.model_fields_set - OWN_SETTINGS)):
@@ -160,21 +159,31 @@ async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntr
     The keys of a user lose everything that names it, and the records of its requests are deleted. Raises `NotFound`,
     `StoreConflict`.
     """
-    has_keys = entry.kind in {EntryKind.TEAM, EntryKind.USER}
-    for record in await admin.store.keys() if has_keys else ():
-        is_users = entry.kind is EntryKind.USER and record.user == entry.id
-        if is_users or (entry.kind is EntryKind.TEAM and record.tenant == entry.id):
-            gone = record if record.revoked_at is not None else await revoke_key(admin, actor, record)
-            if is_users:
-                await admin.change_key(actor, gone.id, "anonymised", _anonymous, key_view)
-                while await admin.store.delete_requests(gone.id, REQUESTS_PER_DELETION) == REQUESTS_PER_DELETION:
-                    pass
+    await _revoke_keys_of(admin, actor, entry)
     if entry.kind is EntryKind.USER:
         for team in await admin.store.directory(EntryKind.TEAM):
             if entry.id in team.members:
                 await change_members(admin, actor, team, remove=[entry.id])
-    audit = admin.audit(actor, "deleted", entry.kind, entry.id, entry_view(entry, admin.clock(), admin.zone), None)
+    audit = admin.audit_of(actor, "deleted", entry, None)
     await admin.store.delete_entry(entry, audit)
+    if entry.kind is EntryKind.USER and entry.email:
+        await admin.unclaim(f"email {entry.email}", entry.id)
+    # Keys that were created meanwhile. A creation that is still running revokes its key itself.
+    await _revoke_keys_of(admin, actor, entry)
+
+
+async def _revoke_keys_of(admin: Administration, actor: Actor, entry: DirectoryEntry) -> None:
+    """Revoke the keys of a team or a user, and remove what names the user."""
+    if entry.kind not in {EntryKind.TEAM, EntryKind.USER}:
+        return
+    for record in await admin.store.keys():
+        is_users = entry.kind is EntryKind.USER and record.user == entry.id
+        if is_users or (entry.kind is EntryKind.TEAM and record.tenant == entry.id):
+            gone = record if record.revoked_at is not None else await revoke_key(admin, actor, record)
+            if is_users:
+                await admin.change_key(actor, gone.id, "anonymised", _anonymous)
+                while await admin.store.delete_requests(gone.id, REQUESTS_PER_DELETION) == REQUESTS_PER_DELETION:
+                    pass
 
 
 def _anonymous(record: KeyRecord) -> KeyRecord:
@@ -203,7 +212,7 @@ async def ensure_users(admin: Administration, actor: Actor, members: Iterable[Te
     """Return the roles of members by user id, and create the users that do not exist yet."""
     roles: dict[str, str] = {}
     for member in members:
-        id = member.user_id or await user_with_email(admin, member.user_email or "") or str(uuid4())
+        id = member.user_id or await _id_of_email(admin, member.user_email or "")
         roles[id] = member.role
         if await admin.entry(EntryKind.USER, id) is None:
             now = admin.clock()
@@ -216,12 +225,25 @@ async def ensure_users(admin: Administration, actor: Actor, members: Iterable[Te
                 limits=KeyLimits(budget_since=now),
                 created_by=actor.id,
             )
-            audit = admin.audit(actor, "created", EntryKind.USER, id, None, entry_view(user, now, admin.zone))
+            audit = admin.audit_of(actor, "created", None, user)
             try:
                 await admin.store.put_entry(user, audit)
             except StoreConflict:
                 continue  # another request has created it
     return roles
+
+
+async def _id_of_email(admin: Administration, email: str) -> str:
+    """Return the id of the user with this address, or a new id, once for all requests."""
+    if (found := await user_with_email(admin, email)) is not None:
+        return found
+    name = f"email {email}"
+    id = await admin.claim(name, "", str(uuid4()))
+    user = await admin.entry(EntryKind.USER, id)
+    if user is not None and user.email != email:  # it has another address since
+        await admin.unclaim(name, id)
+        id = await admin.claim(name, "", str(uuid4()))
+    return id
 
 
 async def user_with_email(admin: Administration, email: str) -> str | None:

@@ -26,6 +26,7 @@ from unisono.errors import UnsupportedValue
 MAX_INTEGER: Final = 2**53
 MAX_METADATA_BYTES: Final = 16 * 1024
 MAX_NAMES: Final = 1000
+MAX_PAGE_SIZE: Final = 100
 PERIOD_NAMES: Final = {"day": Period("day"), "month": Period("month"), "none": NO_PERIOD}
 UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 # One hundred years: a longer duration is a mistake in the unit.

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from unisono.access.keys import VISIBLE_SUFFIX_LENGTH
-from unisono.api.admin.administration import MAX_PAGE_SIZE
 from unisono.api.admin.fields import (
+    MAX_PAGE_SIZE,
     NEVER,
     AdminBody,
     DurationText,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import tzinfo
 from typing import Annotated
 
 from fastapi import Query
@@ -40,7 +39,6 @@ from unisono.api.admin.key_schema import (
     KeySettings,
     RegenerateKey,
     UpdateKey,
-    key_view,
     state_of,
     team_of,
 )
@@ -102,15 +100,28 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
     now = admin.clock()
     new = issued(mint, now, tenant=tenant, key_id=key_id, plaintext=plaintext)
     record = body.applied(replace(new.record, user=user, created_by=actor.id, once=name), now)
-    audit = admin.audit(actor, "created", "key", record.id, None, key_view(record, now, admin.zone))
     try:
-        return created_answer(replace(new, record=await admin.store.put_key(record, audit)), now, admin.zone)
+        return created_answer(admin, replace(new, record=await store_new_key(admin, actor, record, "created")))
     except StoreConflict:
         # The same request, sent twice at once.
         repeated = await _created_before(admin, mint, key_id, plaintext) if plaintext else None
         if repeated is None:
             raise
         return repeated
+
+
+async def store_new_key(admin: Administration, actor: Actor, record: KeyRecord, action: str) -> KeyRecord:
+    """Store a new key with its audit record.
+
+    Raises `StoreConflict` if it exists, `NotFound` if its team or user was deleted since it was checked.
+    """
+    stored = await admin.store.put_key(record, admin.audit_of(actor, action, None, record))
+    owners = [each for each in ((EntryKind.TEAM, team_of(record) or ""), (EntryKind.USER, record.user)) if each[1]]
+    for (kind, id), entry in zip(owners, await admin.store.entries(*owners), strict=True):
+        if entry is None:
+            await revoke_key(admin, actor, stored)
+            raise no_such(kind, id, f"{kind}_id")
+    return stored
 
 
 async def _created_before(admin: Administration, mint: Mint, key_id: str, plaintext: str) -> dict[str, Json] | None:
@@ -123,7 +134,7 @@ async def _created_before(admin: Administration, mint: Mint, key_id: str, plaint
         return None
     if existing.revoked_at is not None or not key_record_has(existing, mint, plaintext):
         raise StoreConflict("The key of this request was deleted or has a new secret; use another Idempotency-Key.")
-    return created_answer(Issued(existing, plaintext), admin.clock(), admin.zone)
+    return created_answer(admin, Issued(existing, plaintext))
 
 
 async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tuple[str, str]:
@@ -132,6 +143,10 @@ async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tupl
     Raises `NotFound` for those outside of the actor's reach.
     """
     team, user = body.team_id or "", body.user_id or ""
+    if actor.home is not None and not actor.changes_all and not team:
+        raise NotAllowed(
+            f"'team_id': a key of a team creates keys of this team only; send '{actor.home}'.", param="team_id"
+        )
     if not actor.changes_all and not user and team not in actor.teams:
         user = actor.user
     named = ((EntryKind.TEAM, team), (EntryKind.USER, user), (EntryKind.BUDGET, body.budget_id or ""))
@@ -213,7 +228,7 @@ async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> Ke
         user = was.user if "user_id" not in body.model_fields_set else body.user_id or ""
         return body.applied(replace(was, user=user), admin.clock())
 
-    changed = await admin.change_key(actor, record.id, "updated", change, key_view)
+    changed = await admin.change_key(actor, record.id, "updated", change)
     if record.name and changed.name != record.name:
         await admin.unclaim(f"alias {record.name}", record.id)
     return changed
@@ -247,7 +262,7 @@ async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> 
 
 
 async def revoke_key(admin: Administration, actor: Actor, record: KeyRecord) -> KeyRecord:
-    gone = await admin.change_key(actor, record.id, "deleted", lambda was: revoked(was, admin.clock()), key_view)
+    gone = await admin.change_key(actor, record.id, "deleted", lambda was: revoked(was, admin.clock()))
     # The alias and the Idempotency-Key may create another key, with another secret.
     await admin.unclaim(record.once, record.id)
     if record.name:
@@ -258,7 +273,7 @@ async def revoke_key(admin: Administration, actor: Actor, record: KeyRecord) -> 
 async def block_key(admin: Administration, actor: Actor, name: str, *, is_blocked: bool) -> KeyRecord:
     record = await find_key(admin, actor, name, to_change=True)
     action = "blocked" if is_blocked else "unblocked"
-    return await admin.change_key(actor, record.id, action, lambda was: replace(was, is_blocked=is_blocked), key_view)
+    return await admin.change_key(actor, record.id, action, lambda was: replace(was, is_blocked=is_blocked))
 
 
 async def regenerate_key(admin: Administration, actor: Actor, name: str, body: RegenerateKey) -> dict[str, Json]:
@@ -277,12 +292,12 @@ async def regenerate_key(admin: Administration, actor: Actor, name: str, body: R
         latest = new.plaintext
         return new.record
 
-    changed = await admin.change_key(actor, record.id, "rotated", change, key_view)
-    return created_answer(Issued(changed, latest), admin.clock(), admin.zone)
+    changed = await admin.change_key(actor, record.id, "rotated", change)
+    return created_answer(admin, Issued(changed, latest))
 
 
-def created_answer(new: Issued, now: float, zone: tzinfo) -> dict[str, Json]:
-    return {"key": new.plaintext, **key_view(new.record, now, zone)}
+def created_answer(admin: Administration, new: Issued) -> dict[str, Json]:
+    return {"key": new.plaintext, **admin.view(new.record)}
 
 
 # -- routes
@@ -306,9 +321,7 @@ async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str
         raise InvalidRequest("'key': the master key has no entry; name a key.", param="key")
     record = await find_key(admin, actor, key or (actor.key.id if actor.key else ""))
     shown = record.id if key is None or has_form(key) else key
-    return KeyInfo(
-        key=shown, info={**key_view(record, admin.clock(), admin.zone), "spend": await key_spend(admin, record)}
-    )
+    return KeyInfo(key=shown, info={**admin.view(record), "spend": await key_spend(admin, record)})
 
 
 @ADMIN.add("GET", "/key/list")
@@ -317,8 +330,7 @@ async def list_key_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[
     keys, counts = page_of(await list_visible(admin, actor, query), query.page, query.size)
     if not query.return_full_object:
         return KeyPage.model_validate({"keys": [key.id for key in keys], **counts})
-    now = admin.clock()
-    views = [{**key_view(key, now, admin.zone), "spend": await key_spend(admin, key)} for key in keys]
+    views = [{**admin.view(key), "spend": await key_spend(admin, key)} for key in keys]
     return KeyPage.model_validate({"keys": views, **counts})
 
 
@@ -328,7 +340,7 @@ async def update_key_route(
 ) -> Object:
     """Change the settings of a key that the body names; others stay."""
     record = await update_key(admin, actor, body)
-    return {"key": record.id, **key_view(record, admin.clock(), admin.zone)}
+    return {"key": record.id, **admin.view(record)}
 
 
 @ADMIN.add("POST", "/key/delete", BODY_404_409, body=DeleteKeys)
@@ -345,7 +357,7 @@ async def block_key_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[KeyReference, parsed_body(KeyReference)]
 ) -> Object:
     """Block a key until it is unblocked."""
-    return key_view(await block_key(admin, actor, body.key, is_blocked=True), admin.clock(), admin.zone)
+    return admin.view(await block_key(admin, actor, body.key, is_blocked=True))
 
 
 @ADMIN.add("POST", "/key/unblock", BODY_404_409, answer=KeyObject, body=KeyReference)
@@ -353,7 +365,7 @@ async def unblock_key_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[KeyReference, parsed_body(KeyReference)]
 ) -> Object:
     """Permit a blocked key again."""
-    return key_view(await block_key(admin, actor, body.key, is_blocked=False), admin.clock(), admin.zone)
+    return admin.view(await block_key(admin, actor, body.key, is_blocked=False))
 
 
 @ADMIN.add("POST", "/key/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey)

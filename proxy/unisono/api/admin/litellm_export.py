@@ -19,10 +19,9 @@ from pydantic import ValidationError
 
 from unisono.access.imported_keys import IMPORTED, to_digest
 from unisono.api.admin.administration import Administration
-from unisono.api.admin.entry_schema import entry_view
 from unisono.api.admin.fields import NEUTRAL_VALUES
-from unisono.api.admin.key_schema import GenerateKey, key_view
-from unisono.api.admin.keys import claim_alias
+from unisono.api.admin.key_schema import GenerateKey
+from unisono.api.admin.keys import claim_alias, store_new_key
 from unisono.api.admin.roles import Actor, UserRole
 from unisono.core.access import KeyDigest, KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind
@@ -175,8 +174,7 @@ async def _import_key(
         limits=KeyLimits(budget_since=now),
     )
     record = replace(body.applied(record, now), expires_at=_time(row, "expires"))
-    audit = admin.audit(actor, "imported", "key", key_id, None, key_view(record, now, admin.zone))
-    await admin.store.put_key(record, audit)
+    await store_new_key(admin, actor, record, "imported")
     return ImportedKey(name, key_id)
 
 
@@ -193,9 +191,7 @@ async def _check_owners(admin: Administration, actor: Actor, body: GenerateKey, 
             raise InvalidRequest(f"'{kind}_id': there is no {kind} '{id}'; create it first.", param=f"{kind}_id")
         now = admin.clock()
         entry = DirectoryEntry(kind, id, now, role=role, limits=KeyLimits(budget_since=now), created_by=actor.id)
-        await admin.store.put_entry(
-            entry, admin.audit(actor, "created", kind, id, None, entry_view(entry, now, admin.zone))
-        )
+        await admin.store.put_entry(entry, admin.audit_of(actor, "created", None, entry))
 
 
 def _time(row: Mapping[str, Any], field: str) -> float | None:

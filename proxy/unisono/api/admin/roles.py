@@ -51,7 +51,7 @@ class Actor:
     """Caller of the admin API.
 
     `key` is its key, None for the master key. `teams` are the ids of the teams that it administers, `member_of` those
-    of its teams.
+    of its teams. `home` is the team of its key, outside of which it has no power: None for a key without a team.
     """
 
     role: Role
@@ -59,6 +59,7 @@ class Actor:
     user: str = ""
     teams: frozenset[str] = frozenset()
     member_of: frozenset[str] = frozenset()
+    home: str | None = None
 
     @property
     def id(self) -> str:
@@ -74,13 +75,16 @@ class Actor:
 
     def sees_key(self, record: KeyRecord) -> bool:
         is_own = self.key is not None and self.key.id == record.id
-        is_users = bool(self.user) and record.user == self.user
-        return self.sees_all or is_own or is_users or record.tenant in self.teams
+        return self.sees_all or is_own or self._owns(record) or record.tenant in self.teams
 
     def changes_key(self, record: KeyRecord) -> bool:
         """Return True if the actor may change the key: an admin, its team's admin, or its owner."""
-        is_users = self.role in {Role.USER, Role.TEAM_ADMIN} and bool(self.user) and record.user == self.user
+        is_users = self.role in {Role.USER, Role.TEAM_ADMIN} and self._owns(record)
         return self.changes_all or is_users or record.tenant in self.teams
+
+    def _owns(self, record: KeyRecord) -> bool:
+        """Return whether the key belongs to the actor's user, within the reach of the actor's key."""
+        return bool(self.user) and record.user == self.user and self.home in (None, record.tenant)
 
     def sees(self, entry: DirectoryEntry) -> bool:
         match entry.kind:
@@ -90,6 +94,9 @@ class Actor:
                 return self.sees_all or entry.id == self.user
             case EntryKind.BUDGET | EntryKind.CUSTOMER | EntryKind.SETTING | EntryKind.MODEL:
                 return self.sees_all
+
+    def changes_user(self, entry: DirectoryEntry) -> bool:
+        return self.changes_all or (entry.id == self.user and self.home is None)
 
     def changes_team(self, entry: DirectoryEntry) -> bool:
         return self.changes_all or entry.id in self.teams
@@ -156,16 +163,20 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
 }
 
 
-def strongest(user: DirectoryEntry | None, teams: frozenset[str]) -> Role:
-    """Return the role of a virtual key with this user, who administers `teams`."""
+def strongest(user: DirectoryEntry | None, teams: frozenset[str], home: str | None = None) -> Role:
+    """Return the role of a key in the team `home` of this user, who administers `teams`.
+
+    The admins of a team can create its keys for any member, and give each of them another secret. With the role of an
+    admin of the gateway, such a key would make them admins of the gateway.
+    """
     if user is None:
         return Role.KEY
     match user.role:
-        case UserRole.ADMIN:
+        case UserRole.ADMIN if home is None:
             return Role.ADMIN
-        case UserRole.VIEWER:
+        case UserRole.VIEWER if home is None:
             return Role.VIEWER
-        case UserRole.USER_VIEWER:
+        case UserRole.USER_VIEWER | UserRole.VIEWER:
             return Role.USER_VIEWER
         case _:
             return Role.TEAM_ADMIN if teams else Role.USER

@@ -16,8 +16,7 @@ from fastapi import Query
 from pydantic import Field
 
 from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor
-from unisono.api.admin.entry_schema import entry_view
-from unisono.api.admin.key_schema import key_view, team_of
+from unisono.api.admin.key_schema import team_of
 from unisono.api.admin.request_logs import day_end, day_start, request_log, request_logs
 from unisono.api.admin.roles import MASTER_ACTOR, Actor
 from unisono.api.admin.spending import FIRST_DAY, LAST_DAY, ledger_lines
@@ -164,12 +163,10 @@ async def list_spend_by_key(
     admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
 ) -> list[Object]:
     """Return the keys with their spend, the highest first, in pages."""
-    usage, now = await visible_usage(admin, actor, query), admin.clock()
+    usage = await visible_usage(admin, actor, query)
     sums = usage.sums(key_name)
     keys = [key for key in usage.keys.values() if key.revoked_at is None or key.id in sums]
-    rows: list[Object] = [
-        {**key_view(key, now, admin.zone), "spend": _usd(sums.get(key.id, TokenUsage()))} for key in keys
-    ]
+    rows: list[Object] = [{**admin.view(key), "spend": _usd(sums.get(key.id, TokenUsage()))} for key in keys]
     if MASTER_ACTOR in sums:
         rows.append({"token": MASTER_ACTOR, "key_alias": None, "spend": _usd(sums[MASTER_ACTOR])})
     return _page(sorted(rows, key=lambda row: -row["spend"]), query)
@@ -180,11 +177,11 @@ async def list_spend_by_user(
     admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
 ) -> list[Object]:
     """Return the users with their spend, the highest first, in pages."""
-    usage, now = await visible_usage(admin, actor, query), admin.clock()
+    usage = await visible_usage(admin, actor, query)
     sums = usage.sums(usage.user)
     users = [user for user in await admin.store.directory(EntryKind.USER) if actor.sees(user)]
     rows: list[Object] = [
-        {**entry_view(user, now, admin.zone), "spend": _usd(sums.get(user.id, TokenUsage()))}
+        {**admin.view(user), "spend": _usd(sums.get(user.id, TokenUsage()))}
         for user in users
         if query.user_id in (None, user.id)
     ]
@@ -205,7 +202,7 @@ async def list_spend_by_tag(
     sums: dict[str, TokenUsage] = defaultdict(TokenUsage)
     for line in usage.lines:
         key = usage.keys.get(line.account.key)
-        tags = key_view(key, 0.0, admin.zone)["tags"] if key is not None else []
+        tags = admin.view(key)["tags"] if key is not None else []
         for tag in dict.fromkeys(map(str, tags if isinstance(tags, list) else [])):
             sums[tag] += line.used
     rows: list[Object] = [

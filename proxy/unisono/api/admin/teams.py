@@ -43,9 +43,7 @@ from unisono.api.admin.entry_schema import (
     TeamQuery,
     TeamReference,
     UpdateTeam,
-    entry_view,
 )
-from unisono.api.admin.key_schema import key_view
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.spending import spend_by
 from unisono.api.answer_types import AnswerModel, Object
@@ -69,7 +67,7 @@ async def create_team(
     """Create a team."""
     members = await ensure_users(admin, actor, body.members_with_roles)
     team = await create_entry(admin, actor, EntryKind.TEAM, body, idempotency_key, members)
-    return entry_view(team, admin.clock(), admin.zone)
+    return admin.view(team)
 
 
 @ADMIN.add("GET", "/team/info", READ_404)
@@ -81,21 +79,19 @@ async def get_team_info(
 ) -> TeamInfo:
     """Return a team with its spend and those of its keys that the caller may see."""
     team = await find_entry(admin, actor, EntryKind.TEAM, team_id)
-    now = admin.clock()
     keys = [
-        key_view(key, now, admin.zone)
+        admin.view(key)
         for key in await admin.store.keys()
         if key.tenant == team.id and key.revoked_at is None and actor.sees_key(key)
     ]
     spend = (await spend_by(admin, lambda line: line.account.tenant)).get(team.id, 0.0)
-    info = {**entry_view(team, now, admin.zone), "spend": spend}
+    info = {**admin.view(team), "spend": spend}
     return TeamInfo(team_id=team.id, team_info=info, keys=keys[:key_limit], team_memberships=[])
 
 
 async def _visible(admin: Administration, actor: Actor, query: TeamQuery) -> list[dict[str, Json]]:
-    now = admin.clock()
     return [
-        entry_view(team, now, admin.zone)
+        admin.view(team)
         for team in await admin.store.directory(EntryKind.TEAM)
         if actor.sees(team)
         and (query.user_id is None or query.user_id in team.members)
@@ -123,7 +119,7 @@ async def update_team(
 ) -> Object:
     """Change the settings of a team that the body names; others stay."""
     team = await update_entry(admin, actor, EntryKind.TEAM, body.team_id, body)
-    return {"team_id": team.id, "data": entry_view(team, admin.clock(), admin.zone)}
+    return {"team_id": team.id, "data": admin.view(team)}
 
 
 @ADMIN.add("POST", "/team/delete", BODY_404_409, body=DeleteTeams)
@@ -141,7 +137,7 @@ async def _block(admin: Administration, actor: Actor, id: str, *, is_blocked: bo
     team = await find_entry(admin, actor, EntryKind.TEAM, id)
     action = "blocked" if is_blocked else "unblocked"
     team = await change_entry(admin, actor, team, action, lambda was: replace(was, is_blocked=is_blocked))
-    return entry_view(team, admin.clock(), admin.zone)
+    return admin.view(team)
 
 
 @ADMIN.add("POST", "/team/block", BODY_404_409, answer=TeamObject, body=TeamReference)
@@ -177,12 +173,15 @@ async def add_team_members(
     members = [body.member] if isinstance(body.member, TeamMember) else body.member
     roles = await ensure_users(admin, actor, members)
     team = await change_members(admin, actor, team, add=roles)
-    now = admin.clock()
-    users = [user for user in await admin.store.entries(*((EntryKind.USER, id) for id in roles)) if user is not None]
+    users = await admin.store.entries(*((EntryKind.USER, id) for id in roles))
     memberships: list[Json] = [{"user_id": id, "team_id": team.id} for id in roles]
     return {
-        **entry_view(team, now, admin.zone),
-        "updated_users": [entry_view(user, now, admin.zone) for user in users],
+        **admin.view(team),
+        # The admin of a team learns nothing about users that it adds by their id.
+        "updated_users": [
+            admin.view(user) if user is not None and actor.sees(user) else {"user_id": id}
+            for id, user in zip(roles, users, strict=True)
+        ],
         "updated_team_memberships": memberships,
     }
 
@@ -198,4 +197,4 @@ async def delete_team_member(
     user = body.user_id or await user_with_email(admin, body.user_email or "") or ""
     if user not in team.members:
         raise no_such("member", body.user_id or body.user_email or "", "user_id")
-    return entry_view(await change_members(admin, actor, team, remove=[user]), admin.clock(), admin.zone)
+    return admin.view(await change_members(admin, actor, team, remove=[user]))

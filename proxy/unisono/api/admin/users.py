@@ -31,9 +31,8 @@ from unisono.api.admin.entry_schema import (
     UserInfo,
     UserPage,
     UserQuery,
-    entry_view,
 )
-from unisono.api.admin.key_schema import GenerateKey, key_view
+from unisono.api.admin.key_schema import GenerateKey
 from unisono.api.admin.keys import create_key
 from unisono.api.admin.roles import MemberRole
 from unisono.api.admin.spending import key_owners, spend_by
@@ -56,7 +55,7 @@ async def create_user(
     for team in teams:
         if user.id not in team.members:
             await change_members(admin, actor, team, add={user.id: MemberRole.USER})
-    answer: Object = {**entry_view(user, admin.clock(), admin.zone), "teams": [team.id for team in teams], "key": None}
+    answer: Object = {**admin.view(user), "teams": [team.id for team in teams], "key": None}
     if not body.auto_create_key:
         return answer
     fields = {"key_alias": body.key_alias, "duration": body.duration}
@@ -74,31 +73,27 @@ async def get_user_info(
     if not user_id and not actor.user:
         raise InvalidRequest("'user_id': this key has no user; name one.", param="user_id")
     user = await find_entry(admin, actor, EntryKind.USER, user_id or actor.user)
-    now = admin.clock()
     keys = [
-        key_view(key, now, admin.zone)
+        admin.view(key)
         for key in await admin.store.keys()
-        if key.user == user.id and key.revoked_at is None
+        if key.user == user.id and key.revoked_at is None and actor.sees_key(key)
     ]
     teams = [
-        entry_view(team, now, admin.zone)
+        admin.view(team)
         for team in await admin.store.directory(EntryKind.TEAM)
-        if user.id in team.members
+        if user.id in team.members and actor.sees(team)
     ]
     owners = await key_owners(admin)
     spend = (await spend_by(admin, lambda line: owners.get(line.account.key, ""))).get(user.id, 0.0)
-    return UserInfo(
-        user_id=user.id, user_info={**entry_view(user, now, admin.zone), "spend": spend}, keys=keys, teams=teams
-    )
+    return UserInfo(user_id=user.id, user_info={**admin.view(user), "spend": spend}, keys=keys, teams=teams)
 
 
 @ADMIN.add("GET", "/user/list", answer=UserPage)
 async def list_users(admin: AdminDeps, actor: CurrentActor, query: Annotated[UserQuery, Query()]) -> Object:
     """List users, oldest first, in pages."""
-    now = admin.clock()
     team = query.team and await find_entry(admin, actor, EntryKind.TEAM, query.team, "team")
     users = [
-        entry_view(user, now, admin.zone)
+        admin.view(user)
         for user in await admin.store.directory(EntryKind.USER)
         if actor.sees(user) and query.selects(user) and (not team or user.id in team.members)
     ]
@@ -111,7 +106,7 @@ async def update_user(
 ) -> Object:
     """Change the settings of a user that the body names; others stay."""
     user = await update_entry(admin, actor, EntryKind.USER, body.user_id, body)
-    return {"user_id": user.id, "data": entry_view(user, admin.clock(), admin.zone)}
+    return {"user_id": user.id, "data": admin.view(user)}
 
 
 @ADMIN.add("POST", "/user/delete", BODY_404_409, answer=int, body=DeleteUsers)
@@ -134,7 +129,7 @@ async def create_budget(
 ) -> Object:
     """Create a named budget: limits for the keys, teams and users that name it in `budget_id`."""
     budget = await create_entry(admin, actor, EntryKind.BUDGET, body, idempotency_key)
-    return entry_view(budget, admin.clock(), admin.zone)
+    return admin.view(budget)
 
 
 @ADMIN.add("POST", "/budget/info", (*BODY_ERRORS, 404), body=BudgetReferences)
@@ -143,7 +138,7 @@ async def get_budget_info(
 ) -> list[BudgetObject]:
     """Return named budgets."""
     found = [await find_entry(admin, actor, EntryKind.BUDGET, id, "budgets") for id in body.budgets]
-    return [BudgetObject.model_validate(entry_view(budget, admin.clock(), admin.zone)) for budget in found]
+    return [BudgetObject.model_validate(admin.view(budget)) for budget in found]
 
 
 @ADMIN.add("GET", "/budget/list")
@@ -153,7 +148,7 @@ async def list_budgets(
     """List named budgets, oldest first."""
     del actor  # its role is checked
     page, _ = page_of(await admin.store.directory(EntryKind.BUDGET), query.page, query.page_size)
-    return [BudgetObject.model_validate(entry_view(budget, admin.clock(), admin.zone)) for budget in page]
+    return [BudgetObject.model_validate(admin.view(budget)) for budget in page]
 
 
 @ADMIN.add("POST", "/budget/delete", BODY_404_409, answer=BudgetObject, body=DeleteBudget)
@@ -164,7 +159,7 @@ async def delete_budget(
     budget = await find_entry(admin, actor, EntryKind.BUDGET, body.id, "id")
     await check_unused(admin, budget)
     await delete_entry(admin, actor, budget)
-    return entry_view(budget, admin.clock(), admin.zone)
+    return admin.view(budget)
 
 
 @ADMIN.add("POST", "/budget/update", BODY_404_409, answer=BudgetObject, body=UpdateBudget)
@@ -172,6 +167,4 @@ async def update_budget(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateBudget, parsed_body(UpdateBudget)]
 ) -> Object:
     """Change the limits of a named budget; all that name it follow within a second."""
-    return entry_view(
-        await update_entry(admin, actor, EntryKind.BUDGET, body.budget_id, body), admin.clock(), admin.zone
-    )
+    return admin.view(await update_entry(admin, actor, EntryKind.BUDGET, body.budget_id, body))
