@@ -208,3 +208,35 @@ async def test_only_the_beginning_of_a_long_answer_is_scored() -> None:
         rig.offer(tokens=2_000)
         await rig.counted("scored", 1)
         assert [len(job.targets) for script in rig.scripts for job in script.jobs] == [512, 512]
+
+
+def model_of(urls: Sequence[str], *settings: dict[str, Any]) -> dict[str, Any]:
+    config = config_of(*(f"vllm@{url}" for url in urls))
+    for entry, own in zip(config["model_list"], settings, strict=True):
+        entry["unisono"] = own
+    return config
+
+
+@pytest.mark.slow
+async def test_a_shadow_repeats_requests_and_is_never_shown() -> None:
+    async with (
+        FakeVllm(script=LanguageModel().script) as good,
+        FakeVllm(script=LanguageModel(sharpened).script) as changed,
+        gateway(model_of([good.url, changed.url], {}, {"shadow": "vllm-1"})) as running,
+    ):
+        found = await until(lambda each: each["fidelity"]["state"] == "warning", running)
+        assert (found["state"], found["reason"]) == ("shadow", "of vllm-1")
+        assert found["fidelity"]["reference"] == "vllm-1"
+        assert (await running.chat()).body["unisono"]["backend"] == "vllm-1"
+        assert any(each.json["max_tokens"] == 512 and not each.json.get("echo") for each in changed.requests)
+        metrics = await read(running.url)
+        # The repetitions are no requests, so that they cost a client nothing.
+        assert metrics("backend_requests_total", model="gpt-oss", backend="vllm-2") == 0
+        assert metrics("fidelity_samples_total", model="gpt-oss", backend="vllm-2", outcome="scored") >= 10
+
+
+@pytest.mark.parametrize("name", ["vllm-9", "vllm-2"])
+async def test_a_shadow_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"model_list\[1\].unisono.shadow: no other gpt-oss backend of this model is"):
+        async with gateway(model_of(["http://127.0.0.1:1"] * 2, {}, {"shadow": name})):
+            pass

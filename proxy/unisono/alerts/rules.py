@@ -16,7 +16,7 @@ from unisono.core.quotas import MILLION, Account, BudgetState, QuotaKind, owner_
 # Maximum number of budgets whose alerts are remembered.
 MAX_BUDGETS: Final = 10_000
 # States of a deployment that can serve requests. A quarantine has alerts of its own.
-UP: Final = frozenset({"ready", "quarantined"})
+UP: Final = frozenset({"ready", "quarantined", "shadow"})
 # Fields for the id of a budget's owner.
 OWNER_FIELDS: Final = {"key": "token", "team": "team_id", "user": "user_id", "customer": "customer_id"}
 

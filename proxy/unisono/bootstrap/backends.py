@@ -230,6 +230,8 @@ def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Deployme
         requests_per_minute=None if params.rpm is None else _part(params.rpm, share),
         tokens_per_minute=None if params.tpm is None else _part(params.tpm, share),
         tags=frozenset(params.tags),
+        canary_share=entry.unisono.canary / 100,
+        shadow_of=entry.unisono.shadow or "",
     )
 
 

@@ -5,10 +5,11 @@ Part of the composition root.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from unisono.config import Config
+from unisono.bootstrap.backends import deployment_names
+from unisono.config import Config, ModelEntry
 from unisono.config.fidelity_settings import FidelitySettings
 from unisono.core.alerts import AlertSink
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer
@@ -23,7 +24,7 @@ from unisono.routing.pool import RoutingPool
 class FidelityWatch(Observer):
     """Monitors by model, which receive the answers as an observer."""
 
-    def __init__(self, monitors: Mapping[str, FidelityMonitor], pool: RoutingPool) -> None:
+    def __init__(self, monitors: Mapping[str, Sequence[FidelityMonitor]], pool: RoutingPool) -> None:
         self._monitors = monitors
         self._pool = pool
 
@@ -33,27 +34,29 @@ class FidelityWatch(Observer):
         return frozenset(self._monitors)
 
     def start(self) -> None:
-        for model, members in self._pool.members().items():
-            if model not in self._monitors:
+        every = [monitor for monitors in self._monitors.values() for monitor in monitors]
+        watched = {name for monitor in every for name in monitor.names}
+        for members in self._pool.members().values():
+            for live in members:
                 # A reload may have removed the settings.
-                for live in members:
-                    if live.fidelity is not None:
-                        live.set_fidelity(None)
-        for monitor in self._monitors.values():
+                if live.fidelity is not None and live.name not in watched:
+                    live.set_fidelity(None)
+        for monitor in every:
             monitor.start()
 
     async def aclose(self) -> None:
-        for monitor in self._monitors.values():
-            await monitor.aclose()
+        for monitors in self._monitors.values():
+            for monitor in monitors:
+                await monitor.aclose()
 
     def generation_started(self, began: GenerationStarted) -> None:
         """Do nothing: only complete answers are scored."""
 
     def ended(self, done: GenerationDone) -> None:
-        if (monitor := self._monitors.get(done.start.model)) is None:
-            return
-        if (sample := to_live_sample(done)) is not None:
-            monitor.offer(sample)
+        monitors = self._monitors.get(done.start.model, ())
+        if monitors and (sample := to_live_sample(done)) is not None:
+            for monitor in monitors:
+                monitor.offer(sample)
 
 
 def to_live_sample(done: GenerationDone) -> LiveSample | None:
@@ -75,29 +78,63 @@ def to_live_sample(done: GenerationDone) -> LiveSample | None:
 
 def build_fidelity(config: Config, pool: RoutingPool, sink: AlertSink, count: CountSample) -> FidelityWatch:
     """Return the monitors of a configuration. Raises ConfigError."""
-    errors, monitors = ConfigErrors(), dict[str, FidelityMonitor]()
+    errors, plans = ConfigErrors(), list[FidelityPlan]()
     for model, settings in config.unisono.fidelity.items():
         with errors:
-            monitors[model] = FidelityMonitor(_plan(model, settings, pool), sink, count, monotonic)
+            plans.append(_plan(model, settings, pool))
+    shadows = zip(config.model_list, deployment_names(config.model_list), strict=True)
+    for index, (entry, name) in enumerate(shadows):
+        if entry.unisono.shadow is not None:
+            with errors:
+                settings = config.unisono.fidelity.get(entry.model_name, FidelitySettings(reference=name, sample=1.0))
+                plans.append(_shadow_plan(f"model_list[{index}].unisono.shadow", entry, name, settings, pool))
     errors.raise_all()
+    monitors: dict[str, list[FidelityMonitor]] = {}
+    for plan in plans:
+        monitors.setdefault(plan.model, []).append(FidelityMonitor(plan, sink, count, monotonic))
     return FidelityWatch(monitors, pool)
 
 
 def _plan(model: str, settings: FidelitySettings, pool: RoutingPool) -> FidelityPlan:
     path = f"unisono.fidelity.{model}"
-    members: list[LiveDeployment] = [live for live in pool.members().get(model, ()) if not live.passes]
+    members = _members(model, pool)
     if not members:
         raise ConfigError(f"{path}: no gpt-oss backend has this `model_name`")
     reference = next((live for live in members if live.name == settings.reference), None)
     if reference is None:
         known = ", ".join(live.name for live in members)
         raise ConfigError(f"{path}.reference: the model has no backend `{settings.reference}`; backends: {known}")
-    limits = settings.thresholds
     return FidelityPlan(
         model,
         reference,
         [live for live in members if live is not reference],
         settings.sample,
         settings.budget,
-        DriftLimits(limits.agreement, limits.divergence, limits.implausible, settings.quarantine_s),
+        _limits(settings, settings.quarantine_s),
     )
+
+
+def _shadow_plan(
+    path: str, entry: ModelEntry, name: str, settings: FidelitySettings, pool: RoutingPool
+) -> FidelityPlan:
+    members = _members(entry.model_name, pool)
+    source = next((live for live in members if live.name == entry.unisono.shadow), None)
+    if source is None:
+        known = ", ".join(live.name for live in members if live.name != name)
+        raise ConfigError(
+            f"{path}: no other gpt-oss backend of this model is `{entry.unisono.shadow}`; backends: {known}"
+        )
+    shadow = next(live for live in pool.members()[entry.model_name] if live.name == name)
+    # A shadow serves nobody, so that a quarantine has no meaning.
+    limits = _limits(settings, quarantine_s=0.0)
+    return FidelityPlan(entry.model_name, source, [shadow], settings.sample, settings.budget, limits, shadow)
+
+
+def _members(model: str, pool: RoutingPool) -> list[LiveDeployment]:
+    """Return the deployments that can be compared; shadows have plans of their own."""
+    return [live for live in pool.members().get(model, ()) if not live.passes and not live.terms.shadow_of]
+
+
+def _limits(settings: FidelitySettings, quarantine_s: float) -> DriftLimits:
+    limits = settings.thresholds
+    return DriftLimits(limits.agreement, limits.divergence, limits.implausible, quarantine_s)

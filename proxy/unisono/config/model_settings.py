@@ -205,6 +205,12 @@ class ModelSettings(Section):
     recoveries: dict[Name, bool] = Field(default_factory=dict)
     """[Recovery rules](recoveries.md) to switch off, such as `{repetition: off}`.
     By default all rules are on."""
+    canary: Annotated[float, Field(ge=0, lt=100)] = 0.0
+    """Percentage of the requests for the `model_name` that this entry gets, such as 5.
+    Others go there only if no other entry works. With 0, the entry shares the load as usual."""
+    shadow: Name | None = None
+    """Name of another entry of the same `model_name`, whose requests this entry repeats.
+    Its answers are compared and never sent to a client, and it serves no requests. By default none."""
     backend: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the backend's adapter. [config.example.yaml](../config.example.yaml) lists
     them by backend kind."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from random import random
 from secrets import token_hex
 from typing import Final, Protocol, cast
@@ -18,13 +19,13 @@ from typing import Final, Protocol, cast
 from unisono.core.alerts import Alert, AlertSink
 from unisono.core.conversation import Json
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
-from unisono.core.generation import Capabilities, Prompt, Timeouts
+from unisono.core.generation import Capabilities, OutputForm, Prompt, Sampling, Timeouts
 from unisono.core.ports import Backend
 from unisono.core.scoring import ScoreJob, ScoringBackend, TokenScore
 from unisono.core.tasks import cancel_all, cancel_and_wait
 from unisono.errors import BackendError, ContextTooLong
 from unisono.fidelity.drift import DriftDetector, DriftLimits, measure
-from unisono.fidelity.runner import REQUEST_ID
+from unisono.fidelity.runner import REQUEST_ID, generate
 
 log = logging.getLogger("unisono.fidelity")
 
@@ -43,6 +44,7 @@ class WatchedDeployment(Protocol):
     """Deployment as the monitor sees it (`routing.deployment.LiveDeployment`)."""
 
     fidelity: FidelityStatus | None
+    comparing: int
 
     @property
     def name(self) -> str: ...
@@ -62,7 +64,8 @@ class WatchedDeployment(Protocol):
 class FidelityPlan:
     """Deployments of a model whose answers are compared with `reference`.
 
-    The share `sample` of the answers is scored, with at most `budget` tokens per hour.
+    The share `sample` of the answers is scored, with at most `budget` tokens per hour. With `shadow`, the only one of
+    `watched`, it answers the prompts of the reference, and these answers are scored.
     """
 
     model: str
@@ -71,6 +74,7 @@ class FidelityPlan:
     sample: float
     budget: int
     limits: DriftLimits
+    shadow: WatchedDeployment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,11 @@ class FidelityMonitor:
         self._budget, self._paid_at = float(plan.budget), clock()
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the deployments that it judges."""
+        return self._live.keys()
+
     def start(self) -> None:
         """Take over the deployments, and score until `aclose`."""
         for live in self._plan.watched:
@@ -127,8 +136,12 @@ class FidelityMonitor:
 
         All answers of a deployment with a warning do, so that it is decided soon.
         """
+        shadow = self._plan.shadow
+        is_repeated = shadow is not None and sample.deployment == self._plan.reference.name
+        if shadow is not None and is_repeated:
+            sample = LiveSample(shadow.name, sample.prompt, (), is_free=True)
         detector = self._detectors.get(sample.deployment)
-        if detector is None or not sample.tokens:
+        if detector is None or not (sample.tokens or is_repeated):
             return
         if detector.status.state is FidelityState.HEALTHY and random() >= self._plan.sample:  # noqa: S311
             return
@@ -153,7 +166,9 @@ class FidelityMonitor:
             sample = self._queue.popleft()
             outcome = "failed"
             try:
-                outcome = await self._score(sample)
+                if not sample.tokens:
+                    sample = await self._repeat(sample)
+                outcome = await self._score(sample) if sample.tokens else "failed"
             except Exception as error:
                 log.exception("an answer could not be scored", exc_info=error)
             if outcome == BUSY:
@@ -161,6 +176,20 @@ class FidelityMonitor:
                 await asyncio.sleep(LOOK_S)
             else:
                 self._count(self._plan.model, sample.deployment, outcome)
+
+    async def _repeat(self, sample: LiveSample) -> LiveSample:
+        """Return the sample with the shadow's own answer; without tokens if it has none."""
+        live = self._live[sample.deployment]
+        if live.known is None or live.known.output is not OutputForm.IDS or not self._pay(len(sample.prompt)):
+            return sample
+        try:
+            with _comparing(live):
+                tokens = await generate(live.backend, sample.prompt, MAX_TOKENS, live.timeouts, Sampling())
+        except (BackendError, ContextTooLong) as error:
+            log.info("a shadow did not answer", extra={"backend": live.name, "code": error.code})
+            return sample
+        self._pay(len(tokens))
+        return replace(sample, tokens=tokens)
 
     async def _score(self, sample: LiveSample) -> str:
         live, reference = self._live[sample.deployment], self._plan.reference
@@ -248,6 +277,15 @@ def to_alert(model: str, name: str, before: FidelityState, status: FidelityStatu
     return Alert(identity, event, "backend", f"The backend {name} of {model} {text}.", facts)
 
 
+@contextmanager
+def _comparing(live: WatchedDeployment) -> Iterator[None]:
+    live.comparing += 1
+    try:
+        yield
+    finally:
+        live.comparing -= 1
+
+
 def _scores(live: WatchedDeployment) -> bool:
     return live.known is not None and live.known.scores and isinstance(live.backend, ScoringBackend)
 
@@ -258,7 +296,11 @@ async def _scores_unless_busy(
     """Return the scores of the deployments; None if a request arrived at one of them meanwhile."""
 
     async def score() -> list[Sequence[TokenScore | None]]:
-        return [await cast(ScoringBackend, each.backend).score(job) for each in deployments]
+        found = []
+        for each in deployments:
+            with _comparing(each):
+                found.append(await cast(ScoringBackend, each.backend).score(job))
+        return found
 
     running = asyncio.create_task(score(), name="score an answer")
     try:

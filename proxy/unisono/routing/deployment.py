@@ -87,6 +87,7 @@ class LiveDeployment:
         self.quality = QualityRecord()
         self.is_weighted_by_quality = False
         self.fidelity: FidelityStatus | None = None
+        self.comparing = 0  # requests of continuous fidelity, which the server reports like those of other clients
         self.listeners: list[Callable[[], None]] = []
         self.on_doubt: Callable[[], None] | None = None  # called when a probe is needed now
         self.candidate = Candidate(self.terms.name, bit=0, context=context, rank=Rank.UNKNOWN)
@@ -149,7 +150,7 @@ class LiveDeployment:
 
     @property
     def is_idle(self) -> bool:
-        """True if no request runs on the deployment, as far as known."""
+        """True if no request of a client runs on the deployment, as far as known."""
         return not self.candidate.running and not self.candidate.foreign_requests
 
     def set_fidelity(self, status: FidelityStatus | None) -> None:
@@ -163,7 +164,7 @@ class LiveDeployment:
         return max(rank, Rank.RESTING) if is_quarantined else rank
 
     def _health_rank(self, now: float) -> Rank:
-        if self.terms.is_drained or self.awaits_probe:
+        if self.terms.is_withdrawn or self.awaits_probe:
             return Rank.UNFIT
         if self.known is None and self.failure is not None:
             return Rank.UNFIT if isinstance(self.failure, BackendUnfit) else Rank.UNREADY
@@ -192,7 +193,8 @@ class LiveDeployment:
         `running_before` is the number of the gateway's requests there when it was asked.
         """
         running, waiting = (0, 0) if load is None else (load.running, load.waiting)
-        self.candidate.set_server_load(running, waiting, running_before)
+        own = max(running_before, self.candidate.running) + self.comparing
+        self.candidate.set_server_load(running, waiting, own)
 
     def failed(self, error: UnisonoError, identity: str = "") -> None:
         """Record that a generation ended in `error`.

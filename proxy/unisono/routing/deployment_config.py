@@ -15,7 +15,8 @@ class DeploymentConfig:
     `name` is public: it holds no address and no path. Deployments of the lowest `order` come first and share by
     `weight`. `max_requests` and `max_tokens` limit concurrent load; `requests_per_minute` and
     `tokens_per_minute` limit the requests that begin per minute, and their tokens. `tags` are for tag-based routing. A
-    drained deployment gets no new requests.
+    drained deployment gets no new requests, and neither does the shadow of another one. A canary gets the share
+    `canary_share` of the requests.
     """
 
     name: str
@@ -29,3 +30,10 @@ class DeploymentConfig:
     tokens_per_minute: int | None = None
     tags: frozenset[str] = frozenset()
     is_drained: bool = False
+    canary_share: float = 0.0
+    shadow_of: str = ""
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """True if the deployment gets no new requests, however healthy it is."""
+        return self.is_drained or bool(self.shadow_of)

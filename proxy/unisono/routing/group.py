@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from unisono.core.answer_faults import AnswerFault
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendOverloaded
+from unisono.routing.canary import Canaries, draw_of, masks
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.policy import Choice, Rank, SelectionRequest, Strategy
@@ -147,11 +149,21 @@ class DeploymentGroup:
             self._minute.cancel()
 
     def selection_request(
-        self, demand: RouteRequirements, sticky: str, excluded: int, ruled_out: int = 0
+        self, demand: RouteRequirements, sticky: str, excluded: int, ruled_out: int = 0, drawn: float = 1.0
     ) -> SelectionRequest:
-        return self._choosing.selection_request(
+        """Return the request for a choice; `drawn` is a random number that decides on canaries."""
+        selection = self._choosing.selection_request(
             demand, self._clock(), sticky=sticky, excluded=excluded, ruled_out=ruled_out
         )
+        if not self._canaries:
+            return selection
+        preferred, avoided = masks(self._canaries, draw_of(sticky, drawn))
+        return replace(selection, preferred=preferred, avoided=avoided)
+
+    @cached_property
+    def _canaries(self) -> Canaries:
+        """Canaries; read with the first request, when all members have their configuration."""
+        return [(live.candidate.bit, live.terms.canary_share) for live in self.members if live.terms.canary_share]
 
     def choice(self, selection: SelectionRequest, barred: int = 0) -> Choice:
         self._refresh()

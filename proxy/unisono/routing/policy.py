@@ -10,7 +10,7 @@ Candidates are updated by their owner, because this runs over many of them for e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Final
 
@@ -190,7 +190,7 @@ class SelectionRequest:
     with the number of prefix tokens that they hold: later rows have fewer deployments and more tokens. `key` is
     shared by requests that may share a prefix, None for none; `sticky` means that it identifies a conversation
     and not only a prompt prefix. `excluded` is the mask of forbidden candidates, `ruled_out` the part of it that no
-    attempt of the request may use."""
+    attempt of the request may use. `avoided` ones are used only if no other healthy one is able."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -201,6 +201,8 @@ class SelectionRequest:
     preferred_abilities: frozenset[str] = frozenset()
     excluded: int = 0
     ruled_out: int = 0
+    preferred: int = 0
+    avoided: int = 0
 
     def known(self, bit: int) -> int:
         """Return the number of prefix tokens that a deployment holds."""
@@ -266,6 +268,8 @@ def choose(
 
     `turn` counts the choices of the group. `barred` masks candidates whose room is reserved for another
     request: they are waited for, but not chosen."""
+    if selection.avoided:
+        selection = _without_avoided(candidates, selection)
     serving, unable = _serving(candidates, selection)
     if not serving:
         return NO_CHOICE
@@ -283,6 +287,14 @@ def choose(
     for c in serving:
         mask |= c.bit
     return Choice(None, mask)
+
+
+def _without_avoided(candidates: Sequence[Candidate], selection: SelectionRequest) -> SelectionRequest:
+    """Exclude the avoided candidates, if another healthy one is able."""
+    excluded = selection.excluded | selection.avoided
+    others = (c for c in candidates if not c.bit & excluded)
+    is_served = any(c.rank < Rank.HALF_OPEN and c.can(selection) for c in others)
+    return replace(selection, excluded=excluded) if is_served else selection
 
 
 def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tuple[list[Candidate], bool]:
@@ -307,6 +319,8 @@ def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tu
 
 def _least(free: list[Candidate], selection: SelectionRequest) -> list[Candidate]:
     """Return the candidates of the lowest `order` that lack the fewest abilities."""
+    if selection.preferred:
+        free = [c for c in free if c.bit & selection.preferred] or free
     orders = {c.order for c in free}
     if len(orders) > 1:
         lowest = min(orders)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from random import uniform
+from random import random, uniform
 from typing import Final
 
 from unisono.core.generation import Capabilities
@@ -82,6 +82,7 @@ class GroupFailoverRoute:
                     if live.name in request.excluded:
                         ruled_out |= live.candidate.bit
         self._ruled_out = ruled_out
+        self._drawn = random()  # noqa: S311 - nothing secret
         # Mask of deployments that failed or must not be used.
         self._failed_mask = ruled_out
         self._requested_retries = request.requested.num_retries
@@ -299,7 +300,8 @@ class GroupFailoverRoute:
         return all(size is not None and size <= demand.prompt_tokens for size in sizes)
 
     def _selection_request(self, group: DeploymentGroup, demand: RouteRequirements) -> SelectionRequest:
-        wanted = group.selection_request(demand, self._request.sticky, self._failed_mask, self._ruled_out)
+        request = self._request
+        wanted = group.selection_request(demand, request.sticky, self._failed_mask, self._ruled_out, self._drawn)
         if demand.resumes and self._at is not None and not group.serves(wanted):
             # The first deployments that failed may be healthy again, even with an open circuit. The last one
             # failed just now and stays excluded.
@@ -372,7 +374,7 @@ class GroupFailoverRoute:
 
     def _unfit(self, group: DeploymentGroup, selection: SelectionRequest) -> LiveDeployment | None:
         """Return an unfit deployment to probe again, as a last resort. A drained one is not used."""
-        unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT and not one.terms.is_drained)
+        unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT and not one.terms.is_withdrawn)
         return next((one for one in unfit if not one.candidate.bit & selection.excluded), None)
 
     def _given(

@@ -27,6 +27,7 @@ class DeploymentStatus:
     - `unfit`: a probe has a fatal finding
     - `unknown`: not probed yet
     - `drained`: an operator has withdrawn it from use
+    - `shadow`: it repeats requests of another deployment, and serves none
     - `quarantined`: its model does not compute what the reference computes
 
     `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed
@@ -108,6 +109,8 @@ def _state(live: LiveDeployment, now: float) -> tuple[str, str, float]:
     """Return the state of a deployment for its status, with the reason and the start time."""
     if live.terms.is_drained:
         return "drained", "", live.drained_since
+    if live.terms.shadow_of and live.known is not None and live.failure is None:
+        return "shadow", f"of {live.terms.shadow_of}", live.healthy_since
     if isinstance(live.failure, BackendUnfit) and live.examined is not None:
         found = [(finding.check, MEANINGS[finding.check]) for finding in live.examined.fatal]
         reason = " ".join(f"{check}: {meaning.problem} {meaning.remedy}" for check, meaning in found)

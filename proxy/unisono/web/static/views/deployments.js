@@ -13,6 +13,7 @@ const STATES = {
   failing: "last probe failed",
   unfit: "a probe found a blocking problem",
   quarantined: "receives requests only if no other deployment works",
+  shadow: "repeats requests of another deployment, and serves none",
   drained: "receives no new requests until it is resumed",
 };
 
