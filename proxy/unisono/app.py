@@ -94,6 +94,7 @@ from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
 from unisono.web.files import PAGE, PATHS
 from unisono.web.routes import WEB, WebDeps
+from unisono.web.token_comments import TokenComments
 
 if TYPE_CHECKING:
     from unisono.api.sealing import Sealer
@@ -183,7 +184,9 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
     live = LiveOutputs()
-    outer = (observing.gates(pool, fidelity, recorder, sinks), LiveObservation(live))
+    # Live tokens would show what hooks and guardrails hold back.
+    watching = () if config.unisono.hooks or config.guardrails else (LiveObservation(live),)
+    outer = (observing.gates(pool, fidelity, recorder, sinks), *watching)
     service = GuardedService(engine, (*outer, *gates), can_drain=True)
 
     queues = [*writers, *([] if recorder is None else [recorder])]
@@ -283,6 +286,7 @@ def _make_app(
                 failures=build_failures(config),
                 rules=request_rules(config, gateway.catalogue, EndUsers(gateway.store).apply),
             ),
+            Middleware(TokenComments),
             Middleware(DirectRoutes, routes=ROUTES),
         ],
     )

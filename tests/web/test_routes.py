@@ -95,6 +95,59 @@ async def test_the_tokens_of_an_answer_can_be_watched(tmp_path: Path) -> None:
         assert (await running.get("/v1/requests/req_0/tokens", **bearing(ann))).status == 404
 
 
+IN_COMMENTS = {"x_unisono_tokens": "comments"}
+
+
+def tokens_in(answer: Answer) -> list[dict[str, Any]]:
+    """Return the segments in the comments of a stream."""
+    comments = [line[9:] for line in answer.raw.decode().splitlines() if line.startswith(": tokens ")]
+    return [segment for comment in comments for segment in json.loads(comment)["segments"]]
+
+
+SURFACES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"input": "Hi", "store": False},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 500},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 50},
+}
+
+
+async def test_a_stream_brings_its_tokens_as_comments_on_request() -> None:
+    async with (
+        FakeVllm(tokens=MALFORMED) as fake,
+        gateway(config_of(f"vllm@{fake.url}", unisono={"raw_completions": True})) as running,
+    ):
+        for path, fields in SURFACES.items():
+            body = {"model": "gpt-oss", "stream": True, **fields}
+            plain = await post(running, path, body)
+            assert tokens_in(plain) == []
+            answer = await post(running, path, body, **IN_COMMENTS)
+            specials = [segment["text"] for segment in tokens_in(answer) if segment["kind"] == "special"]
+            assert specials[-1] == "<|return|>", path
+            assert len(answer.events) == len(plain.events)
+        refused = await post(running, "/v1/responses", {}, x_unisono_tokens="yes")
+        assert (refused.status, refused.body["error"]["param"]) == (400, "x-unisono-tokens")
+        # An error before the head is a plain error.
+        failed = await post(running, "/v1/responses", {"stream": True}, **IN_COMMENTS)
+        assert failed.status == 400
+
+
+async def test_guardrails_keep_tokens_from_the_client() -> None:
+    rule = {"keyword": "Hello", "action": "MASK"}
+    filters = {"guardrail": "litellm_content_filter", "mode": "post_call", "default_on": True, "blocked_words": [rule]}
+    guardrail = {"guardrail_name": "names", "litellm_params": filters}
+    async with (
+        FakeVllm(tokens=MALFORMED) as fake,
+        gateway({**config_of(f"vllm@{fake.url}"), "guardrails": [guardrail]}) as running,
+    ):
+        body = {"model": "gpt-oss", "stream": True, **SURFACES["/v1/chat/completions"]}
+        answer = await post(running, "/v1/chat/completions", body, **IN_COMMENTS)
+        assert (answer.status, tokens_in(answer)) == (200, [])
+        assert b"Hello" not in answer.raw
+        path = f"/v1/requests/{answer.headers['x-request-id']}/tokens"
+        assert (await running.get(path)).status == 404
+
+
 async def test_a_recording_can_be_listed_read_and_inspected() -> None:
     async with FakeVllm(tokens=MALFORMED) as fake, gateway(config(fake.url)) as running:
         answer = await running.chat()

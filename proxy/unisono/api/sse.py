@@ -40,6 +40,11 @@ PROBE = "probe_client"
 SEND_BODY = "send_body"
 WRITE_BODY = "write_body"
 
+# Key in the request's state of a function that returns comments to write between the events, each a whole line of SSE.
+# They begin after the head, and the end of the response waits for the last of them for a moment.
+COMMENTS = "stream_comments"
+LAST_COMMENTS_S = 0.5
+
 
 class ByteSource(Protocol):
     """Source of bytes to send. Each step is one write: whole events or nothing (`b""`)."""
@@ -142,6 +147,7 @@ class EventWriter:
         self._head = head
         self.is_writing = False  # a write is in progress, and may wait for the client
         self._waiters: list[asyncio.Future[None]] = []
+        self._head_waiter: asyncio.Future[None] | None = None
         self.now = asyncio.get_running_loop().time
         self.is_head_sent = False
         self.last_write_at = self.now()
@@ -155,6 +161,12 @@ class EventWriter:
         self.last_write_at = self.now()
         return True
 
+    async def wait_for_head(self) -> None:
+        """Wait until the head is sent; for one task."""
+        if not self.is_head_sent:
+            self._head_waiter = asyncio.get_running_loop().create_future()
+            await self._head_waiter
+
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Write whole events; the `last` write ends the response."""
         # asyncio's lock would add three calls per write.
@@ -167,6 +179,8 @@ class EventWriter:
             if not self.is_head_sent:
                 await self._send(self._head())
                 self.is_head_sent = True
+                if self._head_waiter is not None and not self._head_waiter.done():
+                    self._head_waiter.set_result(None)
             self.last_write_at = self.now()
             body = data if data.isascii() else without_line_separators(data)
             await self._send_body({"type": "http.response.body", "body": body, "more_body": not last})
@@ -254,12 +268,18 @@ class EventStream(Response):
         writer = self._writer = EventWriter(send, state.get(SEND_BODY, send), self._head, state.get(WRITE_BODY))
         pump = asyncio.create_task(outcome(self._drain(writer)))
         disconnect = asyncio.create_task(disconnected(receive))
+        comments = [asyncio.create_task(_write_comments(writer, state[COMMENTS]))] if COMMENTS in state else []
         keep_alives = KeepAlives(writer, self._keep_alive, self._keep_alive_s)
         state[PROBE] = keep_alives.probe
         try:
             await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
                 return
+            if comments and writer.is_head_sent:
+                await asyncio.wait(
+                    {*comments, disconnect}, timeout=LAST_COMMENTS_S, return_when=asyncio.FIRST_COMPLETED
+                )
+            await cancel_all(*comments)
             # Nothing may be written after the last event.
             await keep_alives.stop()
             failure = pump.result()
@@ -272,7 +292,7 @@ class EventStream(Response):
                 await to_response(failure, scope)(scope, receive, send)
         finally:
             state.pop(PROBE)
-            await cancel_all(pump, disconnect)
+            await cancel_all(pump, disconnect, *comments)
             await keep_alives.stop()
             # The source holds slots on backends, so it is closed on every path.
             await self._source.aclose()
@@ -292,3 +312,10 @@ class EventStream(Response):
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": raw}
+
+
+async def _write_comments(writer: EventWriter, comments: Callable[[], AsyncIterator[bytes]]) -> None:
+    # Until the head is sent, a failure can be an HTTP error.
+    await writer.wait_for_head()
+    async for comment in comments():
+        await writer.write(comment)

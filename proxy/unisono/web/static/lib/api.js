@@ -2,6 +2,8 @@
 // the Authorization header; never in a URL.
 
 const KEPT = "unisono.key";
+// Beginning of a comment with tokens in a stream.
+const TOKENS = ": tokens ";
 let key = kept();
 let ask = async () => false;
 let onContact = () => {};
@@ -113,10 +115,12 @@ async function refusal(answer) {
   return new Refused(answer.status, said, error.code, error.param, answer.headers.get("retry-after"));
 }
 
-// Yields the JSON of each event of a stream; `[DONE]` ends it.
-export async function* events(answer) {
+// Yields the JSON of each event of a stream up to `[DONE]`. `onTokens` receives the comments with tokens, also those
+// behind it.
+export async function* events(answer, onTokens = () => {}) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let pieces = [];
+  let isOver = false;
   try {
     for (;;) {
       const { done, value } = await reader.read().catch(broken("The connection was lost during the stream."));
@@ -127,10 +131,11 @@ export async function* events(answer) {
       const lines = pieces.join("").split("\n");
       pieces = [lines.pop()];
       for (const line of lines) {
-        if (!line.startsWith("data:")) continue;
+        if (line.startsWith(TOKENS)) onTokens(JSON.parse(line.slice(TOKENS.length)).segments);
+        if (isOver || !line.startsWith("data:")) continue;
         const data = line.slice(5).trim();
-        if (data === "[DONE]") return;
-        if (data) yield JSON.parse(data);
+        if (data === "[DONE]") isOver = true;
+        else if (data) yield JSON.parse(data);
       }
     }
   } finally {

@@ -117,11 +117,14 @@ export class Lane {
     let trouble = "";
     let requestId = "";
     try {
-      const answer = await asked(request.path, { body: request.body, headers: request.headers, signal: running.signal });
+      const shows = this.owner.showsTokens;
+      // A stream brings its own tokens, so that they come from the process that generates it.
+      const headers = { ...request.headers, ...(shows && given.stream ? { "x-unisono-tokens": "comments" } : {}) };
+      const answer = await asked(request.path, { body: request.body, headers, signal: running.signal });
       requestId = answer.headers.get("x-request-id");
-      if (this.owner.showsTokens) this.watchTokens(transcript, requestId);
       if (given.stream) {
-        for await (const event of events(answer)) {
+        const onTokens = shows ? this.tokensBeside(transcript) : undefined;
+        for await (const event of events(answer, onTokens)) {
           STREAMED[given.surface](event, transcript);
           this.follow();
         }
@@ -181,19 +184,14 @@ export class Lane {
 
   // -- tokens beside the answer
 
-  async watchTokens(transcript, requestId) {
+  // Returns a function that adds segments.
+  tokensBeside(transcript) {
     const tokens = new Tokens([], "Tokens of the answer", { follows: true });
     transcript.side.replaceChildren(el("p", { class: "part-title" }, "Harmony, token by token"), tokens.node);
-    transcript.side.hidden = false;
-    try {
-      for await (const event of events(await asked(`/v1/requests/${encodeURIComponent(requestId)}/tokens`, { quiet: true }))) {
-        if (transcript.hasRecording) return;
-        tokens.append(event.segments);
-      }
-    } catch (error) {
-      // Another worker process may have the answer; then only a recording has its tokens.
-      if (!tokens.total) transcript.side.replaceChildren(el("p", { class: "note" }, error.status === 404 ? "The tokens of this answer are not available live." : reason(error)));
-    }
+    return (segments) => {
+      transcript.side.hidden = false;
+      tokens.append(segments);
+    };
   }
 
   // A recording also has the recoveries, where they were decided.
@@ -201,7 +199,6 @@ export class Lane {
     for (let left = 8; left > 0; left -= 1) {
       try {
         const told = await json("/v1/inspect", { body: { id }, quiet: true });
-        transcript.hasRecording = true;
         const views = told.steps.map((step) => new Tokens(step.output, "Tokens of the answer"));
         transcript.side.replaceChildren(el("p", { class: "part-title" }, "Harmony, token by token"), ...views.map((view) => view.node));
         transcript.side.hidden = false;

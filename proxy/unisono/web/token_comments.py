@@ -1,0 +1,49 @@
+"""Tokens of an answer as comments in its own stream, on request.
+
+The stream always comes from the process that generates the answer, unlike the answer to another request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Final
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from unisono.api.body_limits import header_values
+from unisono.api.route_table import dependency
+from unisono.api.sse import COMMENTS
+from unisono.errors import InvalidRequest
+from unisono.observe.recording import dumped
+from unisono.web.live_tokens import live_segments
+from unisono.web.routes import WebDeps
+
+# Header with which a streaming request asks for its tokens, and the only value.
+TOKENS_HEADER: Final = "x-unisono-tokens"
+IN_COMMENTS: Final = "comments"
+
+
+class TokenComments:
+    """Layer that adds the tokens of an answer to its stream, if the request asks for them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (values := header_values(scope, TOKENS_HEADER.encode())):
+            if values != [IN_COMMENTS]:
+                raise InvalidRequest(
+                    f"Invalid value for '{TOKENS_HEADER}': must be '{IN_COMMENTS}'", param=TOKENS_HEADER
+                )
+            scope["state"][COMMENTS] = partial(_comments, HTTPConnection(scope))
+        await self._app(scope, receive, send)
+
+
+async def _comments(connection: HTTPConnection) -> AsyncIterator[bytes]:
+    caller = connection.state.caller
+    live = dependency(connection, WebDeps).live
+    if (output := live.find(connection.state.request_id, caller.tenant, caller.key)) is not None:
+        async for segments in live_segments(output):
+            yield b": tokens " + dumped({"segments": segments}) + b"\n\n"
