@@ -227,6 +227,10 @@ async def test_records_of_a_key_are_deleted_and_counts_stay(factory: StoreFactor
     assert await ids(store, key="key_1") == await ids(store, key="key_1", model="m") == []
     assert await ids(store, model="m") == ["req_0004", "req_0002", "req_0000"]
     assert await store.request("req_0005") is None
+    # A request that was still running when the records were deleted.
+    await keep(store, record(6, key="key_1", model="m"))
+    assert await store.request("req_0006") is None
+    assert await ids(store, key="key_1") == []
     # The limit counts only the records that are left.
     await keep(store, record(7), most=4)
     assert len(await ids(store)) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -49,6 +50,39 @@ UNKNOWN = {
 async def test_unknown_parameter_is_named(admin: AdminClient, path: str, query: str) -> None:
     answer = await admin.get(f"{path}?{query}")
     assert (answer.status, answer.body["error"]["param"]) == (400, query.partition("=")[0])
+
+
+REFUSED = {
+    "/key/list?team_id=a&team_id=b": "team_id",
+    "/key/list?page=99999999999999999999": "page",
+    "/spend/logs?start_date=2026-11-30&end_date=2026-11-01": "end_date",
+    "/spend/logs?summarize=false&start_date=2026-11-30&end_date=2026-11-01": "end_date",
+    "/spend/logs?summarize=false&page=201&page_size=50": "page",
+}
+
+
+@pytest.mark.parametrize(("path", "field"), REFUSED.items())
+async def test_query_that_would_select_something_else_is_refused(admin: AdminClient, path: str, field: str) -> None:
+    answer = await admin.get(path)
+    assert (answer.status, answer.body["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31"])
+async def test_the_first_and_the_last_day_are_possible(admin: AdminClient, day: str) -> None:
+    for path in ("/spend/logs?summarize=false&", "/spend/logs?", "/global/spend/report?", "/user/daily/activity?"):
+        assert (await admin.get(f"{path}start_date={day}&end_date={day}")).status == 200
+
+
+async def test_counts_of_a_foreign_team_are_empty(admin: AdminClient) -> None:
+    key = await admin.made("/key/generate")
+    own = admin.using(key["key"])
+    assert (await own.gateway.chat_as(own.key)).status == 200
+    while not (counts := (await own.get("/v1/requests/stats")).body["data"]):
+        await asyncio.sleep(0.05)
+    assert counts[0]["requests"] > 0
+    assert (await own.get("/v1/requests/stats?team=team-1")).body["data"] == []
+    # The other tests list all keys.
+    await admin.made("/key/delete", keys=[key["token"]])
 
 
 async def test_unknown_parameter_that_requests_nothing_is_accepted(admin: AdminClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -58,6 +59,20 @@ async def test_an_email_address_gets_one_user(admin: AdminClient) -> None:
     await admin.made("/team/member_add", team_id="invited", member=member)
     (third,) = (await admin.get("/user/list?user_email=new@example.org")).body["users"]
     assert len({user["user_id"] for user in (first, second, third)}) == 3
+
+
+async def test_no_user_is_created_without_its_key(admin: AdminClient) -> None:
+    await admin.made("/key/generate", key_alias="taken")
+    bodies: list[dict[str, Any]] = [{"key_alias": "taken"}, {"key_alias": "free", "auto_create_key": False}]
+    for fields in bodies:
+        refused = await admin.post("/user/new", user_id="partial", **fields)
+        assert (refused.status, refused.body["error"]["param"]) == (400, "key_alias")
+        assert (await admin.get("/user/info?user_id=partial")).status == 404
+    made = [await admin.made("/user/new", user_id="whole", key_alias="free") for _ in range(2)]
+    assert made[0]["key"] == made[1]["key"]
+    once = {"idempotency-key": "whole"}
+    again = [await admin.post("/user/new", once, key_alias="free again") for _ in range(2)]
+    assert again[0].body["key"] == again[1].body["key"]
 
 
 @pytest.mark.parametrize("kind", ["team", "user"])

@@ -202,7 +202,7 @@ def visible_to(actor: Actor, wanted: RequestFilter) -> RequestFilter:
     if actor.sees_all or (wanted.tenant is not None and wanted.tenant in actor.teams):
         return wanted
     assert actor.key is not None
-    if wanted.key not in (None, actor.key.id):
+    if wanted.key not in (None, actor.key.id) or wanted.tenant not in (None, actor.key.tenant):
         # No request ended before 1970.
         return replace(wanted, key=actor.key.id, until=0.0)
     return replace(wanted, key=actor.key.id)

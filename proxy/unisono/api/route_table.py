@@ -319,15 +319,18 @@ def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
 
 
 async def check_query(request: Request) -> None:
-    """Refuse unknown query parameters: a filter without effect would select too much.
+    """Refuse unknown and repeated parameters: a filter without effect would select too much.
 
     Raises UnsupportedValue.
     """
     known: frozenset[str] = request.scope["route"].query_parameters
-    for name, value in request.query_params.multi_items():
+    sent = request.query_params.multi_items()
+    for name, value in sent:
         if name not in known and value not in NEUTRAL_PARAMETERS:
             others = f"the parameters of this route are {', '.join(sorted(known))}" if known else "this route has none"
             raise UnsupportedValue(f"'{shortened(name)}': not a query parameter; {others}.", param=shortened(name))
+        if name in known and request.query_params.getlist(name) != [value]:
+            raise UnsupportedValue(f"'{name}': send this query parameter once.", param=name)
 
 
 async def _caller(request: Request) -> Caller:

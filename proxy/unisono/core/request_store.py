@@ -14,6 +14,8 @@ MINUTE_S: Final = 60
 HOUR_S: Final = 3600
 # Lifetime of counts, by the length of their interval in seconds.
 COUNTS_KEPT_S: Final = {MINUTE_S: 2 * 86_400, HOUR_S: 60 * 86_400}
+# Time after the deletion of a key's records in which no further ones are stored: requests may still be running.
+DELETED_S: Final = 86_400
 # Maximum number of intervals of an answer.
 MAX_POINTS: Final = 1_500
 # Maximum number of records that one query visits.
@@ -183,7 +185,7 @@ class RequestStore(Protocol):
     async def delete_requests(self, key: str, most: int) -> int:
         """Delete at most `most` records of a key, the oldest first, and return their number.
 
-        Counts stay.
+        Counts stay. Records of requests that end within the next day (`DELETED_S`) are not stored.
         """
         ...
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from unisono.api.field_types import Text, invalid_field
+from unisono.api.field_types import invalid_field
 from unisono.config.budget_settings import to_period
 from unisono.core.budget_period import NO_PERIOD, Period
 from unisono.core.conversation import Json
@@ -153,7 +153,8 @@ def _micro_exact(value: float) -> float:
     return value
 
 
-Name = Annotated[Text, Field(min_length=1, max_length=256), AfterValidator(_printable)]
+# The length comes first, so that its error counts characters.
+Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
 Names = Annotated[list[Name], Field(max_length=MAX_NAMES)]
 Amount = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Usd = Annotated[float, Field(ge=0, le=1e9), AfterValidator(_micro_exact)]

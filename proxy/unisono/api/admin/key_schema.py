@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import tzinfo
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
 
 from unisono.access.keys import VISIBLE_SUFFIX_LENGTH
 from unisono.api.admin.fields import (
@@ -44,13 +44,20 @@ class ObjectPermission(AdminBody):
     agent_access_groups: Literal[None] = None
 
 
+def _with_valid_tags(metadata: dict[str, Any]) -> dict[str, Any]:
+    tags = metadata.get("tags")
+    if tags is not None and not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
+        raise invalid_field("its `tags` must be a list of strings")
+    return metadata
+
+
 class KeySettings(LimitFields):
     """Settings of a key. `raw` is a field of this gateway: permission for raw completions."""
 
     key_alias: Name | None = None
     duration: ExpiryText | None = None
     models: Names | None = None
-    metadata: Metadata | None = None
+    metadata: Annotated[Metadata, AfterValidator(_with_valid_tags)] | None = None
     tags: Names | None = None
     blocked: bool | None = None
     budget_id: Name | None = None
@@ -93,13 +100,6 @@ class KeySettings(LimitFields):
         elif "tags" in self.model_fields_set:
             metadata["tags"] = [*(self.tags or ())]
         return metadata
-
-    @model_validator(mode="after")
-    def _has_valid_tags(self) -> KeySettings:
-        tags = (self.metadata or {}).get("tags")
-        if tags is not None and not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
-            raise invalid_field("`metadata.tags` must be a list of strings")
-        return self
 
 
 class GenerateKey(KeySettings):
@@ -145,7 +145,7 @@ class KeyInfo(AnswerModel):
 class KeyQuery(QueryModel):
     """Filters of `/key/list`."""
 
-    page: Annotated[int, Field(ge=1, strict=False)] = 1
+    page: Annotated[int, Field(ge=1, le=1_000_000, strict=False)] = 1
     size: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE, strict=False)] = 10
     user_id: str | None = None
     team_id: str | None = None

@@ -26,6 +26,7 @@ from unisono.api.admin.administration import (
     page_of,
 )
 from unisono.api.admin.fields import has_part, seconds_of
+from unisono.api.admin.key_aliases import claim_alias
 from unisono.api.admin.key_schema import (
     DeletedKeys,
     DeleteKeys,
@@ -160,25 +161,6 @@ async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tupl
         if not may_use:
             raise no_such(kind, id, f"{kind}_id")
     return team, user
-
-
-async def claim_alias(admin: Administration, alias: str, digest: str, key_id: str, *, is_fixed: bool) -> str:
-    """Return the id of the key that this alias creates.
-
-    Raises `InvalidRequest` if another key has the alias.
-    """
-    taken = InvalidRequest(
-        f"'key_alias': another key has the alias '{alias[:64]}'; choose another, or update that key.", param="key_alias"
-    )
-    try:
-        owner = await admin.claim(f"alias {alias}", digest, key_id)
-    except KeyReused:
-        raise taken from None
-    if owner != key_id and is_fixed:
-        raise taken
-    if any(key.name == alias and key.id != owner and key.revoked_at is None for key in await admin.store.keys()):
-        raise taken
-    return owner
 
 
 async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> list[KeyRecord]:

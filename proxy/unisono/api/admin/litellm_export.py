@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from unisono.access.imported_keys import IMPORTED, to_digest
 from unisono.api.admin.administration import Administration
 from unisono.api.admin.fields import NEUTRAL_VALUES
+from unisono.api.admin.key_aliases import claim_alias
 from unisono.api.admin.key_schema import GenerateKey
-from unisono.api.admin.keys import claim_alias, store_new_key
+from unisono.api.admin.keys import store_new_key
 from unisono.api.admin.roles import Actor, UserRole
 from unisono.core.access import KeyDigest, KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind
@@ -116,7 +117,7 @@ async def import_keys(
     await _announce(admin)
     found = []
     for row in rows:
-        name = str(row.get("key_alias") or row.get("key_name") or str(row.get("token"))[:12])
+        name = str(row.get("key_alias") or row.get("key_name") or row.get("token") or "")[:64]
         try:
             found.append(await _import_key(admin, actor, row, name, ignored, creates_owners=creates_owners))
         except ValidationError as error:

@@ -7,7 +7,7 @@ they are no basis for bills.
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
 from unisono.api.admin.administration import Administration
@@ -19,9 +19,12 @@ from unisono.core.quotas import MILLION
 from unisono.core.request_record import RequestRecord
 from unisono.core.request_store import RequestFilter, has_failed
 
+DAY_S: Final = 86_400
 # Records of one read, and reads of one answer.
 RECORDS_PER_READ: Final = 200
 MAX_READS: Final = 50
+# Requests that the pages of a list reach.
+MAX_LISTED: Final = RECORDS_PER_READ * MAX_READS
 
 
 async def request_log(admin: Administration, actor: Actor, request_id: str) -> list[Object]:
@@ -74,7 +77,7 @@ def day_start(day: str) -> float:
 
 
 def day_end(day: str) -> float:
-    return (datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(days=1)).timestamp()
+    return day_start(day) + DAY_S
 
 
 def to_log(record: RequestRecord, key: KeyRecord | None) -> Object:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor
 from unisono.api.admin.key_schema import team_of
-from unisono.api.admin.request_logs import day_end, day_start, request_log, request_logs
+from unisono.api.admin.request_logs import MAX_LISTED, day_end, day_start, request_log, request_logs
 from unisono.api.admin.roles import MASTER_ACTOR, Actor
 from unisono.api.admin.spending import FIRST_DAY, LAST_DAY, ledger_lines
 from unisono.api.answer_types import AnswerModel, Count, Object
@@ -27,6 +27,7 @@ from unisono.core.access import KeyRecord
 from unisono.core.directory import EntryKind
 from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
 from unisono.core.request_store import RequestFilter
+from unisono.errors import InvalidRequest
 
 # Days of a report without dates.
 REPORT_DAYS: Final = 30
@@ -93,7 +94,8 @@ def key_name(line: LedgerLine) -> str:
 
 
 async def visible_usage(admin: Administration, actor: Actor, query: UsageQuery) -> VisibleUsage:
-    """Return the usage that the actor may see and that matches."""
+    """Return the usage that the actor may see and that matches. Raises `InvalidRequest`."""
+    _check_days(query)
     keys = {key.id: key for key in await admin.store.keys() if actor.sees_key(key)}
     usage = VisibleUsage((), keys)
     lines = [
@@ -106,6 +108,11 @@ async def visible_usage(admin: Administration, actor: Actor, query: UsageQuery) 
         and query.team_id in (None, usage.team(line))
     ]
     return VisibleUsage(lines, keys)
+
+
+def _check_days(query: UsageQuery) -> None:
+    if query.start_date and query.end_date and query.end_date < query.start_date:
+        raise InvalidRequest("'end_date': must not be before 'start_date'.", param="end_date")
 
 
 def _usd(used: TokenUsage) -> float:
@@ -136,7 +143,15 @@ async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotate
 
 
 async def _single_requests(admin: Administration, actor: Actor, query: SpendQuery) -> list[Object]:
-    """Return a page of the requests that the actor may see and that match, the latest first."""
+    """Return a page of the requests that the actor may see and that match, the latest first.
+
+    Raises `InvalidRequest`.
+    """
+    _check_days(query)
+    if query.page * query.page_size > MAX_LISTED:
+        raise InvalidRequest(
+            f"'page': the list ends after {MAX_LISTED:,} requests; narrow it with 'end_date'.", param="page"
+        )
     keys = {key.id: key for key in await admin.store.keys() if actor.sees_key(key)}
     only: set[str] | None = None
     if not actor.sees_all or query.user_id is not None or query.team_id is not None:

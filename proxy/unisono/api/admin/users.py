@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Query
 
-from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor, IdempotencyKey, page_of
+from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor, IdempotencyKey, creation_name, page_of
 from unisono.api.admin.directory import (
     change_members,
     check_unused,
@@ -32,6 +32,7 @@ from unisono.api.admin.entry_schema import (
     UserPage,
     UserQuery,
 )
+from unisono.api.admin.key_aliases import check_alias
 from unisono.api.admin.key_schema import GenerateKey
 from unisono.api.admin.keys import create_key
 from unisono.api.admin.roles import MemberRole
@@ -50,7 +51,12 @@ async def create_user(
     idempotency_key: IdempotencyKey = "",
 ) -> Object:
     """Create a user, and a key of it unless `auto_create_key` is false."""
+    for field, value in () if body.auto_create_key else (("key_alias", body.key_alias), ("duration", body.duration)):
+        if value is not None:
+            raise InvalidRequest(f"'{field}': is for the key of the user; omit it without a key.", param=field)
     teams = [await find_entry(admin, actor, EntryKind.TEAM, id, "teams") for id in dict.fromkeys(body.teams)]
+    if body.key_alias:
+        await check_alias(admin, body.key_alias, creation_name(actor, "key", idempotency_key), body.user_id)
     user = await create_entry(admin, actor, EntryKind.USER, body, idempotency_key)
     for team in teams:
         if user.id not in team.members:

@@ -113,6 +113,11 @@ def requests() -> str:
     return "t:{requests}:d"
 
 
+def deleted_request_keys() -> str:
+    """Return the Redis key of the facets of keys whose requests are not recorded any more."""
+    return "t:{requests}:x"
+
+
 def request_facet(facet: str) -> str:
     """Return the Redis key of the ids of records with this facet; empty for all records."""
     return f"t:{{requests}}:f:{quote(facet, safe='', errors='replace')}"

@@ -12,6 +12,7 @@ from typing import Final
 from unisono.core.request_record import RequestRecord
 from unisono.core.request_store import (
     COUNTS_KEPT_S,
+    DELETED_S,
     MAX_POINTS,
     MAX_VISITED,
     RequestFilter,
@@ -41,13 +42,22 @@ ALL: Final = ""
 # The value of a record in the hash is the list of its sets, each on a line, an empty line, and the JSON.
 KEEP_REQUESTS = Script(
     """
-local records, all = unpack(KEYS)
+local records, all, deleted = unpack(KEYS)
+local has_deleted = redis.call('EXISTS', deleted) == 1
+local function is_deleted(value)
+  for set in string.gmatch(string.match(value, '^(.-)\\n\\n'), '[^\\n]+') do
+    if redis.call('SISMEMBER', deleted, set) == 1 then return true end
+  end
+  return false
+end
 local for_ms, most, new = tonumber(arg()), tonumber(arg()), tonumber(arg())
 local now = clock()
 local added = {}
 for _ = 1, new do
   local id, ended, value = arg(), arg(), arg()
-  if redis.call('HSETNX', records, id, value) == 1 then
+  if has_deleted and is_deleted(value) then
+    added[#added + 1] = 0
+  elseif redis.call('HSETNX', records, id, value) == 1 then
     added[#added + 1] = 1
     for set in string.gmatch(string.match(value, '^(.-)\\n\\n'), '[^\\n]+') do
       redis.call('ZADD', set, ended, id)
@@ -78,8 +88,10 @@ return {'ok', added}
 
 DELETE_REQUESTS = Script(
     """
-local records, of_key = unpack(KEYS)
+local records, of_key, deleted = unpack(KEYS)
 local ids = redis.call('ZRANGE', of_key, 0, tonumber(arg()) - 1)
+redis.call('SADD', deleted, of_key)
+redis.call('PEXPIRE', deleted, arg())
 for _, id in ipairs(ids) do
   local value = redis.call('HGET', records, id)
   for set in string.gmatch(value and string.match(value, '^(.-)\\n\\n') or '', '[^\\n]+') do
@@ -160,7 +172,8 @@ class RedisRequests:
             for record in together:
                 sets = "\n".join(map(keys.request_facet, (ALL, *facets_of(record))))
                 args += [_name(record.id), ended_ms(record), sets.encode() + b"\n\n" + encode_request(record)]
-            added = await self._link.act(KEEP_REQUESTS, [keys.requests(), keys.request_facet(ALL)], args)
+            names = [keys.requests(), keys.request_facet(ALL), keys.deleted_request_keys()]
+            added = await self._link.act(KEEP_REQUESTS, names, args)
             await self._count([record for record, is_new in zip(together, added, strict=True) if is_new])
 
     async def _count(self, records: Sequence[RequestRecord]) -> None:
@@ -175,8 +188,8 @@ class RedisRequests:
             await self._link.act(ADD_COUNTS, names, args)
 
     async def delete_requests(self, key: str, most: int) -> int:
-        names = [keys.requests(), keys.request_facet(f"key:{key}")]
-        return int(await self._link.act(DELETE_REQUESTS, names, [most]))
+        names = [keys.requests(), keys.request_facet(f"key:{key}"), keys.deleted_request_keys()]
+        return int(await self._link.act(DELETE_REQUESTS, names, [most, milliseconds(DELETED_S)]))
 
     async def request(self, id: str) -> RequestRecord | None:
         (value,) = await self._link.read(("HGET", keys.requests(), _name(id)))

@@ -8,6 +8,7 @@ from typing import Final
 from unisono.core.request_record import RequestRecord
 from unisono.core.request_store import (
     COUNTS_KEPT_S,
+    DELETED_S,
     MAX_VISITED,
     RequestFilter,
     RequestPage,
@@ -31,7 +32,10 @@ EXTRA_DELETED: Final = 200
 
 def write_requests(act: Transaction, records: Sequence[RequestRecord], for_s: float, most: int) -> None:
     added = []
+    deleted = {key for (key,) in act.db.execute("SELECT key FROM request_deleted_keys WHERE expires > ?", (act.now,))}
     for record in records:
+        if record.key in deleted:
+            continue
         row = (record.id, ended_ms(record), encode_request(record))
         if act.db.execute("INSERT OR IGNORE INTO requests (id, ended, data) VALUES (?, ?, ?)", row).rowcount:
             added.append(record)
@@ -81,6 +85,7 @@ def _delete(act: Transaction, rows: Sequence[tuple[int, str, bytes]]) -> None:
 
 
 def delete_of_key(act: Transaction, key: str, most: int) -> int:
+    act.db.execute("REPLACE INTO request_deleted_keys VALUES (?, ?)", (_text(key), act.now + DELETED_S))
     rows = act.db.execute(
         "SELECT f.ended, f.id, r.data FROM request_facets f JOIN requests r ON r.id = f.id WHERE f.facet = ? "
         "ORDER BY f.ended, f.id LIMIT ?",

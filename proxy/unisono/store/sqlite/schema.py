@@ -91,6 +91,7 @@ CREATE TABLE IF NOT EXISTS request_total (one INTEGER PRIMARY KEY, n INTEGER);
 CREATE TABLE IF NOT EXISTS request_counts (
     step INTEGER, facet TEXT, start INTEGER, name TEXT, n INTEGER,
     PRIMARY KEY (step, facet, start, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS request_deleted_keys (key TEXT PRIMARY KEY, expires REAL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS request_counts_in_order ON request_counts (step, start);
 CREATE TABLE IF NOT EXISTS directory (
     kind TEXT, id TEXT, revision INTEGER, data BLOB, PRIMARY KEY (kind, id)) WITHOUT ROWID;
@@ -107,7 +108,16 @@ SWEEP = (
     "(SELECT tenant, id FROM conversations WHERE expires <= :now)",
     *(
         f"DELETE FROM {table} WHERE expires <= :now"  # noqa: S608 - names of our own
-        for table in ("conversations", "places", "leases", "keys", "counters", "counted", "traces")
+        for table in (
+            "conversations",
+            "places",
+            "leases",
+            "keys",
+            "counters",
+            "counted",
+            "traces",
+            "request_deleted_keys",
+        )
     ),
     *(
         f"DELETE FROM account_{table} WHERE expires <= :now"  # noqa: S608 - names of our own
