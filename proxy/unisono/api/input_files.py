@@ -11,7 +11,7 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
@@ -43,6 +43,8 @@ SOURCE_FIELDS: Final = {
     FileField.URL: "source.url",
     FileField.ID: "source.file_id",
 }
+# Content of a file, in the order of the `Values`; the first one that is not empty is read.
+CONTENT: Final = (FileField.DATA, FileField.URL, FileField.ID)
 # Types of sources in Messages that are files, with the field of their content.
 SOURCES: Final = {"base64": "data", "url": "url", "file": "file_id"}
 
@@ -76,6 +78,8 @@ class FilePart:
     # Text of the client about the file.
     context: str = ""
     fields: Mapping[FileField, str] = field(default_factory=lambda: FLAT_FIELDS)
+    # Fields without effect.
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +138,25 @@ def to_file(part: Mapping[str, Any], max_bytes: int) -> FilePart:
         name, context = _text(part.get("title")), _text(part.get("context"))
         content = _content(_source_values(source), name, _text(source.get("media_type")), max_bytes)
         return FilePart(content, _name_of(content), context, SOURCE_FIELDS)
-    fields = NESTED_FIELDS if isinstance(inner, dict) else FLAT_FIELDS
-    given = inner if isinstance(inner, dict) else part
+    if inner is not None and not isinstance(inner, dict):
+        return FilePart(FileText(problem="must be an object"), fields=dict.fromkeys(FileField, "file"))
+    fields, given = (FLAT_FIELDS, part) if inner is None else (NESTED_FIELDS, inner)
+    if not isinstance(given.get("filename") or "", str):
+        return FilePart(replace(NOT_TEXT, field=FileField.TYPE), fields=fields)
     name = _text(given.get("filename"))
     values = (given.get("file_data"), given.get("file_url"), given.get("file_id"))
     content = _content(values, name, "", max_bytes)
+    note = _ignored(values, fields)
     if isinstance(content, InputFile) and content.media_type:
         # The type stands in the `data:` URL.
         fields = {**fields, FileField.TYPE: fields[FileField.DATA]}
-    return FilePart(content, _name_of(content), "", fields)
+    return FilePart(content, _name_of(content), "", fields, note)
+
+
+def _ignored(values: Values, fields: Mapping[FileField, str]) -> str:
+    """Return a note on fields without effect: only the first one with content is read."""
+    first, *others = [fields[one] for value, one in zip(values, CONTENT, strict=True) if value] or [""]
+    return f"{' and '.join(others)} without effect, because {first} has the content" if others else ""
 
 
 def _name_of(content: InputFile | FileText) -> str:
@@ -162,9 +176,9 @@ def _text(value: Any) -> str:
 def _content(values: Values, name: str, media_type: str, max_bytes: int) -> InputFile | FileText:
     """Return the file of `values`: its data, its URL and its id."""
     data, url, file_id = values
-    for value, one in zip(values, (FileField.DATA, FileField.URL, FileField.ID), strict=True):
+    for value, one in zip(values, CONTENT, strict=True):
         if value is not None and not isinstance(value, str):
-            return FileText(problem=NOT_TEXT.problem, field=one)
+            return replace(NOT_TEXT, field=one)
     if data:
         return _data(data, name, media_type, max_bytes)
     if url:
@@ -214,7 +228,8 @@ def _replaced(at: str, part: FilePart, text: FileText) -> ReplacedFile:
             problem=problem, param=f"{at}.{part.fields[text.field]}", is_unsupported=text.is_unsupported
         )
     quoted = quoted_file(part.name, text.text)
-    return ReplacedFile(f"{part.context}\n{quoted}" if part.context else quoted, text.note)
+    note = "; ".join(filter(None, (part.note, text.note)))
+    return ReplacedFile(f"{part.context}\n{quoted}" if part.context else quoted, note)
 
 
 def quoted_file(name: str, text: str) -> str:
