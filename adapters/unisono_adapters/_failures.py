@@ -140,6 +140,8 @@ class FailureTable:
                 symptom=Symptom.SERVER_ERROR if status >= 500 else None,
             )
             failure.permanent = is_permanent(status)
+            if isinstance(failure, BackendRejected):
+                failure.backend_field = None if param is None else clean(param)
         failure.__cause__ = UpstreamSaid(f"HTTP {status}{detail}")
         return failure
 
@@ -173,8 +175,18 @@ class FailureTable:
             if isinstance(message, dict):
                 param = message.get("param")
                 message = message.get("message") or message.get("detail") or ""
+        if isinstance(message, list):
+            message = "; ".join(map(_problem, message))
         text = "" if message is None else clean(str(message), self._secrets)
         return (param if isinstance(param, str) else None), text
+
+
+def _problem(entry: object) -> str:
+    """Return one entry of the `detail` of FastAPI, with the path of its field."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("loc"), list):
+        return str(entry)
+    path = [str(name) for name in entry["loc"]]
+    return f"{'.'.join(path[1:] if path[:1] == ['body'] else path)}: {entry.get('msg', '')}"
 
 
 def _default_error(status: int) -> tuple[type[BackendError], str]:

@@ -253,9 +253,14 @@ class BackendProtocolError(BackendError):
 
 
 class BackendRejected(BackendError):
-    """Request that the backend called invalid; another backend would too."""
+    """Request that the backend called invalid; another backend would too.
+
+    `backend_field` is the field of the backend's request that it names. It is one of the client's request only if that
+    was forwarded.
+    """
 
     status, type, code = 400, "invalid_request_error", "backend_rejected_request"
+    backend_field: str | None = None
 
 
 class ConstraintRefused(BackendRejected):

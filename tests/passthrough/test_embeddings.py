@@ -147,6 +147,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an empty list": ({"input": []}, "input"),
     "an odd model": ({"model": 7}, "model"),
     "an unknown model": ({"model": "nobody"}, "model"),
+    "a long name": ({"model": "x" * 100_000}, "model"),
     "odd retries": ({"num_retries": "many"}, "num_retries"),
 }
 
@@ -157,6 +158,7 @@ async def test_an_invalid_request_names_the_field(fields: dict[str, Any], param:
         answer = await embed(running, **fields)
     assert answer.status in (400, 404)
     assert answer.body["error"]["param"] == param
+    assert len(answer.raw) < 1_000
     assert not fake.requests
 
 
@@ -172,6 +174,13 @@ FAILED: dict[str, tuple[Refusal, int, str, str]] = {
     "invalid JSON": (Refusal(200, b"<html>"), 502, "backend_protocol_error", ""),
     "a list": (Refusal(200, b"[1]"), 502, "backend_protocol_error", ""),
     "error with status 200": (Refusal(200, b'{"object": "error", "code": 400}'), 400, "backend_rejected_request", ""),
+    "fields": (
+        Refusal(422, b'{"detail": [{"loc": ["body", "input", 0], "msg": "too odd", "type": "a"}]}'),
+        400,
+        "backend_rejected_request",
+        "rejected the request: input.0: too odd",
+    ),
+    "no objects": (Refusal(200, b'{"data": [null]}'), 502, "backend_protocol_error", ""),
     "no such route": (Refusal(404, b"{}"), 502, "backend_error", ""),
 }
 
@@ -184,6 +193,18 @@ async def test_a_failure_has_the_error_shape_of_the_api(refusal: Refusal, status
     assert detail in answer.body["error"]["message"]
     assert "secret" not in answer.raw.decode()
     assert "/home" not in answer.raw.decode()
+
+
+NAMED = {"dimensions": "dimensions", "input[0].text": "input[0].text", "prompt": None, "": None}
+
+
+async def test_a_field_that_the_server_names_is_named_if_the_client_has_sent_it() -> None:
+    async with FakeModes() as fake, served(embedder(fake.url)) as running:
+        for sent, named in NAMED.items():
+            error = {"message": "odd", "type": "BadRequestError", "param": sent, "code": 400}
+            fake.script = Refusal(400, json.dumps({"error": error}).encode())
+            refused = await embed(running, dimensions=3)
+            assert (refused.status, refused.body["error"]["param"]) == (400, named)
 
 
 async def test_text_and_embeddings_are_not_confused() -> None:

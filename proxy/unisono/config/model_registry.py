@@ -26,6 +26,9 @@ AUXILIARY_NAMES = frozenset({"codex-auto-review"})
 STATEFUL_PROVIDERS = ("openai", "azure")
 """Providers whose Responses API stores responses."""
 
+MAX_NAME_LENGTH = 256
+"""Characters of an unknown name that an error repeats."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -132,7 +135,8 @@ class ModelRegistry:
         if not requested:
             raise UnknownModel("you must provide a model parameter", param="model")
         known = ", ".join(name for name, _ in self.listed())
-        raise UnknownModel(f"The model `{requested}` does not exist here. Models: {known}.", param="model")
+        name = requested[:MAX_NAME_LENGTH]
+        raise UnknownModel(f"The model `{name}` does not exist here. Models: {known}.", param="model")
 
     def answer_mode(self, model: ServedModel, requested: RequestedRouting = NO_ROUTING) -> AnswerMode:
         """Return the answer mode of a model: by the engine, by pass-through, or by both in order.

@@ -20,7 +20,14 @@ from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
 from unisono.engine.attempt import SlotSession
 from unisono.engine.failover import Progress
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
-from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, ContextTooLong, UnisonoError
+from unisono.errors import (
+    BackendError,
+    BackendProtocolError,
+    BackendRejected,
+    BackendTimeout,
+    ContextTooLong,
+    UnisonoError,
+)
 from unisono.passthrough.relay import Relay, relay_for
 
 # Body fields that limit the answer's tokens; the first one present applies. Other APIs have no such field.
@@ -88,6 +95,8 @@ class PassthroughGeneration(BatchStream):
             if not relaying.is_complete:
                 raise BackendProtocolError("the backend ended its answer before it was complete")
         except UnisonoError as error:
+            if isinstance(error, BackendRejected) and error.backend_field is not None:
+                error.param = self._client_field(error.backend_field)
             # A failure after the end of the answer is ignored.
             if not relaying.ending:
                 telling.failure = error.code
@@ -101,6 +110,11 @@ class PassthroughGeneration(BatchStream):
                 await coming.aclose()
         closed = Closed(Text(0, Phase.FINAL), "".join(relaying.text))
         yield [*buffered, closed, Finished(relaying.reason, relaying.usage)]
+
+    def _client_field(self, path: str) -> str | None:
+        """Return a path that a backend names if its field is one of the client's body."""
+        name = path.replace("[", ".").partition(".")[0]
+        return path if name in self._passthrough.body else None
 
     def _job(self, places: SlotSession, place: Slot) -> PassthroughJob:
         request, passthrough = self._request, self._passthrough
