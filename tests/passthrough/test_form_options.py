@@ -92,6 +92,7 @@ BAD: dict[str, tuple[tuple[Part, ...], str]] = {
     "a number": ((("num_retries", None, b"many"),), "num_retries"),
     "a flag": ((("disable_fallbacks", None, b"yes"),), "disable_fallbacks"),
     "a file": ((("fallbacks", "a.json", b"[]"),), "fallbacks"),
+    "tags in a file": ((("tags", "a.json", b"[]"),), "tags"),
     "a guardrail": ((("guardrails", None, b'["nobody"]'),), "guardrails"),
     "a guardrail in metadata": ((("metadata[guardrails][]", None, b"nobody"),), "metadata.guardrails"),
     "twice": ((("fallbacks", None, b"[]"), ("fallbacks", None, b"[]")), "fallbacks"),

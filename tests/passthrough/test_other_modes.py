@@ -149,6 +149,20 @@ async def test_a_list_of_documents_becomes_coheres_object(sent: bytes, kept: dic
     assert answer.body == {"results": [{**kept, "relevance_score": 0.5}]}
 
 
+async def test_a_request_that_a_guardrail_masks_is_refused_for_good() -> None:
+    case = CASES["embeddings"]
+    mail = {"pattern_type": "prebuilt", "pattern_name": "email", "action": "MASK"}
+    params = {"guardrail": "litellm_content_filter", "mode": "pre_call", "default_on": True, "patterns": [mail]}
+    guardrails = [{"guardrail_name": "mail", "litellm_params": params}]
+    async with FakeModes() as fake, served(model(fake.url, case.mode), guardrails=guardrails) as running:
+        refused = await ask(running, case, input=["fine", "ann@example.com"])
+    error = refused.body["error"]
+    assert (refused.status, error["code"], error["param"]) == (400, "refused_by_hook", "input")
+    # A client that tried again would be refused again.
+    assert refused.headers["x-should-retry"] == "false"
+    assert not fake.requests
+
+
 async def test_guardrails_check_texts_and_not_vectors(tmp_path: Path) -> None:
     hooks = {"hooks": [{"blocklist": {"patterns": {"word": "forbidden"}, "where": ["input"]}}]}
     for name in ("embeddings", "rerank", "moderations", "images"):

@@ -17,7 +17,7 @@ from tests.e2e.keyed import bearing, keyed
 from tests.fakes import Refusal
 from tests.fakes.faults import Fault
 from tests.fakes.openai_modes import FakeModes
-from tests.fakes.wire import Close, Reset, Step
+from tests.fakes.wire import Close, Reset, Stall, Step
 from tests.passthrough.test_other_modes import model
 from tests.passthrough.test_passing_chat import served
 from tests.passthrough.test_passing_counted import used_by
@@ -55,7 +55,7 @@ async def test_bytes_and_media_type_are_those_of_the_server() -> None:
 TYPES = {
     "audio/wav; rate=24000": "audio/wav; rate=24000",
     "text/event-stream": "text/event-stream",
-    "text/html": "application/octet-stream",
+    "application/xhtml+xml": "application/octet-stream",
     "image/svg+xml": "application/octet-stream",
 }
 
@@ -66,11 +66,6 @@ async def test_a_browser_executes_no_answer(sent: str, received: str) -> None:
         assert response.headers["content-type"] == received
         assert response.headers["x-content-type-options"] == "nosniff"
         assert await response.read() == AUDIO
-
-
-async def test_an_empty_answer_is_complete() -> None:
-    async with speaking(audio=()) as (running, _), speech(running) as response:
-        assert (response.status, await response.read()) == (200, b"")
 
 
 REFUSED = {
@@ -97,6 +92,34 @@ async def test_another_deployment_answers_after_a_failure_before_the_first_byte(
     assert len(broken.requests) == len(works.requests) == 1
 
 
+NO_AUDIO: dict[str, dict[str, Any]] = {
+    "nothing": {"audio": ()},
+    "a page": {"media_type": "text/html; charset=utf-8", "audio": (b"<html>",)},
+}
+
+
+@pytest.mark.parametrize("settings", NO_AUDIO.values(), ids=NO_AUDIO)
+async def test_an_answer_without_audio_is_a_failure(settings: dict[str, Any]) -> None:
+    async with FakeModes(**settings) as broken, FakeModes() as works:
+        entries = [model(broken.url, "audio_speech", order=0), model(works.url, "audio_speech", order=1)]
+        async with served(*entries) as running, speech(running) as response:
+            assert await response.read() == AUDIO
+        async with served(entries[0]) as running, speech(running) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (502, "backend_protocol_error")
+
+
+async def test_a_guardrail_of_answers_does_not_delay_audio() -> None:
+    words = [{"keyword": "zebra", "action": "BLOCK"}]
+    params = {"guardrail": "litellm_content_filter", "mode": "post_call", "default_on": True, "blocked_words": words}
+    guardrails = [{"guardrail_name": "words", "litellm_params": params}]
+    async with (
+        FakeModes(faults=[ends_at(1, Stall())]) as fake,
+        served(model(fake.url, "audio_speech"), guardrails=guardrails) as running,
+        speech(running) as spoken,
+    ):
+        assert await spoken.content.readany() == AUDIO[:4]
+
+
 @pytest.mark.parametrize("fault", [ends_at(2, Close()), ends_at(2, Reset())], ids=["closed", "reset"])
 async def test_an_answer_that_breaks_off_does_not_look_complete(fault: Fault) -> None:
     async with speaking(faults=[fault]) as (running, _), speech(running) as response:
@@ -118,9 +141,21 @@ async def test_a_client_disconnect_ends_the_backend_request() -> None:
         await fake.gone()
 
 
-async def test_usage_is_estimated_from_text_and_bytes(tmp_path: Path) -> None:
+DONE = b'data: {"type": "speech.audio.done", "usage": {"input_tokens": 7, "output_tokens": 9, "total_tokens": 16}}\n\n'
+# Audio with such bytes in it reports nothing.
+USAGES: dict[str, tuple[dict[str, Any], set[int], int]] = {
+    "estimated": ({}, {*range(100, 121)}, 25),
+    "reported": ({"media_type": "text/event-stream", "audio": (b"data: {}\n\n", DONE)}, {7}, 9),
+    "bytes": ({"audio": (b"\x00" * 1_600, DONE)}, {*range(100, 121)}, 1),
+}
+
+
+@pytest.mark.parametrize(("settings", "read", "made"), USAGES.values(), ids=USAGES)
+async def test_usage_is_reported_by_events_or_estimated(
+    settings: dict[str, Any], read: set[int], made: int, tmp_path: Path
+) -> None:
     async with (
-        FakeModes() as fake,
+        FakeModes(**settings) as fake,
         keyed({"model_list": [model(fake.url, "audio_speech")]}, tmp_path) as (running, keys),
     ):
         record, key = await keys.issue()
@@ -129,8 +164,8 @@ async def test_usage_is_estimated_from_text_and_bytes(tmp_path: Path) -> None:
         async with asyncio.timeout(5):
             while not (used := await used_by(running, record.tenant, record.id)).requests:
                 await asyncio.sleep(0.02)
-    assert 100 <= used.input <= 120
-    assert used.output == 25
+    assert used.input in read
+    assert used.output == made
 
 
 async def test_a_missing_input_is_named() -> None:

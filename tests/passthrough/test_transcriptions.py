@@ -131,6 +131,7 @@ BAD: dict[str, tuple[bytes, int, str | None]] = {
     "no file": (form(*USUAL[:2]), 400, "file"),
     "no model": (form(("model", None, b"unknown"), *USUAL[1:]), 404, "model"),
     "two models": (form(USUAL[0], *USUAL), 400, "model"),
+    "a file as model": (form(*USUAL, ("model", "m.txt", b"other")), 400, "model"),
     "a long field": (form(*USUAL, ("prompt", None, b"x" * 70_000)), 400, "prompt"),
     "cut off": (form(*USUAL)[:-30], 400, None),
     "another boundary": (form(*USUAL, boundary="other"), 400, None),

@@ -23,8 +23,9 @@ from unisono.core.conversation import (
 from unisono.core.generation import Sampling
 from unisono.core.hooks import Changes
 from unisono.core.item_records import Record, to_item, to_record
+from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.engine.request import GenerationRequest, RawPrompt
-from unisono.errors import StoreUnreadable
+from unisono.errors import Refused, StoreUnreadable
 
 ITEMS, FIRST, LAST, INSTRUCTIONS, EFFORT, SAMPLING, SAID = (
     "items",
@@ -60,6 +61,20 @@ def changed(request: GenerationRequest, changes: Changes) -> GenerationRequest:
         return request
     raw = request.raw if request.raw is None else _raw(request.raw, request.conversation, conversation)
     return replace(request, conversation=conversation, raw=raw, answer=replace(request.answer, sampling=sampling))
+
+
+def without_passthrough(request: GenerationRequest, passthrough: PassthroughRequest) -> GenerationRequest:
+    """Return a request that hooks changed without its pass-through body.
+
+    The body lacks the changes and must not be sent. Raises Refused unless the engine answers first.
+    """
+    if passthrough.way is not AnswerMode.ENGINE_THEN_PASSING:
+        raise Refused(
+            "The request contains content that a guardrail masks, or that another hook changes. Requests to this "
+            "pass-through model cannot be changed; remove the content, or use another model.",
+            param=request.prompt.fields.conversation,
+        )
+    return replace(request, passthrough=None)
 
 
 def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:

@@ -31,18 +31,12 @@ from unisono.core.events import (
     Text,
 )
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
-from unisono.core.passthrough_request import (
-    UPLOAD_APIS,
-    AnswerMode,
-    PassthroughRequest,
-    passed_texts,
-    transcript_texts,
-)
+from unisono.core.passthrough_request import UPLOAD_APIS, passed_texts, transcript_texts
 from unisono.core.tool_arguments import read_arguments
 from unisono.engine.journal import noted_in
 from unisono.engine.request import GenerationRequest
 from unisono.errors import HookFailed, Refused
-from unisono.middleware.hook_changes import changed, from_note, to_note
+from unisono.middleware.hook_changes import changed, from_note, to_note, without_passthrough
 from unisono.middleware.pipeline import Gate
 
 # Key of the requested guardrails in the note at the beginning of a journal.
@@ -176,7 +170,7 @@ class HookGate(Gate):
         if request.raw is not None and request.raw is not original.raw:
             self.report.facts.replaced_prompt = request.raw.text
         if request is not original and request.passthrough is not None:
-            request = _without_passthrough(request, request.passthrough)
+            request = without_passthrough(request, request.passthrough)
         has_note = request is not original or self.report.hooks or self._requested
         if not request.resumption.is_journal_stored or not has_note:
             # The request is never resumed, or there is nothing to note.
@@ -261,8 +255,7 @@ class BufferingHookGate(AnswerHookGate):
         """Return the events of complete and checked items. Raises `Refused` and `HookFailed`."""
         emitted: list[Event] = []
         for event in batch:
-            # A listing has no text.
-            if isinstance(event, Opened) and isinstance(event.item, Listing):
+            if self._is_unchecked(event):
                 emitted.append(event)
             # A pass-through answer is buffered as a whole, because its events contain no complete items.
             elif isinstance(event, Passed | PassedBytes) or (isinstance(event, Closed) and self._is_passed_through):
@@ -279,6 +272,17 @@ class BufferingHookGate(AnswerHookGate):
             else:
                 emitted.append(event)
         return emitted
+
+    def _is_unchecked(self, event: Event) -> bool:
+        """Return True for events without text that a hook checks."""
+        # Audio and images may be large, and clients play audio as it arrives.
+        is_media = isinstance(event, PassedBytes) and not self._has_transcript
+        return is_media or (isinstance(event, Opened) and isinstance(event.item, Listing))
+
+    @property
+    def _has_transcript(self) -> bool:
+        passthrough = self._request.passthrough if self._request is not None else None
+        return passthrough is not None and passthrough.api in UPLOAD_APIS
 
     @property
     def _is_passed_through(self) -> bool:
@@ -316,10 +320,8 @@ class BufferingHookGate(AnswerHookGate):
         return buffered
 
     def _texts_of(self, buffered: Sequence[Event]) -> list[str]:
-        assert self._request is not None
-        passthrough = self._request.passthrough
         texts = passed_texts([event.body for event in buffered if isinstance(event, Passed)])
-        if passthrough is not None and passthrough.api in UPLOAD_APIS:
+        if self._has_transcript:
             texts += transcript_texts(b"".join(event.data for event in buffered if isinstance(event, PassedBytes)))
         return texts
 
@@ -332,18 +334,6 @@ class BufferingHookGate(AnswerHookGate):
             if text is not None:
                 closed = replace(closed, text=text)
         return closed.text
-
-
-def _without_passthrough(request: GenerationRequest, passthrough: PassthroughRequest) -> GenerationRequest:
-    """Return a request that hooks changed without its pass-through body.
-
-    The body lacks the changes and must not be sent. Raises HookFailed unless the engine answers first.
-    """
-    if passthrough.way is not AnswerMode.ENGINE_THEN_PASSING:
-        raise HookFailed(
-            "A hook of the gateway changed this request, which this model does not support; use another model."
-        )
-    return replace(request, passthrough=None)
 
 
 # Invalid results are a failure of the hook: they are checked within its call.

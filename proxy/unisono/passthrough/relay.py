@@ -213,22 +213,33 @@ class EmbeddingsRelay(ObjectRelay):
         data, inputs = body.get("data"), self._passthrough.inputs
         if not isinstance(data, list) or (inputs is not None and len(data) != inputs):
             raise BackendProtocolError("the backend did not return one embedding for each input")
+        if not all(isinstance(one, Mapping) for one in data):
+            raise BackendProtocolError("the backend returned an embedding that is not an object")
         return super()._read(body)
 
 
 class BytesRelay(Relay):
-    """Relay of bytes such as audio, whose tokens are estimated from their number."""
+    """Relay of bytes such as audio, whose tokens are estimated from their number.
+
+    Only events report the usage, in their last one.
+    """
 
     def __init__(self, passthrough: PassthroughRequest) -> None:
         super().__init__(passthrough)
         self._bytes = 0
+        self._end = b""
 
     def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
         parts = [body for body in bodies if isinstance(body, AnswerBytes)]
-        self._bytes += sum(len(part.data) for part in parts)
+        for part in parts:
+            self._check(part)
+            self._bytes += len(part.data)
+            self._end = (self._end + part.data)[-MAX_END_BYTES:]
         self.pieces = self._bytes // AUDIO_BYTES_PER_TOKEN
         if any(part.is_last for part in parts):
             self.finish = "stop"
+            if any(part.media_type.lower().startswith(EVENTS_TYPE) for part in parts):
+                self._read_usage()
         events: list[Event] = [PassedBytes(part.data, part.media_type) for part in parts if part.data]
         self._has_begun = self._has_begun or bool(events)
         return events
@@ -236,33 +247,16 @@ class BytesRelay(Relay):
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
         return None
 
+    def _check(self, part: AnswerBytes) -> None:
+        """Raise BackendProtocolError for an answer that cannot be one, before its first byte.
 
-class TranscriptRelay(BytesRelay):
-    """Relay of a transcript: JSON, text, subtitles or events.
-
-    Its usage is in the end of JSON or events.
-    """
-
-    def __init__(self, passthrough: PassthroughRequest) -> None:
-        super().__init__(passthrough)
-        self._end = b""
-        self._data = bytearray()
-
-    def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
-        events = super().feed(bodies)
-        for event in events:
-            if isinstance(event, PassedBytes):
-                self._end = (self._end + event.data)[-MAX_END_BYTES:]
-                self._data += event.data[: MAX_TRANSCRIPT_BYTES - len(self._data)]
-        self.pieces = self._bytes // CHARACTERS_PER_TOKEN
-        if self.is_complete:
-            self._read_usage()
-            self._read_duration()
-            self.text.append("\n".join(self._texts()))
-        return events
-
-    def _texts(self) -> list[str]:
-        return transcript_texts(bytes(self._data))
+        A proxy in front of a server answers with a page. Only text may be empty: that of silence.
+        """
+        kind = part.media_type.lower()
+        if not self._bytes and kind.startswith("text/html"):
+            raise BackendProtocolError("the backend answered with a page of HTML")
+        if not self._bytes and part.is_last and not part.data and not kind.startswith("text/"):
+            raise BackendProtocolError("the backend's answer is empty")
 
     def _read_usage(self) -> None:
         start = self._end.rfind(b'"usage"')
@@ -277,6 +271,32 @@ class TranscriptRelay(BytesRelay):
         if isinstance(seconds, (int, float)) and 0 <= seconds < MAX_TOKENS:
             usage = {**usage, "input_tokens": ceil(seconds * AUDIO_TOKENS_PER_SECOND)}
         self._reported_usage = usage, "input_tokens", "output_tokens"
+
+
+class TranscriptRelay(BytesRelay):
+    """Relay of a transcript: JSON, text, subtitles or events.
+
+    Its usage is in the end of JSON or events.
+    """
+
+    def __init__(self, passthrough: PassthroughRequest) -> None:
+        super().__init__(passthrough)
+        self._data = bytearray()
+
+    def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
+        events = super().feed(bodies)
+        for event in events:
+            if isinstance(event, PassedBytes):
+                self._data += event.data[: MAX_TRANSCRIPT_BYTES - len(self._data)]
+        self.pieces = self._bytes // CHARACTERS_PER_TOKEN
+        if self.is_complete:
+            self._read_usage()
+            self._read_duration()
+            self.text.append("\n".join(self._texts()))
+        return events
+
+    def _texts(self) -> list[str]:
+        return transcript_texts(bytes(self._data))
 
     def _read_duration(self) -> None:
         """Read the duration of `verbose_json`, which is more exact than the usage in whole seconds."""
@@ -303,6 +323,7 @@ class ImageEventsRelay(TranscriptRelay):
         return []
 
 
+EVENTS_TYPE: Final = "text/event-stream"
 # Bytes of a transcript that hooks see after the answer. An hour of speech has 60,000.
 MAX_TRANSCRIPT_BYTES: Final = 4 << 20
 # Bytes at the end of a transcript in which its usage is searched.

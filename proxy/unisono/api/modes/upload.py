@@ -153,6 +153,9 @@ class PartReader:
         self._name = name.decode("utf-8", "replace")
         self._option = None
         if b"filename" in options:
+            if self._name == MODEL or option_field(self._name) is not None:
+                field = self._name[:64]
+                raise InvalidRequest(f"'{field}' must be a text; send it without a file name.", param=field)
             self._text = None
             self._upload.files.add(self._name)
         else:
