@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry, ModelRegistry, RouterSettings
+from unisono.config.sections import HedgeSettings
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError, ConfigErrors
 from unisono.routing.attempt_timeouts import MinTimeouts
@@ -21,6 +22,7 @@ from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import RoutingRules
+from unisono.routing.hedge import HedgeRules
 from unisono.routing.policy import Strategy
 from unisono.routing.pool import CarriedDeployment, RoutingPool
 from unisono.routing.queue import QueueConfig
@@ -204,7 +206,13 @@ def routing_rules(config: Config, share: int = 1) -> RoutingRules:
         num_retries=config.num_retries,
         tags=tag_rules(router),
         is_by_quality=is_by_quality,
+        hedge=hedge_rules(gateway.hedge),
     )
+
+
+def hedge_rules(settings: HedgeSettings | None) -> HedgeRules | None:
+    """Return the rules of second requests; None if they are off."""
+    return None if settings is None else HedgeRules(None if settings.after == "p95" else settings.after)
 
 
 def _part(limit: int, share: int) -> int:

@@ -202,6 +202,14 @@ class StoreSettings(Section):
 MIN_SALT_LENGTH = 16
 
 
+class HedgeSettings(Section):
+    """Insurance of the time to the first token."""
+
+    after: Literal["p95"] | Seconds = "p95"
+    """Time without a token after which a second backend is asked, in seconds.
+    `p95` is the 95th percentile of the backend's recent answers."""
+
+
 class GatewaySettings(Section):
     """Settings of the gateway itself."""
 
@@ -304,6 +312,8 @@ class GatewaySettings(Section):
     """Records of requests as JSON lines in files. By default none."""
     alerts: AlertSettings | None = None
     """Alerts about budgets and health. By default none."""
+    hedge: HedgeSettings | None = None
+    """Second request to another backend while the first one sends nothing. By default off."""
     fidelity: dict[Name, FidelitySettings] = Field(default_factory=dict)
     """Comparison of live answers with a reference, by `model_name`. By default none."""
     current_date: date | Literal["today", "none"] = "today"

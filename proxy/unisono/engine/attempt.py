@@ -138,6 +138,17 @@ class SlotSession:
             raise BackendTimeout(f"The answer was not complete within {slot.deployment.timeouts.total_s:g} seconds.")
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
+    def record_first_token(self, slot: Slot) -> str:
+        """Report the first token, and return the deployment that sent it.
+
+        With hedging, it may be another one than before.
+        """
+        slot.record_first_token()
+        if (name := slot.deployment.name) != self._report.backend:
+            self._report.backend = name
+            self._report.tries = (*self._earlier, *self._route.tries)
+        return name
+
     def trace_span(self, step: int) -> TraceContext | None:
         """Return the trace span of the next generation, a child of its step's span."""
         if self._request.origin.span is None:
@@ -231,7 +242,7 @@ class AttemptTelemetry:
     ) -> None:
         self._report = report
         self._records_prompts = request.prompt.records_prompts
-        self._deployment = deployment
+        self.deployment = deployment
         self._job = job
         self._step = step
         self._began_s = report.now_s()
@@ -295,7 +306,7 @@ class AttemptTelemetry:
         report.facts.steps.append(
             StepDone(
                 step=self._step,
-                deployment=self._deployment,
+                deployment=self.deployment,
                 started_s=self._began_s,
                 first_token_s=None if pace.first is None else pace.first - report.began,
                 ended_s=report.now_s(),

@@ -309,7 +309,7 @@ class RawGeneration(BatchStream):
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False
-                    slot.record_first_token()
+                    telemetry.deployment = session.record_first_token(slot)
                 if chunk.cached_tokens is not None:
                     telemetry.cached = chunk.cached_tokens
                     self._cached = self._cached or chunk.cached_tokens

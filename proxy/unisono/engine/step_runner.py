@@ -264,7 +264,7 @@ class StepRunner:
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False
-                    slot.record_first_token()
+                    telemetry.deployment = self.session.record_first_token(slot)
                     self._constraints.record_token(slot, job.constraint)
                 if chunk.cached_tokens is not None:
                     telemetry.cached = chunk.cached_tokens

@@ -186,6 +186,9 @@ class Instruments:
             "backend_quality_weight", "Part of a backend's weight that its quality leaves.", *backend, over="livemin"
         )
 
+        self.hedges = self._counter(
+            "hedges", "Second requests while another backend sent nothing: sent, and won.", *backend, "result"
+        )
         self.fidelity_samples = self._counter(
             "fidelity_samples", "Answers for continuous fidelity, by outcome.", *backend, "outcome"
         )

@@ -85,6 +85,10 @@ class DeploymentMetrics(Protocol):
     def quality(self) -> _Weighted: ...
     @property
     def fidelity(self) -> FidelityStatus | None: ...
+    @property
+    def hedges(self) -> int: ...
+    @property
+    def hedges_won(self) -> int: ...
 
 
 class _Weighted(Protocol):
@@ -106,6 +110,7 @@ class Metrics(Observer):
         self._watch_task: asyncio.Task[None] | None = None
         self._sample_now: Callable[[], None] = lambda: None
         self._cpu_s = 0.0
+        self._hedges: dict[tuple[str, str, str], int] = {}
         self._circuits: set[tuple[str, str, str]] = set()
 
     def know(
@@ -298,6 +303,7 @@ class Metrics(Observer):
             every.foreign.labels(*of).set(backend.foreign)
             every.quality.labels(*of).set(backend.quality.weight)
             self._sample_fidelity(of, backend.fidelity)
+            self._count_hedges(of, {"sent": backend.hedges, "won": backend.hedges_won})
             every.waiting.labels(backend.model).set(backend.waiting)
             for kind, phase in backend.circuits.items():
                 every.circuit.labels(*of, kind).set(CIRCUITS.get(phase, 2))
@@ -311,6 +317,13 @@ class Metrics(Observer):
         self._cpu_s = cpu_s
         with suppress(OSError):
             every.memory.set(int(STATE.read_text().split()[1]) * resource.getpagesize())
+
+    def _count_hedges(self, of: tuple[str, str], totals: Mapping[str, int]) -> None:
+        for result, total in totals.items():
+            known = self._hedges.get((*of, result), 0)
+            # A deployment that replaces another one begins with 0.
+            self._all.hedges.labels(*of, result).inc(max(total - known, 0))
+            self._hedges[*of, result] = total
 
     def _sample_fidelity(self, of: tuple[str, str], fidelity: FidelityStatus | None) -> None:
         if fidelity is None:

@@ -182,6 +182,9 @@ class AttemptTimes:
         self._timeouts = 0
         self._learned: LearnedTimes | None = None
 
+    def __len__(self) -> int:
+        return len(self._samples)
+
     def record(self, sample: AttemptSample) -> None:
         """Add an attempt that answered; samples must be added in the order of their times."""
         self._samples.append(sample)

@@ -87,6 +87,7 @@ class LiveDeployment:
         self.quality = QualityRecord()
         self.is_weighted_by_quality = False
         self.fidelity: FidelityStatus | None = None
+        self.hedges = self.hedges_won = 0  # second requests sent to it, and those that answered first
         self.comparing = 0  # requests of continuous fidelity, which the server reports like those of other clients
         self.listeners: list[Callable[[], None]] = []
         self.on_doubt: Callable[[], None] | None = None  # called when a probe is needed now

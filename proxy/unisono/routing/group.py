@@ -16,6 +16,7 @@ from unisono.errors import BackendOverloaded
 from unisono.routing.canary import Canaries, draw_of, masks
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment, SlotReservation
+from unisono.routing.hedge import HedgeBudget, HedgeRules
 from unisono.routing.policy import Choice, Rank, SelectionRequest, Strategy
 from unisono.routing.quality import QualityLevel, quality_of
 from unisono.routing.queue import QueueConfig, SlotOffer, WaitingQueue
@@ -81,6 +82,7 @@ class RoutingRules:
 
     `num_retries` limits the further deployments that are tried before any output is emitted. Without `tags`, tags
     select nothing. With `is_by_quality`, the quality of the answers changes the weights of deployments.
+    Without `hedge`, no request is sent to a second deployment while the first one is silent.
     """
 
     strategy: Strategy = Strategy.PREFIX_AWARE
@@ -89,6 +91,7 @@ class RoutingRules:
     num_retries: int = 2
     tags: TagRules | None = None
     is_by_quality: bool = False
+    hedge: HedgeRules | None = None
 
 
 class DeploymentGroup:
@@ -116,6 +119,7 @@ class DeploymentGroup:
         self._rated: list[LiveDeployment] = []
         # Timer that serves the queue when the minute of a rate limit is over.
         self._minute: asyncio.TimerHandle | None = None
+        self.hedges = HedgeBudget()
         self._news: set[asyncio.Future[None]] = set()
         self._refused = 0
         self._refusal_logged_at = float("-inf")
@@ -209,6 +213,20 @@ class DeploymentGroup:
     def reserve(self, live: LiveDeployment, demand: RouteRequirements, selection: SelectionRequest) -> SlotReservation:
         """Reserve a slot on a deployment and record that it will hold the prompt."""
         return live.hold(self._choosing.reserve(live.candidate, demand, selection, self._clock()))
+
+    def reserve_other(self, live: LiveDeployment, demand: RouteRequirements, excluded: int) -> SlotReservation | None:
+        """Reserve a free slot for a second request, on a deployment of the same capabilities."""
+        if len(self.line):
+            return None
+        selection = self.selection_request(demand, "", excluded | live.candidate.bit)
+        choice = self.choice(selection).candidate
+        if choice is None or choice.rank is not Rank.HEALTHY:
+            return None
+        other = self.by_bit[choice.bit]
+        if other.known != live.known or not self.hedges.pay():
+            return None
+        other.hedges += 1
+        return self.reserve(other, demand, selection)
 
     async def wait_for(
         self, owner: str, number: int, demand: RouteRequirements, selection: SelectionRequest, until: float

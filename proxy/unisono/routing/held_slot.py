@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from unisono.core.generation import Capabilities, Timeouts
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendError, BackendTimeout, Symptom, UnisonoError
@@ -23,6 +24,7 @@ from unisono.routing.attempt_timeouts import (
 from unisono.routing.circuit_breaker import BreakerFailure, kind_of
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.group import DeploymentGroup
+from unisono.routing.hedge import HedgeActions, HedgedDeployment, hedged
 
 NO_LIMIT: Final = nullcontext()
 
@@ -33,6 +35,10 @@ class SlotSource(Protocol):
     @property
     def identity(self) -> str:
         """Identity of the requester, to which failures are attributed."""
+        ...
+
+    def move(self, group: DeploymentGroup, live: LiveDeployment) -> None:
+        """Record that another deployment of the group has taken over the attempt."""
         ...
 
     def record_failure(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
@@ -54,8 +60,12 @@ class HeldSlot:
         hold: SlotReservation,
         capabilities: Capabilities,
         demand: RouteRequirements,
+        excluded: int = 0,
     ) -> None:
         self._route = route
+        self._demand = demand
+        self._excluded = excluded
+        self._was_switched = False
         self._group = group
         self._hold: SlotReservation | None = hold
         self._live = hold.live
@@ -75,7 +85,31 @@ class HeldSlot:
 
     @property
     def deployment(self) -> Deployment:
-        return self._live
+        if self._group.rules.hedge is None or self._live.passes:
+            return self._live
+        return HedgedDeployment(lambda: self._live, self._complete)
+
+    def _complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
+        """Start a generation, with a second deployment if the first one sends nothing."""
+        rules, group, live = self._group.rules.hedge, self._group, self._live
+        assert rules is not None
+        group.hedges.add_request()
+        delay_s = rules.delay_s(live, self._unread_tokens)
+        if delay_s is None or self._hold is None or len(group.members) < 2:
+            return live.backend.complete(job)
+        reserve = partial(group.reserve_other, live, self._demand, self._excluded)
+        actions = HedgeActions(reserve, self._switch, lambda one, error: one.failed(error, self._route.identity))
+        return hedged(live, job, delay_s, actions)
+
+    def _switch(self, hold: SlotReservation) -> None:
+        """Use the slot of another deployment, which was faster, instead of this one."""
+        self._end_attempt()
+        assert self._hold is not None
+        self._live.give_back(self._hold)
+        self._hold, self._live, self._since = hold, hold.live, hold.at
+        self._was_switched = True
+        hold.live.hedges_won += 1
+        self._route.move(self._group, hold.live)
 
     def attempt_timeouts(
         self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool, other_kind: bool = False
@@ -141,6 +175,10 @@ class HeldSlot:
     def record_attempt(
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
     ) -> None:
+        if self._was_switched:
+            # The time of the first deployment is included.
+            self._was_switched = False
+            return
         if read_tokens is None and self._knows_cache:
             read_tokens = self._unread_tokens
         live = self._live

@@ -262,6 +262,9 @@ class GroupFailoverRoute:
         self._deaths += 1
         self._count(group, error)
 
+    def move(self, group: DeploymentGroup, live: LiveDeployment) -> None:
+        self._tries[-1], self._at = Attempt(live.name, model=group.model), (group, live)
+
     def _judge(self, demand: RouteRequirements) -> None:
         """Check that another attempt is allowed; otherwise raise the last error."""
         error = self._failure
@@ -385,7 +388,7 @@ class GroupFailoverRoute:
             self._tries.append(Attempt(live.name, model=group.model))
         self._failure, self._paused = None, False
         self._at = (group, live)
-        return HeldSlot(self, group, hold, capabilities, demand)
+        return HeldSlot(self, group, hold, capabilities, demand, self._failed_mask)
 
     def _now(self) -> float:
         return self._group.now()

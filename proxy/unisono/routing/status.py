@@ -54,6 +54,9 @@ class DeploymentStatus:
     circuits: Mapping[str, str] = field(default_factory=dict)
     quality: DeploymentQuality = field(default_factory=DeploymentQuality)
     fidelity: FidelityStatus | None = None
+    # Second requests, and those that answered first.
+    hedges: int = 0
+    hedges_won: int = 0
 
 
 def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> DeploymentStatus:
@@ -74,6 +77,8 @@ def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> Dep
         rests_s=max(rests_until(live.circuits) - now, 0.0),
         circuits={kind: phase.value for kind, phase in phases.items() if phase is not CircuitPhase.CLOSED},
         fidelity=live.fidelity,
+        hedges=live.hedges,
+        hedges_won=live.hedges_won,
         quality=quality_of(live.quality, is_weighted=live.is_weighted_by_quality),
     )
 

@@ -1,0 +1,220 @@
+"""First-token insurance: a second deployment is asked while the first one sends nothing.
+
+The first one to send a token answers, and the other request is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, Timeouts
+from unisono.core.ports import Backend, PassthroughBackend
+from unisono.core.probe import Probe
+from unisono.core.tasks import cancel_all
+from unisono.errors import BackendProtocolError, UnisonoError
+from unisono.routing.deployment import LiveDeployment, SlotReservation
+
+# Part of the requests that may be sent twice, and how many of them a quiet group may save up.
+HEDGED_SHARE: Final = 0.05
+MAX_SAVED: Final = 5.0
+# Attempts from which the usual time to the first token is known well enough.
+MIN_SAMPLES: Final = 20
+# Shortest wait in seconds; less is not worth a second request.
+MIN_WAIT_S: Final = 0.05
+# Chunks that are read ahead of the client.
+READ_AHEAD: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeRules:
+    """Time without a token after which a second deployment is asked.
+
+    None stands for the usual time, the 95th percentile.
+    """
+
+    after_s: float | None = None
+
+    def delay_s(self, live: LiveDeployment, unread_tokens: int) -> float | None:
+        """Return the time for an attempt on a deployment; None if it is not known."""
+        if self.after_s is not None:
+            return self.after_s
+        learned = live.times.learned(live.clock())
+        if len(live.times) < MIN_SAMPLES:
+            return None
+        long_s = 0.0 if learned.s_per_token is None else learned.s_per_token * unread_tokens
+        return max(learned.first_token_s, long_s, MIN_WAIT_S)
+
+
+class HedgeBudget:
+    """Budget of a group for second requests."""
+
+    def __init__(self) -> None:
+        self._balance = 1.0
+
+    def add_request(self) -> None:
+        self._balance = min(self._balance + HEDGED_SHARE, MAX_SAVED)
+
+    def pay(self) -> bool:
+        """Pay for a second request; return False if too many were sent."""
+        if self._balance < 1.0:
+            return False
+        self._balance -= 1.0
+        return True
+
+
+class _Pump:
+    """Reading of one stream in a task of its own, because its timeouts belong to one task."""
+
+    def __init__(self, stream: AsyncIterator[Chunk]) -> None:
+        self._queue: asyncio.Queue[Chunk | UnisonoError | None] = asyncio.Queue(READ_AHEAD)
+        self.task = asyncio.create_task(self._read(stream), name="read a hedged answer")
+        self.error: UnisonoError | None = None
+        # Chunks up to the first token.
+        self.begun: list[Chunk] = []
+
+    async def _read(self, stream: AsyncIterator[Chunk]) -> None:
+        end: UnisonoError | None = None
+        try:
+            async for chunk in stream:
+                await self._queue.put(chunk)
+        except UnisonoError as error:
+            end = error
+        finally:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+        await self._queue.put(end)
+
+    async def begin(self) -> None:
+        """Read up to the first token; set `error` if the stream fails before it."""
+        while True:
+            item = await self._queue.get()
+            if not isinstance(item, Chunk):
+                self.error = item or BackendProtocolError("the backend ended its stream without a token")
+                # The reader of the rest reports it.
+                self._queue.put_nowait(item)
+                return
+            self.begun.append(item)
+            if item.tokens or item.text or item.finish is not None:
+                return
+
+    async def rest(self) -> AsyncIterator[Chunk]:
+        for chunk in self.begun:
+            yield chunk
+        while isinstance(item := await self._queue.get(), Chunk):
+            yield item
+        if item is not None:
+            raise item
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeActions:
+    """Actions of a slot: reserve another deployment, use it instead, report a failure."""
+
+    reserve: Callable[[], SlotReservation | None]
+    switch: Callable[[SlotReservation], None]
+    failed: Callable[[LiveDeployment, UnisonoError], None]
+
+
+async def hedged(
+    live: LiveDeployment, job: CompletionJob, delay_s: float, actions: HedgeActions
+) -> AsyncGenerator[Chunk]:
+    """Yield the chunks of `live`, or of another deployment that sends its first token earlier."""
+    first, second, other = _Pump(live.backend.complete(job)), None, None
+    loop = asyncio.get_running_loop()
+    begun_at = loop.time()
+    tasks: dict[asyncio.Task[None], _Pump] = {_task(first.begin()): first}
+    try:
+        await asyncio.wait(tasks, timeout=delay_s)
+        if not first.begun and first.error is None and (other := actions.reserve()) is not None:
+            second = _Pump(other.live.backend.complete(_remaining(job, loop.time() - begun_at)))
+            tasks[_task(second.begin())] = second
+        winner = await _winner(tasks)
+        if second is not None and other is not None:
+            if winner is second:
+                actions.switch(other)
+                if first.error is not None:
+                    actions.failed(live, first.error)
+            elif second.error is not None:
+                actions.failed(other.live, second.error)
+            # The client does not wait until the other request has ended.
+            (second if winner is first else first).task.cancel()
+            if winner is first:
+                other.live.give_back(other)
+            other = None
+        async for chunk in winner.rest():
+            yield chunk
+    finally:
+        await cancel_all(*tasks, first.task, *([] if second is None else [second.task]))
+        if other is not None:
+            other.live.give_back(other)
+
+
+def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.create_task(work, name="wait for a first token")
+
+
+def _remaining(job: CompletionJob, used_s: float) -> CompletionJob:
+    """Return the job with the rest of its time."""
+    total_s = max(job.timeouts.total_s - used_s, 0.0)
+    return replace(job, timeouts=replace(job.timeouts, total_s=total_s))
+
+
+async def _winner(tasks: dict[asyncio.Task[None], _Pump]) -> _Pump:
+    """Return the first stream with a token; if all fail, the first that was asked."""
+    waiting = set(tasks)
+    while waiting:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task in done and tasks[task].error is None:
+                return tasks[task]
+    return next(iter(tasks.values()))
+
+
+class HedgedDeployment:
+    """Deployment of a slot, as the engine sees it, whose generations are hedged.
+
+    `live` returns the deployment that the slot is on now.
+    """
+
+    def __init__(
+        self, live: Callable[[], LiveDeployment], complete: Callable[[CompletionJob], AsyncIterator[Chunk]]
+    ) -> None:
+        self._live = live
+        self._complete = complete
+
+    @property
+    def name(self) -> str:
+        return self._live().name
+
+    @property
+    def backend(self) -> Backend:
+        return _HedgedBackend(self._live().backend, self._complete)
+
+    @property
+    def passing(self) -> PassthroughBackend:
+        return self._live().passing
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return self._live().timeouts
+
+    async def capabilities(self) -> Capabilities:
+        return await self._live().capabilities()
+
+
+class _HedgedBackend:
+    def __init__(self, backend: Backend, complete: Callable[[CompletionJob], AsyncIterator[Chunk]]) -> None:
+        self._backend = backend
+        self.complete = complete
+
+    async def probe(self) -> Probe:
+        return await self._backend.probe()
+
+    async def load(self) -> Any:
+        return await self._backend.load()
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()
