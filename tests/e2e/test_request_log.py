@@ -132,6 +132,7 @@ async def test_a_refusal_has_a_line(
             answer = await running.post(path, body, **({} if key is None else bearing(key)))
             [line] = await log.until(1)
     assert (line["status"], line["error"]) == (answer.status, answer.body["error"]["code"]) == (status, code)
+    assert line.get("route", "/v1/nothing") == path
     assert line.get("model", "gpt-9") == "gpt-9"
     assert "canary" not in log.text
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.access.failed_authentications import FailedAuthentications
@@ -123,7 +124,7 @@ def _record(scope: Scope, at: float, duration_s: float, status: int) -> RequestR
         at=at,
         duration_s=duration_s,
         method=scope.get("method", "GET"),
-        route=route_of(scope),
+        route=route_of(scope) or _requested_route(scope),
         status=status,
         error=state.get(ERROR_CODE, ""),
         tenant=caller.tenant,
@@ -149,6 +150,14 @@ def trace_of(scope: Scope) -> TraceContext | None:
 def route_of(scope: Scope) -> str:
     """Return the path template of the route that answered, or "" if there is none."""
     return str(getattr(scope.get("route"), "path", ""))
+
+
+def _requested_route(scope: Scope) -> str:
+    """Return the path template for the path of a request that a layer refused, "" if there is none."""
+    for route in getattr(scope.get("app"), "routes", ()):
+        if route.matches(scope)[0] is not Match.NONE:
+            return str(getattr(route, "path", ""))
+    return ""
 
 
 class Cors:
