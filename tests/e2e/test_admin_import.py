@@ -127,6 +127,12 @@ async def test_keys_are_imported_over_http(admin: AdminClient, tmp_path: Path) -
     # Keys without a role may not.
     refused = await asyncio.to_thread(run_remotely, admin, tmp_path, json.dumps([ROW]), key="sk-129")
     assert refused.exit_code == 1
+    # No answer repeats the secret of a key, and a deleted key stays deleted.
+    shown = await admin.get("/key/info?key=sk-129")
+    deleted = await admin.made("/key/delete", keys=["sk-129"])
+    assert (shown.body["key"], deleted) == (shown.body["info"]["token"], {"deleted_keys": ["sk-..."]})
+    (again_row,) = (await admin.made("/key/import", keys=[rows[129]]))["keys"]
+    assert "deleted" in again_row["error"]
     invalid = await admin.post("/key/import", keys=[])
     assert (invalid.status, invalid.body["error"]["param"]) == (400, "keys")
 
@@ -142,11 +148,13 @@ async def test_settings_without_effect_here_refuse_their_key_alone(
         {"token": token("sk-d"), "key_alias": "d", "rpm_limit": "many"},
         {"token": token("sk-e"), "key_alias": "e", "expires": "soon"},
         {"token": token("sk-f"), "key_alias": "plain"},
+        {"token": token("sk-g"), "key_alias": "g", "expires": "0001-01-01T00:00:00+14:00"},
+        {"token": token("sk-h"), "key_alias": "h", "created_at": "9999-12-31T23:59:59-12:00"},
         plain,
     ]
     result = await imported(admin, store_address, tmp_path, json.dumps([plain, *rows]))
     assert result.exit_code == 1
-    for field in ("organization_id", "allowed_routes", "token", "rpm_limit", "expires", "key_alias"):
+    for field in ("organization_id", "allowed_routes", "token", "rpm_limit", "expires", "key_alias", "created_at"):
         assert f"'{field}'" in result.output, result.output
     await becomes(admin, "sk-plain", 200)
     assert await works(admin, "sk-b") == 401

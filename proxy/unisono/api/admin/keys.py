@@ -72,7 +72,7 @@ async def find_key(admin: Administration, actor: Actor, name: str, *, to_change:
     is_visible = record is not None and (actor.changes_key(record) if to_change else actor.sees_key(record))
     if record is None or record.revoked_at is not None or not is_visible:
         # The error must not repeat a secret.
-        raise no_such("key", "sk-..." if name.startswith("sk-") else name)
+        raise no_such("key", "sk-..." if name.startswith(PREFIX) else name)
     return record
 
 
@@ -302,7 +302,7 @@ async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str
     if not key and actor.key is None:
         raise InvalidRequest("'key': the master key has no entry; name a key.", param="key")
     record = await find_key(admin, actor, key or (actor.key.id if actor.key else ""))
-    shown = record.id if key is None or has_form(key) else key
+    shown = record.id if key is None or key.startswith(PREFIX) else key
     return KeyInfo(key=shown, info={**admin.view(record), "spend": await key_spend(admin, record)})
 
 
@@ -331,7 +331,7 @@ async def delete_keys_route(
 ) -> DeletedKeys:
     """Revoke keys for good."""
     names = await delete_keys(admin, actor, body)
-    return DeletedKeys(deleted_keys=["sk-..." if has_form(name) else name for name in names])
+    return DeletedKeys(deleted_keys=["sk-..." if name.startswith(PREFIX) else name for name in names])
 
 
 @ADMIN.add("POST", "/key/block", BODY_404_409, answer=KeyObject, body=KeyReference)

@@ -30,6 +30,8 @@ from unisono.core.quotas import KeyLimits
 from unisono.errors import InvalidRequest, StoreConflict, UnisonoError
 
 TOKEN: Final = re.compile("[0-9a-f]{64}")
+# Start of the year 9999.
+MAX_TIME_S: Final = 253_370_764_800
 # Fields that are no settings.
 FACTS: Final = frozenset(
     (
@@ -153,7 +155,9 @@ async def _import_key(
     if not isinstance(token, str) or TOKEN.fullmatch(token) is None:
         raise InvalidRequest("'token': must be the SHA-256 of the key in hexadecimal", param="token")
     key_id = f"key_{token[:24]}"
-    if await admin.store.key(key_id) is not None:
+    if (existing := await admin.store.key(key_id)) is not None:
+        if existing.revoked_at is not None:
+            raise InvalidRequest("'token': this key was deleted here, which is for good", param="token")
         return ImportedKey(name, key_id, is_new=False)
     sent = {field: value for field, value in row.items() if field not in FACTS and field not in ignored}
     known = GenerateKey.model_fields
@@ -203,4 +207,8 @@ def _time(row: Mapping[str, Any], field: str) -> float | None:
         at = datetime.fromisoformat(str(value))
     except ValueError:
         raise InvalidRequest(f"'{field}': must be a time in ISO 8601", param=field) from None
-    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+    seconds = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+    # Other times have no year of four digits in UTC, or are mistakes.
+    if not 0 <= seconds < MAX_TIME_S:
+        raise InvalidRequest(f"'{field}': must be a time from 1970 to 9998", param=field)
+    return seconds
