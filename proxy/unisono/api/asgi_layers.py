@@ -153,7 +153,7 @@ def route_of(scope: Scope) -> str:
 
 
 def _requested_route(scope: Scope) -> str:
-    """Return the path template for the path of a request that a layer refused, "" if there is none."""
+    """Return the path template for a request that a layer refused, "" if there is none."""
     for route in getattr(scope.get("app"), "routes", ()):
         if route.matches(scope)[0] is not Match.NONE:
             return str(getattr(route, "path", ""))
