@@ -83,7 +83,11 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     address = f"sqlite://{tmp_path_factory.mktemp('state')}/state.db"
     async with FakeVllm() as fake:
         config = with_keys(config_of(f"vllm@{fake.url}"), address)
-        config["unisono"] |= {"max_body_bytes": MAX_BODY, "max_connections": MAX_CONNECTIONS}
+        config["unisono"] |= {
+            "max_body_bytes": MAX_BODY,
+            "max_connections": MAX_CONNECTIONS,
+            "failed_authentication": {"max_per_minute": 0},
+        }
         async with gateway(config) as running, ring(address) as keys:
             _, good = await keys.issue()
             _, limited = await keys.issue(limits=KeyLimits(token_budget=1))

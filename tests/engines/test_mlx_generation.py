@@ -65,6 +65,7 @@ async def test_probe_reports_the_capabilities(backend: Backend) -> None:
         logit_bias=True,
         logprobs=True,
         prompt_logprobs=True,
+        scores=True,
         constrain=frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS)),
     )
 
