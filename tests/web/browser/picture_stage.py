@@ -68,6 +68,7 @@ def make_keys(address: str) -> list[tuple[str, str, str]]:
         post(address, "/team/new", {"team_id": team, "team_alias": team.title(), "max_budget": 40.0 * (number + 1)})
         for name in names:
             settings = {"key_alias": name, "team_id": team, "max_budget": 5.0 * (number + 1), "budget_duration": "30d"}
+            settings["soft_budget"] = 3.0 * (number + 1)
             made = post(address, "/key/generate", {**settings, "rpm_limit": 600, "models": list(MODELS)[number % 2 :]})
             keys.append((team, made["token"], name))
     return keys

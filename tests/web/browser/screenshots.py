@@ -59,6 +59,22 @@ def inspector(page: Page) -> None:
 
 def models(page: Page) -> None:
     page.locator(".is-failing").wait_for()
+    page.get_by_role("region", name="Prices", exact=True).wait_for()
+    page.locator("td .is-ready").nth(2).wait_for()
+
+
+def checks(page: Page) -> None:
+    page.locator("tr", has_text="gpu-1").get_by_role("button", name="Checks").click()
+    page.get_by_role("region", name="Checks", exact=True).wait_for()
+
+
+def compare(page: Page) -> None:
+    page.get_by_role("button", name="Tokens").click()
+    page.locator(".lane-title", has_text="gpu-3").wait_for()
+    page.get_by_label("Message", exact=True).fill("Hello!")
+    page.keyboard.press("Control+Enter")
+    page.locator("article .facts").nth(1).wait_for()
+    page.evaluate("scrollTo(0, 0)")
 
 
 def keys(page: Page) -> None:
@@ -82,6 +98,8 @@ VIEWS: dict[str, tuple[str, Callable[[Page], None]]] = {
     "playground": ("playground", playground),
     "inspector": ("inspector/example", inspector),
     "models": ("models", models),
+    "checks": ("models", checks),
+    "compare": ("playground?compare=gpt-oss-120b&on=gpu-1&compare=gpt-oss-20b&on=gpu-3", compare),
     "keys": ("keys/keys", keys),
     "spend": ("keys/spend", spend),
     "reference": ("reference", reference),

@@ -5,6 +5,7 @@ A word in the last message selects one: `say weather`. Some outputs are harmful.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -89,6 +90,17 @@ SCRIPTS: dict[str, VllmScript] = {
     "essay": VllmScript(tokens=plain(ESSAY), per_chunk=8, delay_s=0.002),
     "brief": VllmScript(tokens=marked("Hm.", FINAL + "Hi.<|return|>")),
     "hostile": VllmScript(tokens=plain(HOSTILE), delay_s=0.002),
+    "everything": VllmScript(
+        tokens=[
+            *ENCODING.encode_marked("<|channel|>analysis<|message|>"),
+            *ENCODING.encode_generated(HOSTILE),
+            *ENCODING.encode_marked("<|end|><|start|>assistant<|channel|>commentary<|message|>"),
+            *ENCODING.encode_generated(MARKUP + CONTROLS),
+            *ENCODING.encode_marked("<|end|><|start|>assistant" + CALL),
+            *ENCODING.encode_generated(json.dumps({"location": MARKUP + HOSTILE + CONTROLS}, ensure_ascii=False)),
+            *ENCODING.encode_marked("<|call|>"),
+        ]
+    ),
     "markup": VllmScript(tokens=plain(MARKUP)),
     "controls": VllmScript(tokens=plain(CONTROLS)),
     "large": VllmScript(tokens=plain(LARGE), per_chunk=20_000),

@@ -26,7 +26,7 @@ function filled(node, given, children) {
 }
 
 export function say(text) {
-  document.getElementById("said").textContent = text;
+  document.getElementById("said").replaceChildren(visible(text));
 }
 
 // Scrolls an element into view if its beginning is outside the window or near its lower edge.

@@ -31,7 +31,7 @@ function stateOf(one) {
 }
 
 export function why(one) {
-  const told = [STATES[one.state], one.cause || one.reason].filter(Boolean).join(": ");
+  const told = [...new Set([STATES[one.state], one.cause || one.reason])].filter(Boolean).join(": ");
   const rest = one.rests_s ? `; cooldown ends in ${seconds(one.rests_s)}` : "";
   return `${told}, for ${seconds(Math.max(1, Math.round(one.since_s)))}${rest}`;
 }

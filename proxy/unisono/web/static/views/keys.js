@@ -57,7 +57,7 @@ function budget({ spend: spent = 0, max_budget: most, soft_budget: soft, budget_
       most && soft && soft < most ? svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, svg("rect", { x: (100 * soft) / most - 1, y: 0, width: 2, height: 10 })) : null),
     el("span", {}, most ? `${dollars(spent)} of ${dollars(most)}` : dollars(spent)),
     soft ? el("span", { class: crossed ? "warn" : "muted" }, `soft budget ${dollars(soft)}${crossed ? ", crossed" : ""}`) : null,
-    renews ? el("span", { class: "muted" }, `renews ${moment(Date.parse(renews) / 1000).slice(0, 16)}`) : null);
+    renews ? el("span", { class: "muted" }, `renews ${moment(Date.parse(renews) / 1000).slice(0, 10)}`) : null);
 }
 
 function limits(one) {

@@ -150,11 +150,14 @@ class Comparison {
     const groups = status.models.filter(({ mode }) => mode === "chat");
     const targets = groups.flatMap(({ id, deployments }) => [{ model: id, deployment: "" }, ...(deployments ?? []).map(({ name }) => ({ model: id, deployment: name }))]);
     if (JSON.stringify(targets) === JSON.stringify(this.targets)) return;
+    // Two deployments of one model, if there are any, otherwise two models.
+    const pair = groups.find(({ deployments }) => deployments?.length > 1);
+    const first = targets.flatMap((target, at) => (pair ? target.model === pair.id && target.deployment : !target.deployment) ? [at] : []);
     const chosen = this.controls.map(({ value }) => JSON.stringify(this.targets[Number(value)]));
     this.targets = targets;
     for (const [place, control] of this.controls.entries()) {
       const had = targets.findIndex((target) => JSON.stringify(target) === chosen[place]);
-      const at = had < 0 ? Math.min(place + 1, targets.length - 1) : had;
+      const at = had < 0 ? first[Math.min(place, first.length - 1)] : had;
       control.replaceChildren(...targets.map(({ model, deployment }, value) => el("option", { value, selected: value === at }, deployment ? `${model} on ${deployment}` : model)));
     }
   }
