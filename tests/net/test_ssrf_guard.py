@@ -130,6 +130,7 @@ CONFIGURED = {
 CONNECTING = {
     "adapters/unisono_adapters/_connection_pool.py": "configured",
     "proxy/unisono/alerts/webhook.py": "guard",
+    "proxy/unisono/bootstrap/waking.py": "configured",
     "proxy/unisono/cli/agents.py": "configured",
     "proxy/unisono/cli/discover.py": "configured",
     "proxy/unisono/cli/remote_keys.py": "configured",

@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
 
+from unisono.bootstrap.waking import wake_rules
 from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry, ModelRegistry, RouterSettings
 from unisono.config.sections import HedgeSettings
 from unisono.core.ports import BackendOptions, Endpoint
@@ -240,6 +241,7 @@ def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Deployme
         tags=frozenset(params.tags),
         canary_share=entry.unisono.canary / 100,
         shadow_of=entry.unisono.shadow or "",
+        wake=wake_rules(entry.unisono.wake),
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, SecretStr, model_validator
 from unisono.config.mcp_settings import ServerLabel
 from unisono.config.prices import MODE_UNITS, UNIT_KEYS, Costs, PriceSettings
 from unisono.config.section import Count, Name, Seconds, Section
+from unisono.config.wake_settings import WakeSettings
 from unisono.core.passthrough_request import ModelMode
 
 KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
@@ -211,6 +212,9 @@ class ModelSettings(Section):
     shadow: Name | None = None
     """Name of another entry of the same `model_name`, whose requests this entry repeats.
     Its answers are compared and never sent to a client, and it serves no requests. By default none."""
+    wake: WakeSettings | None = None
+    """Call that wakes the backend when requests find it unreachable. By default none.
+    Entries that are added at run time may not have it."""
     backend: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the backend's adapter. [config.example.yaml](../config.example.yaml) lists
     them by backend kind."""

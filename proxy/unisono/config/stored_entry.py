@@ -54,6 +54,8 @@ def to_entry(settings: Mapping[str, Any], config: Config, environ: Mapping[str, 
             f"litellm_params.model: the backend kind `{entry.kind}` runs on the machine of the gateway; add the entry "
             "to `model_list` in the file"
         )
+    if entry.unisono.wake is not None:
+        raise ConfigError("unisono.wake: it runs on the machine of the gateway; add the entry to the file")
     return entry
 
 

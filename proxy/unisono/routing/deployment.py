@@ -42,6 +42,7 @@ from unisono.routing.probe_schedule import DOUBTED_EVERY_S, FAILING_EVERY_S, Pro
 from unisono.routing.quality import QualityRecord
 from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of
+from unisono.routing.waking import Waking
 
 LOG_DELAY_S = 0.05  # from a failure to its log line
 DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # failures of a possibly dead deployment
@@ -87,6 +88,7 @@ class LiveDeployment:
         self.quality = QualityRecord()
         self.is_weighted_by_quality = False
         self.fidelity: FidelityStatus | None = None
+        self.waking = Waking()
         self.hedges = self.hedges_won = 0  # second requests sent to it, and those that answered first
         self.comparing = 0  # requests of continuous fidelity, which the server reports like those of other clients
         self.listeners: list[Callable[[], None]] = []
@@ -205,6 +207,7 @@ class LiveDeployment:
         kind = kind_of(error)
         if kind is None:
             return
+        self._forget_sleeping(error)
         now = self.clock()
         before = self.phase(now)
         if is_independent(error) or (self.passes and before is CircuitPhase.HALF_OPEN):
@@ -222,6 +225,11 @@ class LiveDeployment:
         self.probes.is_doubted = self.probes.is_doubted or kind in DOUBTFUL
         if (kind in DOUBTFUL or is_suspect) and self.on_doubt is not None:
             self.on_doubt()
+
+    def _forget_sleeping(self, error: UnisonoError) -> None:
+        """Make the next request wake a deployment that can be woken."""
+        if self.terms.wake is not None and kind_of(error) is BreakerFailure.UNREACHABLE:
+            self.known = None
 
     def _judge(self, now: float, *, fails: bool) -> None:
         """Settle a suspicion; `fails` says whether the deployment itself fails."""
@@ -333,6 +341,7 @@ class LiveDeployment:
                 self.failing_since = now
             self.probes.record_error(is_unreachable=kind_of(error) is BreakerFailure.UNREACHABLE)
             self.failure = error
+            self._forget_sleeping(error)
             self._tried(error)
         else:
             log.error("probe failed unexpectedly", extra=about, exc_info=error)
@@ -384,5 +393,6 @@ class LiveDeployment:
             self._phased(CircuitPhase.HALF_OPEN, kind, now)
 
     async def aclose(self) -> None:
+        await self.waking.aclose()
         await cancel_and_wait(self._probing)
         await self.endpoint.aclose()

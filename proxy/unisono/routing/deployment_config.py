@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from unisono.core.generation import Timeouts
 from unisono.routing.attempt_timeouts import MinTimeouts
+
+
+@dataclass(frozen=True, slots=True)
+class WakeRules:
+    """Call that wakes a backend, and the longest time until it is ready.
+
+    The call raises OSError.
+    """
+
+    call: Callable[[], Awaitable[None]]
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,7 @@ class DeploymentConfig:
     is_drained: bool = False
     canary_share: float = 0.0
     shadow_of: str = ""
+    wake: WakeRules | None = field(default=None, compare=False)
 
     @property
     def is_withdrawn(self) -> bool:

@@ -285,7 +285,7 @@ class DeploymentGroup:
 
         Raises the `BackendError` family.
         """
-        probed = asyncio.ensure_future(live.capabilities())
+        probed = asyncio.ensure_future(live.waking.capabilities(live))
         news = asyncio.get_running_loop().create_future()
         self._news.add(news)
         try:

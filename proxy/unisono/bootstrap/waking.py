@@ -1,0 +1,52 @@
+"""Calls that wake backends, as the configuration states them. Part of the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import aiohttp
+
+from unisono.config.wake_settings import WakeSettings
+from unisono.routing.deployment_config import WakeRules
+
+# Variables of the environment that commands get. Others may be secrets of the gateway.
+VARIABLES: Final = ("HOME", "LANG", "PATH", "TZ", "USER")
+
+
+def wake_rules(settings: WakeSettings | None) -> WakeRules | None:
+    """Return the rules of an entry; None if its backend does not sleep."""
+    if settings is None:
+        return None
+    if settings.url is not None:
+        url = settings.url.get_secret_value()
+        return WakeRules(lambda: _post(url, settings.timeout_s), settings.timeout_s)
+    return WakeRules(lambda: _run(settings.command), settings.timeout_s)
+
+
+async def _post(url: str, timeout_s: float) -> None:
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
+            session.post(url, allow_redirects=False) as answer,
+        ):
+            if answer.status >= 400:
+                raise OSError(f"status {answer.status}")
+    except aiohttp.ClientError as error:
+        # The message may contain the URL, which is secret.
+        raise OSError(type(error).__name__) from None
+
+
+async def _run(command: Sequence[str]) -> None:
+    environment = {name: value for name in VARIABLES if (value := os.environ.get(name)) is not None}
+    none = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=none, stderr=none, env=environment)
+    try:
+        status = await process.wait()
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    if status:
+        raise OSError(f"exit status {status}")

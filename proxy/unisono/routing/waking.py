@@ -1,0 +1,71 @@
+"""Waking of backends that sleep: one wake for all requests that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from unisono.core.generation import Capabilities
+from unisono.errors import BackendUnavailable, UnisonoError
+from unisono.routing.circuit_breaker import BreakerFailure, kind_of
+
+if TYPE_CHECKING:
+    from unisono.routing.deployment import LiveDeployment
+
+log = logging.getLogger(__name__)
+
+# Interval between two probes of a backend that wakes up, in seconds.
+PROBE_EVERY_S: Final = 0.5
+# Time after a wake that failed until the next one, in seconds.
+RETRY_AFTER_S: Final = 30.0
+
+
+class Waking:
+    """Wake of one deployment, shared by all requests that wait for it."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Capabilities] | None = None
+        self._failed_at = float("-inf")
+
+    async def capabilities(self, live: LiveDeployment) -> Capabilities:
+        """Return the capabilities of a deployment, and wake it if it is not reachable.
+
+        Raises the `BackendError` family.
+        """
+        try:
+            return await live.capabilities()
+        except UnisonoError as error:
+            is_asleep = kind_of(error) is BreakerFailure.UNREACHABLE
+            if live.terms.wake is None or not is_asleep or live.clock() - self._failed_at < RETRY_AFTER_S:
+                raise
+        if self._task is None:
+            self._task = asyncio.create_task(self._wake(live), name=f"wake {live.name}")
+        # Shielded: a client that leaves must not end the wake that others wait for.
+        return await asyncio.shield(self._task)
+
+    async def _wake(self, live: LiveDeployment) -> Capabilities:
+        rules = live.terms.wake
+        assert rules is not None
+        log.info("waking backend", extra={"backend": live.name})
+        try:
+            async with asyncio.timeout(rules.timeout_s):
+                await rules.call()
+                while True:
+                    try:
+                        return (await live.check()).capabilities
+                    except UnisonoError as error:
+                        if kind_of(error) is not BreakerFailure.UNREACHABLE:
+                            raise
+                    await asyncio.sleep(PROBE_EVERY_S)
+        except (TimeoutError, OSError) as error:
+            self._failed_at = live.clock()
+            log.warning("backend not woken", extra={"backend": live.name, "reason": str(error) or "timeout"})
+            raise BackendUnavailable(f"The backend {live.name} did not wake up; try again later.") from None
+        finally:
+            self._task = None
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
