@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -386,6 +389,31 @@ async def test_a_file_that_takes_too_long_is_refused_and_others_are_read(surface
         at, data_field, _ = FIELDS[surface]
         refused(answers[0], f"{at}.{data_field}", "not read within 1 s")
         assert [answer.status for answer in answers[1:]] == [200] * 20
+
+
+def workers() -> int:
+    """Return the number of processes that read files."""
+    found = 0
+    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += b"documents/worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return found
+
+
+async def until_workers(number: int) -> None:
+    async with asyncio.timeout(10):
+        while workers() != number:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("surface", "part"), SURFACES.values(), ids=SURFACES)
+async def test_a_client_disconnect_ends_the_reading(harness: Line, surface: str, part: Part) -> None:
+    slow = part("a.html", "text/html", b"<div>" * 1_400_000)
+    asking = asyncio.ensure_future(send(harness, surface, [user(slow)]))
+    await until_workers(1)
+    asking.cancel()
+    await until_workers(0)
 
 
 async def test_the_newest_files_are_read_if_there_are_too_many(harness: Line) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Protocol, Self, TypeGuard
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
+from starlette.types import Receive
 
 from unisono.api.body import off_loop
 from unisono.api.field_types import OpenModel
@@ -21,6 +22,7 @@ from unisono.api.history_builder import MEDIA_PARTS
 from unisono.api.image_descriptions import ImageDescriber, ImageDescription, VisionRequest
 from unisono.api.input_files import SOURCES, ReplacedFile, replaced_files
 from unisono.api.request_options import ModelRules
+from unisono.api.sse import until_disconnect
 from unisono.core.access import Caller
 from unisono.core.frozen import statically_frozen
 from unisono.core.input_files import FileReader
@@ -116,7 +118,8 @@ class MediaSource:
     """Body of a request whose media are to be replaced, with its sender.
 
     `kind` is the form of the body; `size` is in bytes. Without `can_ask`, no vision model is asked, as for a count of
-    tokens. `begin` returns the position of the first item of the history that the model reads.
+    tokens. `begin` returns the position of the first item of the history that the model reads. Files are read until
+    `receive` reports that the client has disconnected.
     """
 
     body: Mapping[str, Any]
@@ -126,6 +129,15 @@ class MediaSource:
     size: int = 0
     can_ask: bool = True
     begin: Callable[[Sequence[Any]], Awaitable[int]] = all_read
+    receive: Receive | None = None
+
+    async def file_texts(self, media: MediaRemoval, reader: FileReader) -> dict[str, ReplacedFile]:
+        """Return the texts of the files of a body.
+
+        Raises FilesBusy, and ClientGone if the client disconnects first: its files must not delay those of others.
+        """
+        reading = replaced_files(media.files, reader, self.caller.tenant, self.size)
+        return await (reading if self.receive is None else until_disconnect(self.receive, reading))
 
 
 async def media_context(
@@ -165,7 +177,7 @@ async def media_context(
         )
         context = replace(context, descriptions=await describer.describe(media.images, vision))
     if reader is not None and media.files:
-        context = replace(context, files=await replaced_files(media.files, reader, source.caller.tenant, source.size))
+        context = replace(context, files=await source.file_texts(media, reader))
     return {"media": context}
 
 
@@ -177,7 +189,7 @@ async def file_context(source: MediaSource, reader: FileReader | None) -> dict[s
     if reader is None:
         return {}
     media = await _media_in(source)
-    files = await replaced_files(media.files, reader, source.caller.tenant, source.size) if media.files else {}
+    files = await source.file_texts(media, reader) if media.files else {}
     return {"media": replace(ALL_REPLACED, files=files)}
 
 
@@ -189,7 +201,7 @@ async def with_file_texts(source: MediaSource, reader: FileReader | None) -> Map
     media = None if reader is None else await _media_in(source)
     if reader is None or media is None or not media.files:
         return source.body
-    files = await replaced_files(media.files, reader, source.caller.tenant, source.size)
+    files = await source.file_texts(media, reader)
     removal = MediaRemoval(source.kind.HISTORY, replace(ALL_REPLACED, files=files), source.kind.INSTRUCTIONS)
     return await off_loop(lambda: removal.body_without_media(source.body), source.size)
 

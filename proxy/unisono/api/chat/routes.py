@@ -86,7 +86,7 @@ class ChatRoute:
         served = way_for(self.find_way, body, caller)
         way = served.way
         size = len(await request.body())
-        source = MediaSource(body, caller, ChatRequest, request.state.request_id, size)
+        source = MediaSource(body, caller, ChatRequest, request.state.request_id, size, receive=request.receive)
 
         async def pass_through() -> Response:
             readable = await with_file_texts(source, self.passing_files)

@@ -158,7 +158,8 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     caller: Caller = request.state.caller
     # A count must cost nothing.
     can_ask = kind is MessagesRequest
-    source = MediaSource(body, caller, kind, request.state.request_id, size, can_ask, first_read_position)
+    request_id, receive = request.state.request_id, request.receive
+    source = MediaSource(body, caller, kind, request_id, size, can_ask, first_read_position, receive)
     context = await media_context(deps.resolve, source, deps.describer, deps.files)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from starlette.types import Receive
+
 from unisono.api.body import off_loop
 from unisono.api.compacting import start_answer
 from unisono.api.field_types import shortened
@@ -94,14 +96,15 @@ async def validate_body(
     *,
     answered: bool = True,
     counted: bool = False,
+    receive: Receive | None = None,
 ) -> ResponsesRequest:
     """Validate a body of `size` bytes. Raises InvalidRequest for a field with an invalid value.
 
     Without `answered`, the request only prepares a later one, and may lack what an answer needs. With `counted`, only
-    its tokens are counted, and no image is described.
+    its tokens are counted, and no image is described. Raises ClientGone if `receive` reports a disconnect meanwhile.
     """
     begin = partial(_first_read_position, deps, caller.tenant, size)
-    source = MediaSource(body, caller, ResponsesRequest, request_id, size, not counted, begin)
+    source = MediaSource(body, caller, ResponsesRequest, request_id, size, not counted, begin, receive)
     context = await media_context(deps.resolve, source, deps.describer, deps.files)
 
     def judge() -> ResponsesRequest:

@@ -90,13 +90,15 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         if not served.stores_responses:
             check_stateless(body)
-        source = MediaSource(body, request.state.caller, ResponsesRequest, request.state.request_id, size)
+        request_id, receive = request.state.request_id, request.receive
+        source = MediaSource(body, request.state.caller, ResponsesRequest, request_id, size, receive=receive)
         readable = await with_file_texts(source, deps.passing_files)
         group = served.group
         return await passed_through(
             request, deps.service, Api.RESPONSES, body, group, keep_alive_s=keep_alive_s, readable=readable
         )
-    parsed = await validate_body(deps, request.state.caller, body, size, request.state.request_id)
+    caller, request_id = request.state.caller, request.state.request_id
+    parsed = await validate_body(deps, caller, body, size, request_id, receive=request.receive)
     notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
     is_idempotent = HEADER in request.headers and parsed.stored
