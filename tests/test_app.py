@@ -67,13 +67,14 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "provider of litellm": (
         [entry("a", "vllm/gpt-oss"), entry("b", "openai/gpt-4o")],
         f"model_list[1].litellm_params.model: `openai` is not a backend kind of Unisono ({KINDS}), and litellm, "
-        "which serves other providers, is not installed; run `pip install 'unisono[litellm]'`.",
+        "which serves other providers, is not installed; run `pip install 'litellm!=1.82.7,!=1.82.8,>=1.90'`.",
     ),
     "gpt-oss with a provider prefix": (
         [entry("a", "openai/openai/gpt-oss-20b")],
         f"model_list[0].litellm_params.model: `openai` is not a backend kind of Unisono ({KINDS}), and litellm, "
-        "which serves other providers, is not installed; run `pip install 'unisono[litellm]'`. Or if api_base is your "
-        "own server, use its backend kind to serve the model as Harmony, such as `model: vllm/openai/gpt-oss-20b`.",
+        "which serves other providers, is not installed; run `pip install 'litellm!=1.82.7,!=1.82.8,>=1.90'`. Or "
+        "if api_base is your own server, use its backend kind to serve the model as Harmony, such as "
+        "`model: vllm/openai/gpt-oss-20b`.",
     ),
     "Harmony model of an unknown kind": (
         [entry("a", "openai/some", model_info={"harmony": True})],

@@ -164,7 +164,8 @@ def test_missing_packages_are_named_with_the_extra_to_install() -> None:
     without_packages = [sys.executable, "-S", "-c", program]
     reason = subprocess.run(without_packages, capture_output=True, text=True, check=True).stdout
     assert "mlx_lm" in reason
-    assert "unisono[demo]" in reason
+    assert "pip install" in reason
+    assert "mlx-lm" in reason
 
 
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

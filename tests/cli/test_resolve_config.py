@@ -79,4 +79,4 @@ def test_the_master_key_of_the_environment_is_used() -> None:
 
 def test_a_missing_demo_model_is_reported_with_its_package_name() -> None:
     missing = demo_missing()
-    assert missing is None or "unisono[demo]" in missing
+    assert missing is None or "mlx-lm" in missing

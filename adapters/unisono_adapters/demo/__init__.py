@@ -41,7 +41,7 @@ def available() -> str | None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if not missing:
         return None
-    return f"the demo model needs {', '.join(missing)}: pip install 'unisono[demo]'"
+    return f"the demo model needs {', '.join(missing)}: pip install 'mlx[cpu]' mlx-lm huggingface-hub numpy tokenizers"
 
 
 def default_folder() -> Path:

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unisono.core.extras import install_command
 from unisono_adapters.mlx.guides import Guide, Guides, Unguidable, installed
 from unisono_adapters.mlx.jobs import EVERYONE, Addressed, BatchLimits, Submit, Withdraw
 from unisono_adapters.mlx.wire import (
@@ -262,7 +263,7 @@ def _generate(model: str, limits: BatchLimits, engine: _Engine) -> None:
     except ModelUnusable as error:
         failure = Failed(str(error))
     except ImportError as error:
-        failure = Failed(f"mlx-lm cannot be imported ({error}): pip install 'unisono[mlx]'")
+        failure = Failed(f"mlx-lm cannot be imported ({error}): {install_command('mlx')}")
     except Exception as error:  # any error of a model folder is reported, and its trace is logged
         _log.exception("loading %s failed", model)
         failure = Failed(f"{model} cannot be loaded: {type(error).__name__}: {error}")

@@ -127,7 +127,7 @@ class Guides:
         try:
             import llguidance
         except ImportError as error:
-            raise Unguidable("llguidance is not installed: pip install 'unisono[mlx]'") from error
+            raise Unguidable("llguidance is not installed: pip install llguidance") from error
         if self._tokenizer is None:
             vocabulary = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
             self._tokenizer = llguidance.LLTokenizer(vocabulary, n_vocab=VOCABULARY, eos_token=list(STOP_TOKENS))

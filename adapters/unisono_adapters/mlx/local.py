@@ -63,7 +63,7 @@ _SHUT_DOWN = "the mlx backend was shut down"
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
-REMEDIES = {Check.CONSTRAIN: "Install llguidance with mlx-lm: pip install 'unisono[mlx]'."}
+REMEDIES = {Check.CONSTRAIN: "Install llguidance beside mlx-lm: pip install llguidance."}
 
 _REFUSALS: Mapping[Reason, type[UnisonoError]] = {
     "context": ContextTooLong,

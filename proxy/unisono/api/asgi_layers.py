@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
-from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.access.failed_authentications import FailedAuthentications
@@ -26,6 +25,7 @@ from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits,
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.path_aliases import PathAliases
 from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
+from unisono.api.request_routes import requested_route, route_of
 from unisono.core.access import Caller
 from unisono.core.observer import GenerationDone
 from unisono.core.request_record import GENERATIONS, MAX_ENTRIES, MAX_VALUE_LENGTH, RecordSink, RequestRecord
@@ -124,7 +124,7 @@ def _record(scope: Scope, at: float, duration_s: float, status: int) -> RequestR
         at=at,
         duration_s=duration_s,
         method=scope.get("method", "GET"),
-        route=route_of(scope) or _requested_route(scope),
+        route=route_of(scope) or requested_route(scope),
         status=status,
         error=state.get(ERROR_CODE, ""),
         tenant=caller.tenant,
@@ -145,19 +145,6 @@ def trace_of(scope: Scope) -> TraceContext | None:
     """Return the trace context that the client sent."""
     parents = header_values(scope, b"traceparent")
     return TraceContext.read(parents[0], ",".join(header_values(scope, b"tracestate"))) if len(parents) == 1 else None
-
-
-def route_of(scope: Scope) -> str:
-    """Return the path template of the route that answered, or "" if there is none."""
-    return str(getattr(scope.get("route"), "path", ""))
-
-
-def _requested_route(scope: Scope) -> str:
-    """Return the path template for a request that a layer refused, "" if there is none."""
-    for route in getattr(scope.get("app"), "routes", ()):
-        if route.matches(scope)[0] is not Match.NONE:
-            return str(getattr(route, "path", ""))
-    return ""
 
 
 class Cors:

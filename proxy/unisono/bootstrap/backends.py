@@ -16,6 +16,7 @@ from typing import Any
 from unisono.bootstrap.waking import wake_rules
 from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry, ModelRegistry, RouterSettings
 from unisono.config.sections import HedgeSettings
+from unisono.core.extras import install_command
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError, ConfigErrors
 from unisono.routing.attempt_timeouts import MinTimeouts
@@ -79,7 +80,7 @@ class Factories:
         except ImportError as error:
             raise ConfigError(
                 f"{path}: the adapter for `{entry.kind}` cannot be imported: {error}; an extra may be missing (for "
-                "`mlx`, run `pip install 'unisono[mlx]'`)"
+                f"`mlx`, run `{install_command('mlx')}`)"
             ) from error
         return factory
 
@@ -92,7 +93,7 @@ class Factories:
             kinds = ", ".join(sorted(self._found))
             raise ConfigError(
                 f"{path}: `{entry.kind}` is not a backend kind of Unisono ({kinds}), and litellm, which serves other "
-                f"providers, is not installed; run `pip install 'unisono[litellm]'`.{hint}"
+                f"providers, is not installed; run `{install_command('litellm')}`.{hint}"
             )
         from unisono.passthrough.providers import LitellmProvider
 

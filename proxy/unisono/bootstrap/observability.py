@@ -30,6 +30,7 @@ from unisono.config import (
     RequestFileSettings,
 )
 from unisono.core.alerts import Alert
+from unisono.core.extras import install_command
 from unisono.core.observer import Observer
 from unisono.core.quotas import QuotaObserver
 from unisono.core.recordings import TraceStore
@@ -280,7 +281,7 @@ def _exporter(
         from unisono.observe.otlp_exporter import Exporter
     except ImportError as error:
         raise ConfigError(
-            f"unisono.otel: the extra for spans is not installed; run `pip install 'unisono[otel]'`: {error}"
+            f"unisono.otel: the extra for spans is not installed; run `{install_command('otel')}`: {error}"
         ) from error
 
     def build() -> SharedResource[Exporter]:

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 
 import click
 
+from unisono.core.extras import install_command
 from unisono.errors import PullError
 
 # Entry-point group of download functions, by backend kind: `(model, revision) -> folder`.
@@ -21,7 +22,7 @@ def run(model: str, revision: str | None) -> None:
     """
     points = entry_points(group=DOWNLOADERS, name="mlx")
     if not points:
-        raise click.ClickException("this installation cannot download models; run `pip install 'unisono[mlx]'`")
+        raise click.ClickException(f"this installation cannot download models; run `{install_command('mlx')}`")
     (point,) = points
     download: Callable[[str, str | None], Path] = point.load()
     try:
@@ -29,7 +30,7 @@ def run(model: str, revision: str | None) -> None:
     except PullError as error:
         raise click.ClickException(str(error)) from error
     except ImportError as error:
-        raise click.ClickException(f"{error.name} is not installed; run `pip install 'unisono[mlx]'`") from error
+        raise click.ClickException(f"{error.name} is not installed; run `{install_command('mlx')}`") from error
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     backend_model = model.removeprefix("mlx/")
     click.echo(f"{folder} ({size / 1e9:.1f} GB): the tokenizer is o200k_harmony, as required.")

@@ -15,6 +15,7 @@ import click
 from unisono.cli.discover import DiscoveredBackend, discover
 from unisono.config import Loaded, load, parse
 from unisono.config.load import MASTER_KEY_VARIABLE
+from unisono.core.extras import install_command
 from unisono.errors import ConfigError
 
 # Entry-point group of functions that check whether a `demo` model can run here. Entries are named after backend
@@ -104,4 +105,4 @@ def demo_missing() -> str | None:
     for point in entry_points(group=DEMOS, name="mlx"):
         missing: Callable[[], str | None] = point.load()
         return missing()
-    return "the demo model is not installed (`pip install 'unisono[demo]'`)"
+    return f"the demo model is not installed (`{install_command('demo')}`)"

@@ -75,7 +75,7 @@ def _load_libseccomp() -> Any:
             continue
         except (RuntimeError, OSError):
             raise FilterUnavailable("libseccomp.so.2 is missing (Debian: apt-get install libseccomp2)") from None
-    raise FilterUnavailable("the seccomp binding is missing (pip install 'unisono[sandbox]')")
+    raise FilterUnavailable("the seccomp binding is missing (pip install pyseccomp)")
 
 
 def _number(seccomp: Any, entry: str) -> int:
