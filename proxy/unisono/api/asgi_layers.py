@@ -148,10 +148,7 @@ def trace_of(scope: Scope) -> TraceContext | None:
 
 
 class Cors:
-    """Layer that lets the listed origins read responses and send preflights.
-
-    CORS is off without a list.
-    """
+    """Layer that lets listed origins read responses and send preflights; off without a list."""
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app
