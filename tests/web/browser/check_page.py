@@ -181,6 +181,17 @@ def test_a_recording_can_be_opened_from_a_file(stage: dict[str, str], opened: Op
     other.get_by_text("This recording is damaged.").wait_for()
 
 
+def test_the_command_of_a_fork_can_be_copied(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page, "say mended").get_by_role("link", name="Inspect its tokens").click()
+    page.get_by_label("Fork at generated token").fill("2")
+    page.get_by_role("button", name="Copy fork command").click()
+    page.get_by_text("fork command copied").wait_for()
+    id = page.url.rpartition("/")[2]
+    assert page.evaluate("navigator.clipboard.readText()") == f"unisono trace {id} --fork-at 2"
+
+
 def test_recordings_can_be_found_and_turned(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
     ask(page, "say mended")
