@@ -6,6 +6,8 @@ import { MarkdownBody } from "/page/lib/markdown.js";
 import { recorded, state } from "/page/lib/store.js";
 
 const MOST_SHOWN = 100_000;
+// Characters that one frame renders. A busy machine draws few frames, and much text arrives between two of them.
+const MOST_IN_FRAME = 3000;
 // A joiner, or a lone surrogate.
 const OPEN_END = /[\u200c\u200d\ud800-\udbff]$/;
 // An emoji, its modifier and a joiner.
@@ -71,9 +73,11 @@ class Part {
   draw(complete) {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
-    const upto = this.waiting.length - (!complete && OPEN_END.test(this.waiting) ? 1 : 0);
+    const most = complete ? this.waiting.length : Math.min(this.waiting.length, MOST_IN_FRAME);
+    const upto = most - (!complete && OPEN_END.test(this.waiting.slice(0, most)) ? 1 : 0);
     const text = this.waiting.slice(0, Math.min(upto, MOST_SHOWN - this.shown));
     this.waiting = this.waiting.slice(upto);
+    if (!complete && this.waiting.length > 1) this.frame = requestAnimationFrame(() => this.draw(false));
     this.shown += text.length;
     if (this.markdown) this.markdown.add(text, complete);
     else if (text) this.body.append(visible(text, this.before));
