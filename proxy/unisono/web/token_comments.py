@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
-from starlette.requests import HTTPConnection
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from unisono.api.body_limits import header_values
@@ -37,11 +37,11 @@ class TokenComments:
                 raise InvalidRequest(
                     f"Invalid value for '{TOKENS_HEADER}': must be '{IN_COMMENTS}'", param=TOKENS_HEADER
                 )
-            scope["state"][COMMENTS] = partial(_comments, HTTPConnection(scope))
+            scope["state"][COMMENTS] = partial(_comments, Request(scope))
         await self._app(scope, receive, send)
 
 
-async def _comments(connection: HTTPConnection) -> AsyncIterator[bytes]:
+async def _comments(connection: Request) -> AsyncIterator[bytes]:
     caller = connection.state.caller
     live = dependency(connection, WebDeps).live
     if (output := live.find(connection.state.request_id, caller.tenant, caller.key)) is not None:
