@@ -79,3 +79,30 @@ def test_an_unreachable_gateway_and_an_invalid_address_are_errors() -> None:
     for url, status, message in (("http://127.0.0.1:9", 1, "127.0.0.1:9"), ("ftp://x", 2, "http://")):
         result = CliRunner().invoke(main, ["keys", "list", "--url", url], env={"UNISONO_API_KEY": "k"})
         assert (result.exit_code, message in result.output) == (status, True), result.output
+
+
+async def test_usage_of_a_running_gateway_equals_that_of_its_store(tmp_path: Path) -> None:
+    address = f"sqlite://{tmp_path}/state.db"
+    async with administered(address, price={"input": 1.0, "output": 10.0}) as admin:
+        secrets = [(await admin.made("/key/generate"))["key"] for _ in range(2)]
+        for secret in (*secrets, secrets[0]):
+            assert await works(admin, secret) == 200
+        config = tmp_path / "config.json"
+        fields = {"model_list": [], "general_settings": {"master_key": MASTER}, "store": {"url": address}}
+        config.write_text(json.dumps(fields))
+
+        async def usage(*options: str, key: str = MASTER) -> Result:
+            arguments = ["usage", *options]
+            return await asyncio.to_thread(CliRunner().invoke, main, arguments, env={"UNISONO_API_KEY": key})
+
+        for by in ("key", "model", "day"):
+            for form in ("--json", "--csv", "--chart"):
+                stored = await usage("--config", str(config), "--by", by, form)
+                shown = await usage("--url", admin.gateway.url, "--by", by, form)
+                assert (shown.exit_code, shown.stdout) == (stored.exit_code, stored.stdout) == (0, stored.stdout)
+        own = json.loads((await usage("--url", admin.gateway.url, "--json", key=secrets[0])).stdout)
+        assert [line["requests"] for line in own] == [2]
+        refused = await usage("--url", admin.gateway.url, "--by", "tenant")
+        assert refused.exit_code == 2
+        assert "with --url, use key, model, day" in refused.output
+        assert "'--config' or '--url'" in (await usage()).output

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from unisono import __version__
-from unisono.cli.keys import keys
+from unisono.cli.keys import keys, store_or_gateway
 from unisono.cli.mcp import mcp
 from unisono.cli.models import models
 from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup, for_gateway
@@ -204,13 +204,13 @@ def simulate(
 
 
 @main.command()
-@CONFIG_REQUIRED
+@store_or_gateway
 @click.option(
     "--by",
     type=click.Choice(["key", "model", "served-model", "day", "tenant"]),
     default="key",
     show_default=True,
-    help="Grouping of the sums.",
+    help="Grouping of the sums; with --url key, model or day.",
 )
 @click.option(
     "--since", type=click.DateTime(["%Y-%m-%d"]), help="First day in UTC; by default the first one with usage."
@@ -219,15 +219,29 @@ def simulate(
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--chart", "form", flag_value="chart", help="Print a bar chart of tokens.")
-def usage(config_path: Path, by: str, since: datetime | None, until: datetime | None, form: str | None) -> None:
+def usage(
+    config_path: Path | None,
+    url: str | None,
+    key_env: str,
+    by: str,
+    since: datetime | None,
+    until: datetime | None,
+    form: str | None,
+) -> None:
     """Print token usage and cost.
 
-    Both are sums of the usage records in the store.
+    Both are sums of the usage records in the store of a configuration, or of those that a running gateway shows to
+    the key.
     """
-    from unisono.cli.usage import show
+    from unisono.cli.usage import show, show_remote
 
-    first, last = since or datetime.min, until or datetime.max
-    show(config_path, by, first.date().isoformat(), last.date().isoformat(), form or "table")
+    first, last = ((at or end).date().isoformat() for at, end in ((since, datetime.min), (until, datetime.max)))
+    if url is not None:
+        show_remote(url, key_env, by, first, last, form or "table")
+        return
+    if config_path is None:
+        raise click.UsageError("Missing option '--config' or '--url'.")
+    show(config_path, by, first, last, form or "table")
 
 
 @main.command()

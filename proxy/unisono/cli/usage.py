@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import click
 
+from unisono.api.admin.spend import from_metrics
 from unisono.api.usage import to_usage_fields
 from unisono.bootstrap.store import store_address
+from unisono.cli.remote_keys import AdminClient
 from unisono.cli.resolve_config import configured
 from unisono.config import Config
 from unisono.core.quotas import MILLION, SHARED_TENANT, LedgerLine, TokenUsage
@@ -34,6 +36,11 @@ BY: Final[Mapping[str, Callable[[LedgerLine], str]]] = {
     "tenant": lambda entry: entry.account.tenant,
 }
 
+# Parts of a day in `/user/daily/activity`, by the name of the sum.
+REMOTE_BY: Final[Mapping[str, str]] = {"key": "api_keys", "model": "models", "day": ""}
+# Days of one request.
+PAGE_SIZE: Final = 1000
+
 HEADINGS: Final = ("REQUESTS", "ERRORS", "INPUT", "CACHED", "OUTPUT", "REASONING", "USD")
 
 
@@ -49,6 +56,24 @@ def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
         sums[name] = sums.get(name, TokenUsage()) + entry.used
     rows = sorted(sums.items())
     click.echo(FORMS[form](by, rows), nl=False)
+
+
+def show_remote(url: str, key_env: str, by: str, since: str, until: str, form: str) -> None:
+    """Print the usage that a running gateway shows to the key in the variable `key_env`."""
+    if by not in REMOTE_BY:
+        raise click.BadParameter(f"{by!r} needs --config; with --url, use {', '.join(REMOTE_BY)}", param_hint="--by")
+    client = AdminClient(url, key_env)
+    sums: dict[str, TokenUsage] = {}
+    page, has_more = 1, True
+    while has_more:
+        path = f"/user/daily/activity?start_date={since}&end_date={until}&page_size={PAGE_SIZE}&page={page}"
+        report = client.send(path)
+        for day in report["results"]:
+            parts = {day["date"]: day} if by == "day" else day["breakdown"][REMOTE_BY[by]]
+            for name, part in parts.items():
+                sums[name] = sums.get(name, TokenUsage()) + from_metrics(part["metrics"])
+        page, has_more = page + 1, report["metadata"]["has_more"]
+    click.echo(FORMS[form](by, sorted(sums.items())), nl=False)
 
 
 async def _read(config: Config, since: str, until: str) -> tuple[LedgerLine, ...]:

@@ -297,6 +297,7 @@ class ActivityMetrics(AnswerModel):
     prompt_tokens: Count
     completion_tokens: Count
     cache_read_input_tokens: Count
+    reasoning_tokens: Count
     total_tokens: Count
     successful_requests: Count
     failed_requests: Count
@@ -309,11 +310,26 @@ def to_metrics(used: TokenUsage) -> dict[str, Any]:
         prompt_tokens=used.input,
         completion_tokens=used.output,
         cache_read_input_tokens=used.cached,
+        reasoning_tokens=used.reasoning,
         total_tokens=used.tokens,
         successful_requests=max(used.requests - used.errors, 0),
         failed_requests=used.errors,
         api_requests=used.requests,
     ).model_dump()
+
+
+def from_metrics(metrics: Mapping[str, Any]) -> TokenUsage:
+    """Return the usage that `to_metrics` described."""
+    shown = ActivityMetrics.model_validate(metrics)
+    return TokenUsage(
+        requests=shown.api_requests,
+        errors=shown.failed_requests,
+        input=shown.prompt_tokens,
+        cached=shown.cache_read_input_tokens,
+        output=shown.completion_tokens,
+        reasoning=shown.reasoning_tokens,
+        cost=round(shown.spend * MILLION),
+    )
 
 
 @ADMIN.add("GET", "/user/daily/activity")
