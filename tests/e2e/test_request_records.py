@@ -120,7 +120,10 @@ async def test_reads_of_the_web_page_are_not_stored(team: Team) -> None:
     async with asyncio.timeout(10):
         while len(found := (await team.get("/v1/requests")).body["data"]) < 2:
             await asyncio.sleep(0.05)
-    assert [(each.get("route"), each["status"]) for each in found] == [(None, 401), ("/v1/chat/completions", 200)]
+    assert [(each.get("route"), each["status"]) for each in found] == [
+        ("/v1/status", 401),
+        ("/v1/chat/completions", 200),
+    ]
 
 
 async def test_failed_probes_are_not_stored(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ async def test_failed_probes_are_not_stored(tmp_path: Path) -> None:
         await team.listed(count=1)
         routes = [each.get("route") for each in (await team.get("/v1/requests")).body["data"]]
         counts = (await team.get("/v1/requests/stats")).body["data"]
-    assert routes == ["/v1/chat/completions", None]
+    assert routes == ["/v1/chat/completions", "/metrics"]
     assert sum(each["errors"] for each in counts) == 2
     assert "/health/readiness" not in path.read_text()
 

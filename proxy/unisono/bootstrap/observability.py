@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 # Store operations that wait for an event; their duration says nothing about the store.
 WAITING = frozenset({"events"})
 
-# Routes of probes, scrapers and browsers that load the page. No request for them is recorded, not even a failed one.
+# Routes of probes, scrapers and browsers that load the page. Only requests with a wrong key are recorded for them.
 PROBES = HEALTH_PATHS | {"/metrics", "/", "/docs", "/page/{name:path}", "/ping"}
 
 # Reads of the web page, which repeats them every few seconds. They are recorded only if they fail.

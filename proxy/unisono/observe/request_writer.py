@@ -24,6 +24,7 @@ RECORDS_PER_WRITE: Final = 500
 GATHER_S: Final = 0.25
 # Status of a request for something that does not exist, or not yet.
 NOT_FOUND: Final = 404
+UNAUTHORIZED: Final = 401
 # Time for writing the queue at shutdown, in seconds.
 CLOSING_S: Final = 3.0
 
@@ -31,8 +32,8 @@ CLOSING_S: Final = 3.0
 class RequestWriter:
     """Receiver of records that stores them for `for_s` seconds, at most `most`.
 
-    `count` receives their outcomes. Requests for the routes `probes` are never stored, and those for `unrecorded` only
-    if they fail otherwise than by finding nothing.
+    `count` receives their outcomes. Requests for the routes `probes` are stored only with a wrong key, and those for
+    `unrecorded` only if they fail otherwise than by finding nothing.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class RequestWriter:
         self._is_down = False
 
     def __call__(self, record: RequestRecord) -> None:
-        # A failed probe, such as one during a start, is no failed request of a client.
-        if record.route in self._probes:
+        # A failed probe, such as one during a start, is no failed request of a client. A wrong key is.
+        if record.route in self._probes and record.status != UNAUTHORIZED:
             return
         if (record.status < 400 or record.status == NOT_FOUND) and record.route in self._unrecorded:
             return
