@@ -96,7 +96,7 @@ export class Plot {
     return {
       width: Math.max(this.box.clientWidth, 120),
       height: 148,
-      padding: [8, 8, 0, 0],
+      padding: [8, 18, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
       scales: { x: { time: true, range: (plot, low, high) => [low - stepOf(plot.data[0]) / 2, high + stepOf(plot.data[0]) / 2] }, y: { range: (_, low, high) => [0, (high || 1) * 1.12] } },
