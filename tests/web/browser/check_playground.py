@@ -121,7 +121,7 @@ def test_turns_can_be_edited_generated_again_and_forked(stage: dict[str, str], o
     page.get_by_role("button", name="Edit").first.click()
     page.get_by_label("Edited message").fill("say mended")
     page.get_by_role("button", name="Send again").click()
-    page.locator(".of-final", has_text="It is 42.").wait_for()
+    page.locator(".part.of-final", has_text="It is 42.").wait_for()
     assert page.locator("article.is-user").count() == 1
     page.locator("article .facts").wait_for()
     page.get_by_role("button", name="Regenerate").click()
