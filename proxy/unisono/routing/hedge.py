@@ -30,9 +30,9 @@ READ_AHEAD: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class HedgeRules:
-    """Time without a token after which a second deployment is asked.
+    """Time without a first token, after which a second deployment is asked.
 
-    None stands for the usual time, the 95th percentile.
+    `after_s` is in seconds; None stands for the 95th percentile of the deployment's attempts.
     """
 
     after_s: float | None = None

@@ -196,7 +196,7 @@ class DeleteBudget(AdminBody):
 
 
 class ListQuery(QueryModel):
-    """Page of a list; all entries without `page_size`."""
+    """Page of a list. Without `page_size`, the page has all entries."""
 
     page: Annotated[int, Field(ge=1, le=1_000_000, strict=False)] = 1
     page_size: Annotated[int, Field(ge=1, le=1000, strict=False)] | None = None

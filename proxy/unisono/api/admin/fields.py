@@ -247,5 +247,5 @@ def iso(at: float | None) -> str | None:
 
 
 def has_part(part: str | None, *texts: str) -> bool:
-    """Return whether one of the texts contains the part, whatever its case."""
+    """Return whether one of the texts contains the part. Case is ignored."""
     return not part or any(part.casefold() in text.casefold() for text in texts)

@@ -157,7 +157,7 @@ async def _import_key(
     key_id = f"key_{token[:24]}"
     if (existing := await admin.store.key(key_id)) is not None:
         if existing.revoked_at is not None:
-            raise InvalidRequest("'token': this key was deleted here, which is for good", param="token")
+            raise InvalidRequest("'token': this key was deleted and cannot be imported again; omit it", param="token")
         return ImportedKey(name, key_id, is_new=False)
     sent = {field: value for field, value in row.items() if field not in FACTS and field not in ignored}
     known = GenerateKey.model_fields

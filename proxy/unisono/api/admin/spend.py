@@ -52,7 +52,7 @@ class ReportQuery(UsageQuery):
 
 
 class SpendQuery(UsageQuery):
-    """Filters of the lists, and a page of them."""
+    """Filters and page of a list of usage."""
 
     page: Annotated[int, Field(ge=1, le=1_000_000, strict=False)] = 1
     page_size: Annotated[int, Field(ge=1, le=1000, strict=False)] = 50
