@@ -51,6 +51,8 @@ def answer(words: int) -> str:
 
 
 LONG = answer(20_000)
+# A flood repeats it. The fake backend builds all events of an answer at its start, which takes seconds for a long one.
+REPEATED = answer(2_000)
 SHORT = "<|channel|>final<|message|>Hello there.<|return|>"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -154,7 +156,9 @@ async def test_slow_client_slows_down_its_backend(flooded: Site, surface: str) -
 async def test_unread_stream_uses_little_memory(tmp_path: Path, surface: str, tokens_per_event: int) -> None:
     """Many streams make the base memory of the process negligible."""
     async with site(KINDS["vllm"], tmp_path, unisono={"write_timeout_s": 600}) as harness:
-        flood = scripted(harness.kind, LONG, tokens_per_event=tokens_per_event, faults=(flood_from(8, FLOOD_BYTES),))
+        flood = scripted(
+            harness.kind, REPEATED, tokens_per_event=tokens_per_event, faults=(flood_from(8, FLOOD_BYTES),)
+        )
         harness.say(flood)
         clients = [await SURFACES[surface](harness.replica.url) for _ in range(STREAMS)]
         await harness.still(STREAMS)
