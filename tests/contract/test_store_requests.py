@@ -181,7 +181,8 @@ async def test_requests_are_counted_by_interval_and_owner(factory: StoreFactory)
     start = int(NOW) // HOUR_S * HOUR_S
     used = {"input_tokens": 5, "output_tokens": 7, "cost": 3, "first_token_s": 0.1, "model": "m"}
     one = [record(number, at=start + 30 * number, key="a", tenant="t", **used) for number in range(4)]
-    two = [record(number + 10, at=start + 30 * number, status=500, duration_s=9.0) for number in range(4)]
+    failed = {"status": 500, "duration_s": 9.0, "waited_s": 1.25}
+    two = [record(number + 10, at=start + 30 * number, **failed) for number in range(4)]
     await keep(store, *one)
     await keep(store, *two)
     # A rollup of a later hour.
@@ -192,6 +193,8 @@ async def test_requests_are_counted_by_interval_and_owner(factory: StoreFactory)
     (hour,) = (await store.request_counts(wanted, HOUR_S)).values()
     sums = {name: hour[name] for name in ("requests", "errors", "input_tokens", "output_tokens", "cost")}
     assert sums == {"requests": 8, "errors": 4, "input_tokens": 20, "output_tokens": 28, "cost": 12}
+    assert hour["duration_ms"] == round(1000 * sum(each.duration_s for each in (*one, *two)))
+    assert hour["waited_ms"] == 5000
     assert 0.5 <= (percentile(hour, "duration", 0.5) or 0) < 0.9
     assert 9 <= (percentile(hour, "duration", 0.9) or 0) < 14
     assert 0.1 <= (percentile(hour, "first_token", 0.5) or 0) < 0.2

@@ -95,6 +95,9 @@ class RequestPoint(AnswerModel):
     cached_tokens: Count
     output_tokens: Count
     cost: float
+    # Sums, over all requests of the interval.
+    total_duration_s: float
+    total_waited_s: float
     duration_s: Percentiles
     first_token_s: Percentiles
 
@@ -219,4 +222,8 @@ def to_point(at: int, counts: Mapping[str, int]) -> RequestPoint:
         f"{name}_s": Percentiles(**{share: percentile(counts, name, part) for share, part in SHARES.items()})
         for name in ("duration", "first_token")
     }
+    times.update(
+        total_duration_s=counts.get("duration_ms", 0) / 1000,
+        total_waited_s=counts.get("waited_ms", 0) / 1000,
+    )
     return RequestPoint(at=at, **sums, cost=counts.get("cost", 0) * COST_UNIT, **times)

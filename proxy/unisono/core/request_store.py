@@ -155,6 +155,8 @@ def _counts_of(record: RequestRecord) -> Iterator[tuple[str, int]]:
         "cached_tokens": record.cached_tokens,
         "output_tokens": record.output_tokens,
         "cost": record.cost,
+        "duration_ms": round(record.duration_s * 1000),
+        "waited_ms": round(record.waited_s * 1000),
     }
     yield from ((name, number) for name, number in sums.items() if number)
 

@@ -4,16 +4,12 @@ import { json, Refused, whenContacted } from "/page/lib/api.js";
 
 const EVERY_MS = 3000;
 const RETRY_MS = 1000;
-// Samples of the load that are retained, an hour at one each three seconds.
-const MOST_SAMPLES = 1200;
 
 export const state = {
   status: null,
   trouble: null,
   reachable: true,
   paused: false,
-  // Load since the page was opened: `{at, running, waiting}`.
-  samples: [],
 };
 const watchers = new Set();
 let timer = 0;
@@ -58,7 +54,6 @@ export async function refresh({ quiet = true } = {}) {
   try {
     state.status = await json("/v1/status", { quiet });
     state.trouble = null;
-    sample(state.status);
   } catch (error) {
     state.trouble = error;
   }
@@ -75,13 +70,5 @@ function next() {
 }
 
 export function forget() {
-  Object.assign(state, { status: null, trouble: null, samples: [] });
-}
-
-function sample(status) {
-  if (!status.minutes) return;
-  const running = status.models.flatMap((model) => model.deployments ?? []).reduce((sum, one) => sum + one.running, 0);
-  const waiting = status.models.filter((model) => model.id === model.model).reduce((sum, model) => sum + (model.waiting ?? 0), 0);
-  state.samples.push({ at: status.at, running, waiting });
-  if (state.samples.length > MOST_SAMPLES) state.samples.shift();
+  Object.assign(state, { status: null, trouble: null });
 }

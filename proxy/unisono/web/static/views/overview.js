@@ -47,7 +47,6 @@ export function overview(main) {
     if (trouble.textContent !== age) tell(trouble, age);
     renew(models, modelsOf(status));
     if (last) drawTiles(tiles, last, status);
-    drawQueue(plots.queue);
     if (!last) look();
   });
 
@@ -93,11 +92,11 @@ function makePlots() {
     tokens: new Plot("Tokens per second", [{ name: "output", colour: "final" }, { name: "input", colour: "tool" }], { format: short }),
     spend: new Plot("Spend", [{ name: "per interval", colour: "developer", bars: true }], { format: dollars }),
     recoveries: new Plot("Answers with recoveries", [{ name: "answers", colour: "repair", bars: true }], { format: short, link: to("?recovery=any", "List") }),
-    queue: new Plot("Load", [{ name: "in flight", colour: "tool" }, { name: "queue", colour: "bad" }], { format: short, note: "since the page was opened" }),
+    load: new Plot("Load", [{ name: "in flight", colour: "tool" }, { name: "queue", colour: "bad" }], { format: short, note: "average number of requests" }),
   };
 }
 
-const SUMS = ["requests", "errors", "recovered", "input_tokens", "output_tokens", "cost"];
+const SUMS = ["requests", "errors", "recovered", "input_tokens", "output_tokens", "cost", "total_duration_s", "total_waited_s"];
 
 // Intervals of equal length for the whole range; counts of several stored intervals are summed. Percentiles cannot be
 // summed, so the highest one counts.
@@ -113,7 +112,7 @@ function binned(stats, until) {
     for (const name of SUMS) bin[name] += point[name];
     for (const name of ["duration_s", "first_token_s"]) bin[name] = highest(bin[name], point[name]);
   }
-  return { width, bins };
+  return { width, bins, until };
 }
 
 function highest(one, other) {
@@ -121,22 +120,20 @@ function highest(one, other) {
   return Object.fromEntries(Object.keys(one).map((name) => [name, one[name] === null ? other[name] : Math.max(one[name], other[name] ?? 0)]));
 }
 
-function drawPlots(plots, { width, bins }) {
+function drawPlots(plots, { width, bins, until }) {
   const times = bins.map(({ at }) => at);
   const of = (pick) => bins.map(pick);
+  // The last interval has not ended, and its first seconds would give exaggerated rates.
+  const lasted = ({ at }) => Math.min(width, until - at);
+  const perSecond = (name) => of((bin) => (lasted(bin) < width / 4 ? null : bin[name] / lasted(bin)));
   const shares = (name) => ["p50", "p95", "p99"].map((share) => of((bin) => bin[name]?.[share] ?? null));
   plots.requests.draw([times, of((bin) => bin.requests), of((bin) => bin.errors)]);
   plots.first.draw([times, ...shares("first_token_s")]);
   plots.duration.draw([times, ...shares("duration_s")]);
-  plots.tokens.draw([times, of((bin) => bin.output_tokens / width), of((bin) => bin.input_tokens / width)]);
+  plots.tokens.draw([times, perSecond("output_tokens"), perSecond("input_tokens")]);
   plots.spend.draw([times, of((bin) => bin.cost)]);
   plots.recoveries.draw([times, of((bin) => bin.recovered)]);
-}
-
-function drawQueue(plot) {
-  const samples = state.samples;
-  plot.node.hidden = samples.length < 2;
-  if (samples.length > 1) plot.draw([samples.map((one) => one.at), samples.map((one) => one.running), samples.map((one) => one.waiting)]);
+  plots.load.draw([times, perSecond("total_duration_s"), perSecond("total_waited_s")]);
 }
 
 // -- tiles, models, errors
