@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -12,6 +13,8 @@ import pytest
 import uvicorn
 
 from tests.e2e.slow_clients import over_http
+from unisono.core.log_rate import RateLimitedWarning
+from unisono.server import listener
 from unisono.server.listener import connections
 
 HEADER_TIMEOUT_S = 0.25
@@ -375,3 +378,18 @@ async def test_a_client_that_reads_slowly_stays_connected() -> None:
                 assert await loop.sock_recv(client.sock, 4096)
             await asyncio.sleep(WRITE_TIMEOUT_S / 20)
         await client.end()
+
+
+async def test_refused_requests_are_logged_once_per_interval(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warning = RateLimitedWarning(logging.getLogger("unisono.server.listener"))
+    monkeypatch.setattr(listener, "REFUSED_REQUESTS", warning)
+    async with listening() as port:
+        for sent in (b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            await reader.read()
+            writer.close()
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage() == "A request from 127.0.0.1 was refused with 400: The request is not valid HTTP."

@@ -16,6 +16,7 @@ Measured with uvicorn's protocol class and with this one:
 
 from __future__ import annotations
 
+import logging
 from asyncio import TimerHandle, Transport
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.error_responses import Formats
+from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 from unisono.server.closing import HalfClosed, LingeringTransport
 from unisono.server.delivery import Delivering, Delivery, limit_buffers
@@ -44,6 +46,9 @@ from unisono.server.websocket_connection import WebSocketConnection
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+# Such requests never reach the request log, and a client can send any number of them.
+REFUSED_REQUESTS = RateLimitedWarning(logging.getLogger(__name__))
 
 MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
@@ -304,6 +309,10 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         self._refusal = (
             b"" if is_answered else refusal(error, self.url if self._is_read else b"", self.settings.formats)
         )
+        # Browsers open connections in advance and may never use them.
+        if self._refusal and (self._is_read or not isinstance(error, HeadersTimeout)):
+            host = self.client[0] if self.client else "unknown"
+            REFUSED_REQUESTS.warn(f"A request from {host} was refused with {error.status}: {error}")
         self._drop_incomplete()
         if self._current_request() is None:
             self._end(self._refusal)
