@@ -107,7 +107,7 @@ OWN_OBJECTS = frozenset(
         *("/conversations/{conversation}/items/{item}", "/requests", "/requests/stats", "/requests/{id}"),
         "/requests/{id}/tokens",
         *("/responses/{response_id}", "/responses/{response_id}/cancel", "/responses/{response_id}/input_items"),
-        *("/traces", "/traces/{id}"),
+        *("/traces", "/traces/{id}", "/traces/{id}/fork"),
     )
 )
 PUBLIC = OPEN_PATHS | {"/page/{name:path}"}

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unisono.cli.trace import newest_documents
-from unisono.engine.journal import JournalEntry, JournalMarker, parts_of
 from unisono.errors import UnisonoError
 from unisono.fidelity.comparison import AnswerSample
 from unisono.fidelity.runner import to_sample
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import Document, prompts_of
+from unisono.web.trace_fork import generated_by_step
 
 
 def recorded_samples(config_path: Path | None, last: int) -> list[AnswerSample]:
@@ -31,22 +31,3 @@ def samples_of(document: Document) -> Iterator[AnswerSample]:
                 yield to_sample(load_encoding(), name, prompt, tokens)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, UnisonoError):
         return
-
-
-def generated_by_step(document: Document) -> list[list[int]]:
-    """Return the tokens generated in each step, up to the first edit by the gateway."""
-    steps: list[list[int]] = [[]]
-    is_edited = False
-    for part in parts_of(document["output"]):
-        match part:
-            case JournalMarker.STEP_ENDED:
-                steps.append([])
-                is_edited = False
-            case JournalEntry(value=value):
-                # After these, the tokens continue another prompt.
-                is_edited = is_edited or not {"moved", "left", "unread"}.isdisjoint(value)
-            case list() | tuple() if not is_edited:
-                steps[-1] += part
-            case _:
-                pass
-    return steps

@@ -18,21 +18,27 @@ TOOL_HEADER = " to=assistant"
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Prompt of a forked answer, and the recorded tokens that followed it."""
+    """Prompt of a forked answer, and the recorded tokens that followed it.
+
+    `generated` are the tokens of the step before the fork, with which the prompt ends.
+    """
 
     prompt: Sequence[int]
+    generated: Sequence[int]
     recorded: Sequence[int]
 
 
 def fork_at(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], position: int) -> Fork:
-    """Fork at a generated token of all steps. Raises InvalidRequest outside of the answer."""
+    """Fork at a generated token of all steps. Raises InvalidRequest if there is no such token."""
     left = position
     for prompt, output in zip(prompts, outputs, strict=True):
         if left < len(output):
-            return Fork([*prompt, *output[:left]], output[left:])
+            return Fork([*prompt, *output[:left]], output[:left], output[left:])
         left -= len(output)
     count = sum(map(len, outputs))
-    raise InvalidRequest(f"the recording has {count} generated tokens, numbered from 0; there is no token {position}")
+    raise InvalidRequest(
+        f"The recording has {count} generated tokens, numbered from 0; there is no token {position}.", param="at"
+    )
 
 
 def with_effort(encoding: Encoding, prompt: Sequence[int], effort: Effort) -> list[int]:
@@ -40,7 +46,7 @@ def with_effort(encoding: Encoding, prompt: Sequence[int], effort: Effort) -> li
     begin, end = _body(prompt, 0)
     text, count = EFFORT.subn(effort.value, encoding.decode(prompt[begin:end]), count=1)
     if not count:
-        raise InvalidRequest("the system message of this recording states no effort")
+        raise InvalidRequest("The system message of this recording states no effort.", param="effort")
     return [*prompt[:begin], *encoding.encode_text(text), *prompt[end:]]
 
 
@@ -50,7 +56,7 @@ def with_tool_result(encoding: Encoding, prompt: Sequence[int], text: str) -> li
         begin, end = _body(prompt, at)
         if TOOL_HEADER in encoding.decode(prompt[at:begin]):
             return [*prompt[:begin], *encoding.encode_text(text), *prompt[end:]]
-    raise InvalidRequest("there is no tool result before this token")
+    raise InvalidRequest("There is no tool result before this token.", param="tool_result")
 
 
 def _body(prompt: Sequence[int], start: int) -> tuple[int, int]:

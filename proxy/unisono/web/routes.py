@@ -1,4 +1,4 @@
-"""Authenticated routes of the web page: gateway status, recordings, inspections.
+"""Authenticated routes of the web page: gateway status, recordings, forks, inspections.
 
 A recording is visible to its tenant only. Inspections run in a thread with limited concurrency and bounded input.
 """
@@ -14,15 +14,18 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query
 from pydantic import BeforeValidator, Field
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from unisono.api.admin.administration import Administration
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
-from unisono.api.field_types import FieldInput, invalid_field
-from unisono.api.inspect_request import InspectRequest
+from unisono.api.completions.routes import CompletionRoute
+from unisono.api.field_types import FieldInput, OpenModel, invalid_field
+from unisono.api.inspect_request import LARGEST, MAX_CHARACTERS, InspectRequest
 from unisono.api.route_table import (
     BODY_ERRORS,
     EVENTS,
+    MODEL_CALL_ERRORS,
     READ_404,
     CurrentCaller,
     PathId,
@@ -31,12 +34,16 @@ from unisono.api.route_table import (
     provided,
 )
 from unisono.core.access import Caller
+from unisono.core.conversation import Effort
+from unisono.core.generation import STOP_TOKENS
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound
+from unisono.fidelity.fork import common_length
 from unisono.observe.recording import dumped, unpacked
 from unisono.web.inspector import inspected
 from unisono.web.live_tokens import live_segments
+from unisono.web.trace_fork import MORE_TOKENS, ForkChanges, fork_of
 
 LISTED: Final = 20
 MAX_LISTED: Final = 200
@@ -209,6 +216,79 @@ async def list_traces(
 async def get_trace(deps: Deps, caller: CurrentCaller, id: PathId) -> Response:
     """Retrieve a recording."""
     return _json(await _document(deps.traces, caller, id))
+
+
+class ForkRequest(OpenModel):
+    """Where an answer is forked, and what is different from there on.
+
+    `at` counts the generated tokens of all steps, from 0.
+    """
+
+    at: Annotated[int, Field(ge=0, le=LARGEST)]
+    effort: Literal["low", "medium", "high"] | None = None
+    tool_result: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    user: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
+
+
+class TraceFork(AnswerModel):
+    """Token ids of a fork.
+
+    `generated` are those of the step before it, `recorded` those that followed, and `forked` the new ones.
+    `first_difference` counts like `at`; null if both answers are the same.
+    """
+
+    object: Literal["unisono.fork"]
+    model: str
+    at: Count
+    generated: list[Count]
+    recorded: list[Count]
+    forked: list[Count]
+    first_difference: int | None
+    usage: Object
+    unisono: Object
+
+
+@WEB.add("POST", "/traces/{id}/fork", MODEL_CALL_ERRORS, answer=TraceFork, body=ForkRequest)
+async def fork_trace(
+    deps: Deps,
+    completions: Annotated[CompletionRoute, provided(CompletionRoute)],
+    caller: CurrentCaller,
+    request: Request,
+    id: PathId,
+    fork: Annotated[ForkRequest, parsed_body(ForkRequest)],
+) -> Response:
+    """Generate the rest of a recorded answer again, from a token to the end of its step."""
+    document = await _document(deps.traces, caller, id)
+    effort = None if fork.effort is None else Effort(fork.effort)
+    start = await asyncio.to_thread(fork_of, document, ForkChanges(fork.at, effort, fork.tool_result))
+    body = {
+        "model": document["model"],
+        "prompt": [*start.prompt],
+        "max_tokens": len(start.recorded) + MORE_TOKENS,
+        "temperature": fork.temperature,
+        "stop_token_ids": [*STOP_TOKENS],
+        "return_token_ids": True,
+        **({} if fork.user is None else {"user": fork.user}),
+    }
+    answer = await completions.complete_own(request, body)
+    # A guardrail that masked the text removed the tokens.
+    forked = answer["choices"][0]["token_ids"] or []
+    same = common_length(start.recorded, forked)
+    is_equal = same == len(start.recorded) == len(forked)
+    return _json(
+        {
+            "object": "unisono.fork",
+            "model": document["model"],
+            "at": fork.at,
+            "generated": start.generated,
+            "recorded": start.recorded,
+            "forked": forked,
+            "first_difference": None if is_equal else fork.at + same,
+            "usage": answer["usage"],
+            "unisono": answer["unisono"],
+        }
+    )
 
 
 class LiveTokens(AnswerModel):

@@ -185,11 +185,27 @@ def test_the_command_of_a_fork_can_be_copied(stage: dict[str, str], opened: Open
     page = opened(f"{stage['open']}/#/playground")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     ask(page, "say mended").get_by_role("link", name="Inspect its tokens").click()
+    page.get_by_text("Fork this answer").click()
     page.get_by_label("Fork at generated token").fill("2")
     page.get_by_role("button", name="Copy fork command").click()
     page.get_by_text("fork command copied").wait_for()
     id = page.url.rpartition("/")[2]
     assert page.evaluate("navigator.clipboard.readText()") == f"unisono trace {id} --fork-at 2"
+
+
+def test_an_answer_can_be_forked(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    ask(page, "say brief").get_by_role("link", name="Inspect its tokens").click()
+    page.get_by_text("Fork this answer").click()
+    page.get_by_role("button", name="Fork", exact=True).click()
+    page.locator("p.well", has_text="The fork is the same as the recording.").wait_for()
+    recorded, forked = (
+        page.get_by_role("region", name=f"{name} answer").locator(".flow") for name in ("Recorded", "Forked")
+    )
+    assert recorded.inner_text() == forked.inner_text() != ""
+    page.get_by_label("Fork at generated token").fill("100000")
+    page.get_by_role("button", name="Fork", exact=True).click()
+    page.get_by_text("there is no token 100000").wait_for()
 
 
 def test_recordings_can_be_found_and_turned(stage: dict[str, str], opened: Opened) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import off_loop, read_model_request
+from unisono.api.body import identify_end_user, off_loop, read_model_request, with_options
 from unisono.api.completions.inbound import CompletionGenerations, Cut, Spell, check_allowed, to_generation_requests
 from unisono.api.completions.outbound import (
     Completion,
@@ -33,6 +33,8 @@ from unisono.engine.request import GenerationService, RawPrompt
 COMPLETIONS = RouteTable("completions")
 # Maximum log probabilities of prompts in an answer that is written on the event loop.
 MAX_SCORED_ON_LOOP: Final = 2_000
+# A token id in a JSON body.
+BYTES_PER_ID: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,7 @@ class CompletionRoute:
     async def complete(self, request: Request) -> Response:
         check_allowed(request.state.caller, switched_on=self.switched_on)
         body = await read_model_request(request, "user", "safety_identifier")
-        # Reading the body adds the options of the request to the caller.
-        caller: Caller = request.state.caller
-        parse = partial(self._parse, body, caller, request.state.request_id)
-        completion, generations = await off_loop(parse, len(await request.body()))
-        request.state.notes = generations.notes
-        frame = self._frame(completion, generations)
-        identify(response_id=frame.id)
+        generations, frame = await self._read(request, body, len(await request.body()))
         streams = await start_all(self.service, generations.requests)
         reports = [stream.report for stream in streams]
         if generations.stream:
@@ -92,6 +88,29 @@ class CompletionRoute:
             scored,
             MAX_SCORED_ON_LOOP,
         )
+
+    async def complete_own(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        """Complete a prompt that the gateway wrote, which needs no permission for raw prompts.
+
+        `body` is that of a completion request with one prompt of token ids, not streamed. Returns the answer.
+        """
+        await identify_end_user(request, body, "user")
+        size = BYTES_PER_ID * len(body["prompt"])
+        generations, frame = await self._read(request, with_options(request, body), size)
+        streams = await start_all(self.service, generations.requests)
+        results = await until_disconnect(request.receive, collect_all(streams))
+        return to_completion(results, [stream.report for stream in streams], frame)
+
+    async def _read(
+        self, request: Request, body: Mapping[str, Any], size: int
+    ) -> tuple[CompletionGenerations, CompletionFrame]:
+        # Reading the body added the options of the request to the caller.
+        parse = partial(self._parse, body, request.state.caller, request.state.request_id)
+        completion, generations = await off_loop(parse, size)
+        request.state.notes = generations.notes
+        frame = self._frame(completion, generations)
+        identify(response_id=frame.id)
+        return generations, frame
 
     def _parse(
         self, body: Mapping[str, Any], caller: Caller, request_id: str

@@ -135,6 +135,15 @@ export class Tokens {
     note?.focus();
   }
 
+  // Marks the token at a place, rendering as many tokens as necessary.
+  mark(place) {
+    while (this.place <= place && this.drawn < this.total) this.draw();
+    const token = [...this.flow.querySelectorAll("[data-at]")].findLast((one) => Number(one.dataset.at) <= place);
+    if (!token || place >= this.place) return;
+    token.classList.add("differs");
+    this.flow.scrollTop = token.offsetTop - this.flow.offsetTop - this.flow.clientHeight / 2;
+  }
+
   point(token) {
     if (!token || token === this.current) return;
     this.current?.classList.remove("current");

@@ -6,6 +6,7 @@ import { counted, day, number, seconds } from "/page/lib/format.js";
 import { state } from "/page/lib/store.js";
 import { Tokens } from "/page/lib/tokens.js";
 import { bodiesOf } from "/page/lib/messages.js";
+import { forkOf } from "/page/views/fork.js";
 
 const EXAMPLE_ID = "example";
 const LISTED = 200;
@@ -236,16 +237,8 @@ function heading(about) {
     { "aria-label": "The answer" },
     el("h2", { class: "mono" }, visible(about.id)),
     list,
-    // Other characters would have a meaning in a shell.
-    /^[\w-]+$/.test(about.id) ? fork(about.id) : null,
+    forkOf(about),
   );
-}
-
-// The command that generates the answer again from one of its tokens.
-function fork(id) {
-  const token = el("input", { type: "number", min: "0", value: "0" });
-  const from = () => Math.max(0, Math.floor(Number(token.value)) || 0);
-  return el("div", { class: "row" }, field("Fork at generated token", token), copier("fork command", () => `unisono trace ${id} --fork-at ${from()}`));
 }
 
 function legend() {

@@ -1,0 +1,72 @@
+"""Fork of a recording: a changed prompt up to one of its generated tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from unisono.core.conversation import Effort
+from unisono.engine.journal import JournalEntry, JournalMarker, parts_of
+from unisono.errors import InvalidRequest
+from unisono.fidelity.fork import Fork, fork_at, with_effort, with_tool_result
+from unisono.harmony.encoding import load_encoding
+from unisono.observe.recording import Document, prompts_of
+
+# A fork may be longer than the recorded answer by this number of tokens.
+MORE_TOKENS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ForkChanges:
+    """Where an answer is forked, and what is different from there on.
+
+    `position` counts the generated tokens of all steps, from 0. None leaves the recorded effort and tool result.
+    """
+
+    position: int
+    effort: Effort | None = None
+    tool_result: str | None = None
+
+
+def fork_of(document: Document, changes: ForkChanges) -> Fork:
+    """Fork a recording.
+
+    Raises InvalidRequest if the recording is damaged or incomplete, or if it has no such token, tool result or effort.
+    """
+    try:
+        start = _unchanged(document, changes.position)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
+        raise InvalidRequest("The recording is damaged.", param="id") from error
+    encoding, prompt = load_encoding(), list(start.prompt)
+    if changes.tool_result is not None:
+        prompt = with_tool_result(encoding, prompt, changes.tool_result)
+    if changes.effort is not None:
+        prompt = with_effort(encoding, prompt, changes.effort)
+    return Fork(prompt, start.generated, start.recorded)
+
+
+def _unchanged(document: Document, position: int) -> Fork:
+    steps, prompts = generated_by_step(document), prompts_of(document)
+    first = [next(at for at, step in enumerate(document["steps"]) if step["step"] == n) for n in range(len(steps))]
+    if any(token is None for at in first for token in prompts[at]):
+        raise InvalidRequest("The recording is incomplete because of its size limit and cannot be forked.", param="id")
+    return fork_at([[token for token in prompts[at] if token is not None] for at in first], steps, position)
+
+
+def generated_by_step(document: Document) -> list[list[int]]:
+    """Return the tokens generated in each step, up to the first edit by the gateway."""
+    steps: list[list[int]] = [[]]
+    is_edited = False
+    for part in parts_of(document["output"]):
+        match part:
+            case JournalMarker.STEP_ENDED:
+                steps.append([])
+                is_edited = False
+            case JournalEntry(value=value):
+                # After these, the tokens continue another prompt.
+                is_edited = is_edited or not {"moved", "left", "unread"}.isdisjoint(value)
+            case list() | tuple() if not is_edited:
+                steps[-1] += part
+            case _:
+                pass
+    return steps

@@ -1,0 +1,102 @@
+"""`POST /v1/traces/{id}/fork` against a server with a scripted model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.gateway import Gateway, config_of, gateway
+from tests.e2e.keyed import MASTER, bearing, keyed
+from tests.fakes import FakeVllm
+from tests.fakes.language_model import ANSWER_TOKENS, LanguageModel
+from tests.fidelity.test_fork import later_fault
+from tests.web.test_routes import post, recordings
+from unisono.harmony.encoding import load_encoding
+
+TOOL_TURN = [
+    {"role": "user", "content": "Hi"},
+    {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "old result"},
+]
+
+
+def config(url: str) -> dict[str, Any]:
+    return config_of(f"vllm@{url}", unisono={"traces": {"mode": "all"}})
+
+
+async def recorded(running: Gateway, **fields: Any) -> str:
+    """Return the id of a recorded answer."""
+    answer = await running.chat(temperature=0, **fields)
+    assert answer.status == 200
+    await recordings(running, 1)
+    return str(answer.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("position", [0, 5, ANSWER_TOKENS - 1])
+async def test_an_unchanged_fork_reproduces_the_answer(position: int) -> None:
+    async with FakeVllm(script=LanguageModel().script) as fake, gateway(config(fake.url)) as running:
+        id = await recorded(running)
+        fork = await post(running, f"/v1/traces/{id}/fork", {"at": position})
+    assert fork.status == 200, fork.raw
+    assert len(fork.body["generated"]) == position
+    assert fork.body["forked"] == fork.body["recorded"]
+    assert len(fork.body["forked"]) == ANSWER_TOKENS - position
+    assert fork.body["first_difference"] is None
+    assert fork.body["usage"]["completion_tokens"] == ANSWER_TOKENS - position
+
+
+async def test_the_first_difference_is_found() -> None:
+    async with FakeVllm(script=LanguageModel().script) as fake, gateway(config(fake.url)) as running:
+        id = await recorded(running)
+        fake.script = LanguageModel(later_fault).script
+        fork = await post(running, f"/v1/traces/{id}/fork", {"at": 3})
+    assert fork.body["first_difference"] == 7
+    assert fork.body["forked"][4] == 4711
+
+
+async def test_effort_and_tool_result_can_be_changed() -> None:
+    async with FakeVllm(script=LanguageModel().script) as fake, gateway(config(fake.url)) as running:
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        id = await recorded(running, messages=TOOL_TURN, tools=[tool])
+        changes = {"at": 2, "effort": "high", "tool_result": "new result"}
+        for body in ({"at": 2}, changes):
+            assert (await post(running, f"/v1/traces/{id}/fork", body)).status == 200
+        texts = [load_encoding().decode(seen.json["prompt"]) for seen in fake.requests if not seen.is_probe][1:]
+    expected = texts[0].replace("Reasoning: medium", "Reasoning: high").replace("old result", "new result")
+    assert texts[1] == expected != texts[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "message"),
+    [
+        ({"at": ANSWER_TOKENS}, "at", f"numbered from 0; there is no token {ANSWER_TOKENS}"),
+        ({"at": -1}, "at", "greater than or equal to 0"),
+        ({}, "at", "required"),
+        ({"at": 0, "effort": "max"}, "effort", "'low', 'medium' or 'high'"),
+        ({"at": 0, "tool_result": "x"}, "tool_result", "no tool result before this token"),
+    ],
+)
+async def test_an_impossible_fork_names_the_field(changes: dict[str, Any], field: str, message: str) -> None:
+    async with FakeVllm(script=LanguageModel().script) as fake, gateway(config(fake.url)) as running:
+        refused = await post(running, f"/v1/traces/{await recorded(running)}/fork", changes)
+    assert (refused.status, refused.body["error"]["param"]) == (400, field)
+    assert message in refused.body["error"]["message"]
+
+
+async def test_only_the_tenant_of_a_recording_can_fork_it(tmp_path: Path) -> None:
+    async with FakeVllm(script=LanguageModel().script) as fake, keyed(config(fake.url), tmp_path) as (running, ring):
+        _, ann = await ring.issue("ann")
+        body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
+        id = (await post(running, "/v1/chat/completions", body, **bearing(ann))).headers["x-request-id"]
+        await recordings(running, 1, **bearing(ann))
+        assert (await post(running, f"/v1/traces/{id}/fork", {"at": 0}, **bearing(ann))).status == 200
+        foreign = await post(running, f"/v1/traces/{id}/fork", {"at": 0}, **bearing(MASTER))
+        missing = await post(running, "/v1/traces/req_0/fork", {"at": 0}, **bearing(MASTER))
+        assert (foreign.status, json.dumps(foreign.body)) == (missing.status, json.dumps(missing.body))
+        assert foreign.status == 404
