@@ -95,7 +95,7 @@ class FakeModes(WireServer):
             if refusal is None and seen.path == "/v1/images/generations" and asked.get("stream") is True:
                 return [*waits, *self._image_events(asked)]
             return [*waits, *(refusal or _json({**self._answer(seen.path, asked), **self.extra})).steps()]
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
             # Bodies are passed through, so a field may have any type.
             return [*waits, *Refusal(422, json.dumps({"detail": str(error)}).encode()).steps()]
 
@@ -112,13 +112,15 @@ class FakeModes(WireServer):
 
     def _answer(self, path: str, asked: Any) -> dict[str, Any]:
         """Return the answer of a path. A path without an answer is a failure of the test."""
-        return {
+        answers: dict[str, Callable[[Any], dict[str, Any]]] = {
             "/v1/embeddings": self._embeddings,
             "/v1/rerank": self._rerank,
             "/v1/score": self._score,
             "/v1/moderations": self._moderations,
             "/v1/images/generations": self._images,
-        }[path](asked)
+        }
+        assert path in answers, path
+        return answers[path](asked)
 
     def _rerank(self, asked: Any) -> dict[str, Any]:
         texts = [one if isinstance(one, str) else one["text"] for one in asked["documents"]]

@@ -103,18 +103,21 @@ async def read_model_request(request: Request, *user_fields: str) -> dict[str, A
 async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
     """Add the limits and models of the end user that a request names to its caller.
 
-    The caller is in the request's state. Raises InvalidRequest if the operator requires an end user and none of
-    `user_fields` names one, and the errors of the operator's rules for end users.
+    The caller is in the request's state. Raises InvalidRequest for a field that is no string, or if the operator
+    requires an end user and none of `user_fields` names one, and the errors of the operator's rules for end users.
     """
     rules = _rules_of(connection)
     identify(user="")
     for name in user_fields:
-        if not (value := _value_at(body, name)):
+        value = _value_at(body, name)
+        if value is None or value == "":
             continue
-        user = str(value) if isinstance(value, str | int) else ""
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise InvalidRequest(f"Invalid value for '{name}': must be a string.", param=name)
+        user = str(value)
         identify(user=user)
         setattr(connection.state, END_USER, user)
-        if user and rules.apply_end_user is not None:
+        if rules.apply_end_user is not None:
             connection.state.caller = await rules.apply_end_user(connection.state.caller, user, name)
         return
     if not rules.needs_user:

@@ -17,15 +17,15 @@ Name = Annotated[str | None, Field(description="Name; its ending is the type of 
 
 
 class InputFilePart(OpenModel):
-    """File in the Responses API, with `file_data` or `file_url`.
+    """File in the Responses API, with `file_data` or `file_url`, which are strings.
 
-    It is text, Markdown, JSON, CSV, HTML or PDF.
+    It is text, Markdown, JSON, CSV, HTML or PDF. In a conversation, a line of text replaces a file that cannot be read.
     """
 
     type: Literal["input_file"]
-    filename: Name = None
-    file_data: Data = None
-    file_url: Url = None
+    filename: Any = None
+    file_data: Any = None
+    file_url: Any = None
 
 
 class ChatFileContent(OpenModel):

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
+from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
 
 from fastapi import Depends, FastAPI, Path, params
@@ -67,7 +68,8 @@ class GatewayRoute(Route):
 
     FastAPI builds the models of a route when it is created, which took a quarter of the gateway's start. Here they are
     built for the first request or for the document. `body` and `events` are models for the document; the handler does
-    not use them. A `direct` endpoint parses its request and writes its response itself, without FastAPI's handler.
+    not use them. A `body` of the type `Model | None` is optional. A `direct` endpoint parses its request and writes its
+    response itself, without FastAPI's handler.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class GatewayRoute(Route):
         endpoint: Callable[..., Any],
         *,
         methods: Sequence[str],
-        body: type[BaseModel] | None = None,
+        body: type[BaseModel] | UnionType | None = None,
         events: type[BaseModel] | None = None,
         direct: bool = False,
         **options: Any,
@@ -97,7 +99,8 @@ class GatewayRoute(Route):
         route.summary, route.description = " ".join((self.endpoint.__doc__ or "").split()), ""
         # Set after the handler was built, which therefore reads no body.
         if self._body is not None:
-            route.body_field = create_model_field("body", self._body, field_info=params.Body(annotation=self._body))
+            info = params.Body(... if isinstance(self._body, type) else None, annotation=self._body)
+            route.body_field = create_model_field("body", self._body, field_info=info)
         if self._events is not None:
             route.stream_item_field = create_model_field("event", self._events, mode="serialization")
         return route
@@ -120,7 +123,7 @@ class GatewayRoute(Route):
 
     def prepare(self) -> None:
         """Build the model of the bodies that a `direct` endpoint parses."""
-        if self.is_direct and self._body is not None:
+        if self.is_direct and isinstance(self._body, type):
             self._body.model_rebuild()
 
     def alias(self, path: str, methods: Iterable[str]) -> GatewayRoute:

@@ -350,7 +350,7 @@ async def unblock_key_route(
     return admin.view(await block_key(admin, actor, body.key, is_blocked=False))
 
 
-@ADMIN.add("POST", "/key/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey)
+@ADMIN.add("POST", "/key/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey | None)
 async def regenerate_key_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[RegenerateKey, parsed_body(RegenerateKey, may_lack=True)]
 ) -> Object:
@@ -361,7 +361,7 @@ async def regenerate_key_route(
     return await regenerate_key(admin, actor, name, body)
 
 
-@ADMIN.add("POST", "/key/{key}/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey)
+@ADMIN.add("POST", "/key/{key}/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey | None)
 async def regenerate_named_key_route(
     admin: AdminDeps,
     actor: CurrentActor,

@@ -94,7 +94,7 @@ async def get_user_info(
     return UserInfo(user_id=user.id, user_info={**admin.view(user), "spend": spend}, keys=keys, teams=teams)
 
 
-@ADMIN.add("GET", "/user/list", answer=UserPage)
+@ADMIN.add("GET", "/user/list", READ_404, answer=UserPage)
 async def list_users(admin: AdminDeps, actor: CurrentActor, query: Annotated[UserQuery, Query()]) -> Object:
     """List users, oldest first, in pages."""
     team = query.team and await find_entry(admin, actor, EntryKind.TEAM, query.team, "team")

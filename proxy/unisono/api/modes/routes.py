@@ -46,6 +46,14 @@ from unisono.core.passthrough_request import Api, answers_bytes
 from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 
 OTHER_MODES = RouteTable("other modes")
+
+
+class Audio(Response):
+    """Audio of any type, for the OpenAPI document."""
+
+    media_type = "audio/*"
+
+
 # Path of version 2 of Cohere's API.
 RERANK_V2 = RouteTable("other modes", prefixes=("/v2",), suffix="V2")
 
@@ -185,6 +193,7 @@ async def generate_images(request: Request) -> Response:
     "/audio/speech",
     MODEL_CALL_ERRORS,
     answer=bytes,
+    response_class=Audio,
     headers=ANSWER_HEADERS,
     body=SpeechRequest,
     direct=True,

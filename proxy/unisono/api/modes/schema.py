@@ -16,13 +16,13 @@ from unisono.api.field_types import OpenModel
 class EmbeddingsRequest(OpenModel):
     """Request for embeddings. Further fields are those of the server."""
 
-    model: str
+    model: Annotated[str | None, Field(description="By default the only model of the mode `embedding`.")] = None
     input: Annotated[
         Any, Field(description="A text, a list of texts, a list of token ids, or a list of lists of token ids.")
     ]
     encoding_format: str | None = None
     dimensions: int | None = None
-    user: str | None = None
+    user: str | int | None = None
 
 
 class EmbeddingList(AnswerModel):
@@ -37,7 +37,7 @@ class EmbeddingList(AnswerModel):
 class RerankRequest(OpenModel):
     """Request for an order of documents. Further fields are those of the server."""
 
-    model: str
+    model: Annotated[str | None, Field(description="By default the only model of the mode `rerank`.")] = None
     query: str
     documents: Annotated[list[Any], Field(description="Texts, or objects with a field `text`.")]
     top_n: int | None = None
@@ -53,7 +53,7 @@ class RerankResults(AnswerModel):
 class ScoreRequest(OpenModel):
     """Request for scores of pairs of texts, as of vLLM. Further fields are those of the server."""
 
-    model: str
+    model: Annotated[str | None, Field(description="By default the only model of the mode `score`.")] = None
     text_1: Annotated[Any, Field(description="A text, or a list of texts.")] = None
     text_2: Annotated[Any, Field(description="A text, or a list of texts.")] = None
 
@@ -85,7 +85,7 @@ class ImagesRequest(OpenModel):
     response_format: str | None = None
     stream: bool | None = None
     partial_images: Annotated[int | None, Field(description="Unfinished images to send in a stream.")] = None
-    user: str | None = None
+    user: str | int | None = None
 
 
 class Images(AnswerModel):
@@ -95,7 +95,7 @@ class Images(AnswerModel):
 class SpeechRequest(OpenModel):
     """Request for spoken text. Further fields are those of the server."""
 
-    model: str
+    model: Annotated[str | None, Field(description="By default the only model of the mode `audio_speech`.")] = None
     input: str
     voice: Annotated[Any, Field(description="A name, or an object with an id.")] = None
     response_format: str | None = None
