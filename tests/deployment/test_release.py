@@ -30,6 +30,7 @@ UV = shutil.which("uv") or str(ROOT / ".cache" / "uv" / "bin" / "uv")
 # Tests of the project compare them with the source on every run, before a wheel is built.
 DATA_FILES = {
     "unisono/config/litellm_keys.yaml",
+    "unisono/evaluation/compatibility.jsonl",
     "unisono/fidelity/prompts.jsonl",
     "unisono/harmony/vocab/NOTICE",
     "unisono/harmony/vocab/o200k_base.tiktoken",

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from unisono import __version__
+from unisono.cli.evaluate import evaluate
 from unisono.cli.keys import keys, store_or_gateway
 from unisono.cli.mcp import mcp
 from unisono.cli.models import models
@@ -388,3 +389,4 @@ def call_tool(config_path: Path, server: str, tool: str, arguments: str) -> None
 main.add_command(mcp)
 main.add_command(keys)
 main.add_command(models)
+main.add_command(evaluate)

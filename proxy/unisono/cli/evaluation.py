@@ -1,0 +1,228 @@
+"""Implementation of `unisono eval`: runs suites of cases, and compares scorecards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import click
+
+from unisono.cli.terminal_escape import on_one_line
+from unisono.evaluation.cases import BFCL, BUNDLED, Case, MissingCases, load_cases
+from unisono.evaluation.lm_eval import PREFIX, run_task
+from unisono.evaluation.runner import FinishedCases, OtherRun, Settings, run_cases
+from unisono.evaluation.scorecard import (
+    ROW_NAMES,
+    EvaluationTarget,
+    Run,
+    RunComparison,
+    Scorecard,
+    compare,
+    of_json,
+    to_html,
+    to_json,
+    to_rows,
+)
+
+TIMEOUT_S: Final = 30.0
+# Cases that a comparison lists in each direction.
+MAX_LISTED: Final = 10
+WORSE: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """What is evaluated: every suite with every combination of model, deployment and effort."""
+
+    suites: Sequence[str]
+    models: Sequence[str]
+    deployments: Sequence[str]
+    efforts: Sequence[str]
+    limit: int | None
+    lm_eval: str
+    include: Path | None
+
+    @property
+    def targets(self) -> list[EvaluationTarget]:
+        return [
+            EvaluationTarget(*each) for each in product(self.models, self.deployments or ("",), self.efforts or ("",))
+        ]
+
+
+def start(plan: EvaluationPlan, settings: Settings, output: Path, html: Path | None) -> None:
+    """Run the plan, or the rest of an interrupted one; write the scorecard, and print it."""
+    if output.exists():
+        raise click.ClickException(f"{output} exists; choose another --output, or delete it")
+    tasks = [suite.partition(":")[2] for suite in plan.suites if suite.startswith(f"{PREFIX}:")]
+    try:
+        suites = _suites(plan, settings.seed)
+    except MissingCases as error:
+        raise click.ClickException(str(error)) from error
+    described = _described(plan, settings)
+    gateway = _version(settings)
+    partial = output.with_name(output.name + ".partial")
+    try:
+        progress = FinishedCases(partial, described)
+    except (OtherRun, ValueError):
+        raise click.ClickException(
+            f"{partial} belongs to an interrupted run with other options; repeat them, or delete the file"
+        ) from None
+    if progress.count:
+        click.echo(f"{progress.count} cases were finished before and are not repeated.", err=True)
+    try:
+        runs = asyncio.run(_all_runs(plan, settings, suites, tasks, progress))
+    except MissingCases as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        progress.close()
+    card = Scorecard(datetime.now(UTC).isoformat(timespec="seconds"), gateway, described, runs)
+    output.write_text(json.dumps(to_json(card), ensure_ascii=False, indent=1) + "\n", "utf-8")
+    if html is not None:
+        html.write_text(to_html(card), "utf-8")
+    partial.unlink()
+    _print_table([ROW_NAMES, *to_rows(card)])
+    click.echo(f"The scorecard is in {output}.", err=True)
+
+
+def _suites(plan: EvaluationPlan, seed: int) -> dict[str, Sequence[Case]]:
+    suites: dict[str, Sequence[Case]] = {}
+    for name in plan.suites:
+        if name.startswith(f"{PREFIX}:"):
+            continue
+        try:
+            cases = load_cases(name, plan.limit, seed)
+        except ValueError:
+            raise click.BadParameter(
+                f"{name!r} is not a suite; the suites are {BUNDLED}, {BFCL}, {BFCL}:CATEGORY and {PREFIX}:TASK",
+                param_hint="--suite",
+            ) from None
+        for suite in dict.fromkeys(case.suite for case in cases):
+            suites[suite] = [case for case in cases if case.suite == suite]
+    return suites
+
+
+def _described(plan: EvaluationPlan, settings: Settings) -> dict[str, Any]:
+    """Return the settings of a scorecard. They contain no address and no key."""
+    return {
+        "suites": [*plan.suites],
+        "models": [*plan.models],
+        "deployments": [*plan.deployments],
+        "efforts": [*plan.efforts],
+        "limit": plan.limit,
+        "seed": settings.seed,
+        "temperature": settings.temperature,
+        "max_tokens": settings.max_tokens,
+    }
+
+
+async def _all_runs(
+    plan: EvaluationPlan,
+    settings: Settings,
+    suites: Mapping[str, Sequence[Case]],
+    tasks: Sequence[str],
+    progress: FinishedCases,
+) -> list[Run]:
+    total = len(plan.targets) * sum(map(len, suites.values()))
+
+    def finished() -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r{progress.count} of {total} cases", nl=progress.count == total, err=True)
+
+    runs = await run_cases(settings, plan.targets, suites, progress, finished)
+    for task, target in product(tasks, plan.targets):
+        click.echo(f"{PREFIX}:{task} runs; it reports nothing until its end.", err=True)
+        runs += await run_task(task, settings, target, plan.lm_eval, limit=plan.limit, include=plan.include)
+    return runs
+
+
+def _version(settings: Settings) -> str:
+    headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
+    # The scheme of the address was checked.
+    request = Request(f"{settings.url}/version", headers=headers)  # noqa: S310
+    try:
+        with urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+            return str(json.load(answer)["version"])
+    except (URLError, OSError, ValueError, KeyError, TypeError) as error:
+        raise click.ClickException(f"{settings.url}: {error}") from error
+
+
+def key_of(key_env: str) -> str:
+    return os.environ.get(key_env, "")
+
+
+def show_comparison(before: Path, after: Path, *, as_json: bool) -> None:
+    """Compare two scorecards. Exits with 1 if a suite has significantly fewer correct answers."""
+    comparisons = compare(_read(before), _read(after))
+    if not comparisons:
+        raise click.ClickException("the scorecards have no suite with the same effort and cases in common")
+    if as_json:
+        click.echo(json.dumps([_compared_json(each) for each in comparisons], ensure_ascii=False, indent=2))
+    else:
+        heads = ("suite", "before", "after", "cases", "difference", "95 %", "p", "")
+        _print_table([heads, *map(_compared_row, comparisons)])
+        for each in comparisons:
+            for name, ids in (("lost", each.lost), ("won", each.won)):
+                if ids:
+                    more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
+                    click.echo(f"{each.suite} {name}: {on_one_line(', '.join(ids[:MAX_LISTED]))}{more}")
+    if any(each.is_worse for each in comparisons):
+        raise SystemExit(WORSE)
+
+
+def _read(path: Path) -> Scorecard:
+    try:
+        return of_json(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{path}: {error}") from error
+
+
+def _compared_row(each: RunComparison) -> tuple[str, ...]:
+    difference = each.difference
+    verdict = "worse" if each.is_worse else "better" if each.is_significant else "no significant difference"
+    return (
+        each.suite,
+        _named(each.before),
+        _named(each.after),
+        str(each.cases),
+        f"{100 * difference.value:+.1f} points",
+        f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
+        f"{difference.p_value:.3f}",
+        verdict,
+    )
+
+
+def _named(target: EvaluationTarget) -> str:
+    return " ".join(filter(None, (target.model, target.deployment, target.effort)))
+
+
+def _compared_json(each: RunComparison) -> dict[str, Any]:
+    difference = each.difference
+    return {
+        "suite": each.suite,
+        "before": _named(each.before),
+        "after": _named(each.after),
+        "cases": each.cases,
+        "difference": difference.value,
+        "interval": [difference.low, difference.high],
+        "p_value": difference.p_value,
+        "significant": each.is_significant,
+        "lost": [*each.lost],
+        "won": [*each.won],
+    }
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    shown = [[on_one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

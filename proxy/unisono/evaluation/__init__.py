@@ -1,0 +1,1 @@
+"""Evaluation of models behind a gateway, with scorecards that can be compared."""

@@ -1,0 +1,135 @@
+"""Checks of an answer against what a case expects. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from unisono.evaluation.cases import Case, ExpectedCall
+from unisono.schemas.validation import Validator
+
+MARKERS: Final = re.compile(r"<\|(?:start|end|message|channel|constrain|return|call)\|>")
+# Characters that make no difference between texts, as in the checker of the Berkeley Function Calling Leaderboard.
+IGNORED: Final = re.compile(r"[ ,./\-_*^]")
+MAX_SHOWN: Final = 120
+
+Json = Mapping[str, Any]
+
+
+def fault_of(case: Case, message: Json) -> str:
+    """Return what is wrong with the message of an answer; empty if nothing is."""
+    text = message.get("content") or ""
+    if MARKERS.search(text):
+        return "the text contains special tokens of Harmony"
+    if message.get("refusal"):
+        return f"refused: {_shown(message['refusal'])}"
+    calls = message.get("tool_calls") or []
+    expected = case.expected
+    return (
+        _undeclared(case, calls)
+        or ("" if expected.calls is None else _calls_fault(expected.calls, calls))
+        or _text_fault(expected.text, text)
+        or ("" if expected.schema is None else _json_fault(expected.schema, text))
+        or ("no reasoning" if expected.has_reasoning and not message.get("reasoning_content") else "")
+    )
+
+
+def _undeclared(case: Case, calls: Sequence[Json]) -> str:
+    declared = {tool["function"]["name"] for tool in case.body.get("tools", ())}
+    for call in calls:
+        function = call["function"]
+        if function["name"] not in declared:
+            return f"calls {_shown(function['name'])}, which is not declared"
+        if not isinstance(_parsed(function["arguments"]), dict):
+            return f"the arguments of {function['name']} are not a JSON object: {_shown(function['arguments'])}"
+    return ""
+
+
+def _calls_fault(expected: Sequence[ExpectedCall], calls: Sequence[Json]) -> str:
+    if len(calls) != len(expected):
+        names = ", ".join(call["function"]["name"] for call in calls)
+        return f"{len(calls)} calls instead of {len(expected)}{f': {names}' if names else ''}"
+    left = [(call["function"]["name"], _parsed(call["function"]["arguments"])) for call in calls]
+    for wanted in expected:
+        faults = [_call_fault(wanted, *call) for call in left]
+        if "" not in faults:
+            # The fault of a call of the same tool says most.
+            same = [fault for fault, (name, _) in zip(faults, left, strict=True) if name == wanted.name]
+            return same[0] if same else f"no call of {wanted.name}"
+        left.pop(faults.index(""))
+    return ""
+
+
+def _call_fault(wanted: ExpectedCall, name: str, arguments: Any) -> str:
+    if name != wanted.name:
+        return f"calls {name} instead of {wanted.name}"
+    for argument, value in arguments.items():
+        if argument not in wanted.arguments:
+            return f"{name} has an unexpected argument {_shown(argument)}"
+        if not is_accepted(value, wanted.arguments[argument]):
+            return f"{name}: {argument} is {_shown(json.dumps(value, ensure_ascii=False))}"
+    missing = [each for each, values in wanted.arguments.items() if each not in arguments and "" not in values]
+    return f"{name} lacks {', '.join(missing)}" if missing else ""
+
+
+def is_accepted(value: Any, accepted: Sequence[Any]) -> bool:
+    """Return whether a value equals one of the accepted ones.
+
+    Texts are compared without case and punctuation. An accepted object has a list of accepted values for each of its
+    fields, and an accepted list may have objects.
+    """
+    return any(_equals(value, each) for each in accepted)
+
+
+def _equals(value: Any, accepted: Any) -> bool:
+    match accepted:
+        case dict():
+            return (
+                isinstance(value, dict)
+                and value.keys() <= accepted.keys()
+                and all(is_accepted(each, _listed(accepted[name])) for name, each in value.items())
+                and all("" in _listed(values) for name, values in accepted.items() if name not in value)
+            )
+        case list():
+            is_list = isinstance(value, list) and len(value) == len(accepted)
+            return is_list and all(map(_equals, value, accepted))
+        case str():
+            return isinstance(value, str) and _plain(value) == _plain(accepted)
+        case bool():
+            return value is accepted
+        case int() | float():
+            return isinstance(value, int | float) and not isinstance(value, bool) and value == accepted
+        case _:
+            return bool(value == accepted)
+
+
+def _listed(values: Any) -> Sequence[Any]:
+    return values if isinstance(values, list) else [values]
+
+
+def _plain(text: str) -> str:
+    return IGNORED.sub("", text).lower().replace("'", '"')
+
+
+def _text_fault(pattern: str, text: str) -> str:
+    return "" if re.search(pattern, text, re.IGNORECASE) else f"the text is {_shown(text)!r}"
+
+
+def _json_fault(schema: Json, text: str) -> str:
+    if (value := _parsed(text)) is None:
+        return f"the text is no JSON: {_shown(text)}"
+    mismatch = Validator(schema).first(schema, value)
+    return "" if mismatch is None else str(mismatch)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"

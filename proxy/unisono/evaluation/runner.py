@@ -1,0 +1,149 @@
+"""Requests of an evaluation to a running gateway.
+
+Finished cases are written to a file, so that an interrupted run can continue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import aiohttp
+
+from unisono.core.requested_routing import DEPLOYMENT_HEADER
+from unisono.evaluation.cases import Case
+from unisono.evaluation.checks import fault_of
+from unisono.evaluation.scorecard import CaseResult, EvaluationTarget, Run
+
+MAX_FAULT: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How cases are sent. `timeout_s` is the limit of one answer in seconds."""
+
+    url: str
+    key: str
+    seed: int
+    temperature: float
+    max_tokens: int
+    concurrency: int
+    timeout_s: float
+
+
+class OtherRun(Exception):
+    """Raised if the file of finished cases belongs to a run with other settings."""
+
+
+class FinishedCases:
+    """Finished cases in a file, one JSON object per line after that of the settings."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Open the file, or create it. Raises OtherRun."""
+        self._results: dict[tuple[str, EvaluationTarget, str], CaseResult] = {}
+        lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+        if lines and json.loads(lines[0]) != settings:
+            raise OtherRun
+        for line in filter(None, lines[1:]):
+            # A killed process may have written half of its last line.
+            try:
+                suite, target, result = json.loads(line)
+            except ValueError:
+                continue
+            # A case without an answer is sent again.
+            if not result["has_failed"]:
+                self._results[suite, EvaluationTarget(**target), result["id"]] = CaseResult(**result)
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        if lines:
+            self._file.write("\n")
+        else:
+            self._write(settings)
+
+    @property
+    def count(self) -> int:
+        return len(self._results)
+
+    def find(self, suite: str, target: EvaluationTarget, id: str) -> CaseResult | None:
+        return self._results.get((suite, target, id))
+
+    def add(self, suite: str, target: EvaluationTarget, result: CaseResult) -> None:
+        self._results[suite, target, result.id] = result
+        self._write((suite, asdict(target), asdict(result)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, value: object) -> None:
+        self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+
+async def run_cases(
+    settings: Settings,
+    targets: Sequence[EvaluationTarget],
+    suites: Mapping[str, Sequence[Case]],
+    progress: FinishedCases,
+    finished: Callable[[], None] = lambda: None,
+) -> list[Run]:
+    """Send all cases to all targets, except finished ones. Calls `finished` after each case."""
+    free = asyncio.Semaphore(settings.concurrency)
+    headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
+    timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+
+        async def work(suite: str, target: EvaluationTarget, case: Case) -> CaseResult:
+            if (known := progress.find(suite, target, case.id)) is not None:
+                return known
+            async with free:
+                result = await _answered(session, settings, target, case)
+            progress.add(suite, target, result)
+            finished()
+            return result
+
+        runs = []
+        for suite, cases in suites.items():
+            for target in targets:
+                results = await asyncio.gather(*(work(suite, target, case) for case in cases))
+                runs.append(Run(suite, target, results))
+    return runs
+
+
+async def _answered(
+    session: aiohttp.ClientSession, settings: Settings, target: EvaluationTarget, case: Case
+) -> CaseResult:
+    body = {
+        "model": target.model,
+        "seed": settings.seed,
+        "temperature": settings.temperature,
+        "max_completion_tokens": settings.max_tokens,
+        **({"reasoning_effort": target.effort} if target.effort else {}),
+        **case.body,
+    }
+    headers = {DEPLOYMENT_HEADER: target.deployment} if target.deployment else {}
+    began = time.monotonic()
+    try:
+        async with session.post(f"{settings.url}/v1/chat/completions", json=body, headers=headers) as answer:
+            found = await answer.json(content_type=None)
+            if answer.status != 200:
+                message = found["error"]["message"]
+                return CaseResult(case.id, f"HTTP {answer.status}: {message}"[:MAX_FAULT], has_failed=True)
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+        name = "no answer in time" if isinstance(error, TimeoutError) else f"no answer: {error}"
+        return CaseResult(case.id, name[:MAX_FAULT], has_failed=True)
+    duration_s = time.monotonic() - began
+    choice, usage = found["choices"][0], found["usage"]
+    fault = fault_of(case, choice["message"])
+    if fault and choice["finish_reason"] == "length":
+        fault = f"cut off after {usage['completion_tokens']} tokens"
+    return CaseResult(
+        case.id,
+        fault[:MAX_FAULT],
+        duration_s=round(duration_s, 3),
+        input_tokens=usage["prompt_tokens"],
+        output_tokens=usage["completion_tokens"],
+    )
