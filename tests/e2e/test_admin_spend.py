@@ -131,6 +131,10 @@ async def test_single_requests_are_listed_from_the_records(admin: AdminClient) -
     (one,) = (await admin.get(f"/spend/logs?request_id={first['request_id']}")).body
     assert one == first
     assert (await admin.get("/spend/logs?request_id=req_none")).body == []
+    for name in ("api_key", "model", "user_id", "team_id", "end_date"):
+        other = "2020-01-01" if name == "end_date" else "other"
+        assert (await admin.get(f"/spend/logs?request_id={first['request_id']}&{name}={other}")).body == []
+    assert (await admin.get(f"/spend/logs?request_id={first['request_id']}&model={first['model_group']}")).body == [one]
     for query, keys in (
         ("user_id=ann", [ann["token"]] * 2),
         ("team_id=search&page_size=1", [ann["token"]]),

@@ -123,7 +123,8 @@ def _usd(used: TokenUsage) -> float:
 async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotated[LogQuery, Query()]) -> list[Object]:
     """Return the spend by day, or single requests with `summarize=false` or `request_id`."""
     if query.request_id is not None:
-        return await request_log(admin, actor, query.request_id)
+        _check_days(query)
+        return [row for row in await request_log(admin, actor, query.request_id) if _fits(row, query)]
     if not query.summarize:
         return await _single_requests(admin, actor, query)
     usage = await visible_usage(admin, actor, query)
@@ -140,6 +141,18 @@ async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotate
             }
         )
     return days
+
+
+def _fits(row: Object, query: LogQuery) -> bool:
+    """Return whether the log of a request fits the other filters."""
+    day = str(row["startTime"])[:10]
+    return (
+        query.api_key in (None, row["api_key"])
+        and query.model in (None, row["model_group"])
+        and query.user_id in (None, row["user"])
+        and query.team_id in (None, row["team_id"] or "")
+        and (query.start_date or FIRST_DAY) <= day <= (query.end_date or LAST_DAY)
+    )
 
 
 async def _single_requests(admin: Administration, actor: Actor, query: SpendQuery) -> list[Object]:
