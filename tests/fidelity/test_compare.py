@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.e2e.gateway import config_of, gateway
 from tests.fakes import FakeVllm, Refusal
 from tests.fakes.language_model import HEADER, Distribution, Fault, LanguageModel, healthy
 from tests.fakes.ollama import FakeOllama
+from tests.web.test_routes import recordings
 from unisono.cli import main
 from unisono.core.generation import CHANNEL
+from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.fidelity.places import Place, places_of
 from unisono.harmony.encoding import load_encoding
 
@@ -154,3 +157,32 @@ def test_every_token_has_a_place() -> None:
     assert places_of(encoding, encoding.encode_text("Yes"), [CHANNEL, *encoding.encode_marked("final<|message|>")]) == [
         Place.FINAL
     ]
+
+
+@pytest.mark.parametrize(("fault", "code"), [(healthy, 0), (corrupted_token, 1)])
+async def test_recorded_answers_are_compared(fault: Fault, code: int, tmp_path: Path) -> None:
+    """The recordings of a gateway are scored on two backends, neither of which generates."""
+    async with FakeVllm(script=LanguageModel(fault).script) as live, FakeVllm(script=LanguageModel().script) as other:
+        config = {
+            **config_of(f"vllm@{live.url}", f"vllm@{other.url}", unisono={"traces": {"mode": "all"}}),
+            "store": {"url": f"sqlite://{tmp_path}/state.db"},
+        }
+        async with gateway(config) as running:
+            for text in QUESTIONS:
+                body = {"model": "gpt-oss", "messages": [{"role": "user", "content": text}], "temperature": 0}
+                answer = await running.post(
+                    "/v1/chat/completions", json.dumps(body).encode(), **{DEPLOYMENT_HEADER: "vllm-1"}
+                )
+                assert answer.status == 200
+            await recordings(running, len(QUESTIONS))
+        path = tmp_path / "config.yaml"
+        # JSON is YAML.
+        path.write_text(json.dumps(config))
+        live.requests.clear()
+        command = ["compare", "vllm-2", "vllm-1", "--config", str(path), "--traces", "4", "--json"]
+        result = await asyncio.to_thread(CliRunner().invoke, main, command)
+    assert result.exit_code == code, result.output
+    report = json.loads(result.stdout)
+    assert report["answers"] == 4
+    assert report["equal"] is not bool(code)
+    assert all(seen.json.get("echo") for seen in live.requests if not seen.is_probe)
