@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,17 @@ def test_runs_are_compared_case_by_case() -> None:
     assert not compared.is_worse
     [compared] = compare(card("1" * 10), card("0" * 10))
     assert compared.is_worse
-    assert compare(card("11"), card("11", effort="high")) == []
+
+
+def test_runs_are_paired_by_suite_and_effort() -> None:
+    one, other = card("11"), card("10", effort="high")
+    # A single run of a suite may have another effort.
+    assert [each.difference.value for each in compare(one, other)] == [-0.5]
+    both = replace(one, runs=[*one.runs, *other.runs])
+    [compared] = compare(both, other)
+    assert (compared.before.effort, compared.after.effort, compared.difference.value) == ("high", "high", 0.0)
+    assert len(compare(both, both)) == 2
+    assert compare(replace(one, runs=[]), other) == []
 
 
 def test_the_page_escapes_texts() -> None:

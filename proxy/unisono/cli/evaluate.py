@@ -112,7 +112,7 @@ def run(
 def compare(before: Path, after: Path, *, as_json: bool) -> None:
     """Compare two scorecards, case by case.
 
-    Suites are paired by name and effort. Exit code 1: a suite has significantly fewer correct answers than before.
+    Runs are paired by suite and effort. Exit code 1: a suite has significantly fewer correct answers than before.
     """
     from unisono.cli.evaluation import show_comparison
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, Final
@@ -205,24 +205,25 @@ class RunComparison:
 def compare(before: Scorecard, after: Scorecard) -> list[RunComparison]:
     """Compare the runs of two scorecards.
 
-    Runs are paired by suite, effort, and position among the runs with these. Models and deployments may differ.
+    If both have one run of a suite, these are compared. Otherwise runs are paired by effort, and by their position
+    among those with the same effort. Models and deployments may differ.
     """
-    left = _by_place(before)
-    return [
-        _compared(left[place], run)
-        for place, run in _by_place(after).items()
-        if place in left and {result.id for result in run.results} & {result.id for result in left[place].results}
-    ]
+    found = []
+    for suite in dict.fromkeys(run.suite for run in after.runs):
+        old, new = ([run for run in card.runs if run.suite == suite] for card in (before, after))
+        pairs = [(old[0], new[0])] if len(old) == len(new) == 1 else _pairs(old, new)
+        found += [_compared(*pair) for pair in pairs if _ids(pair[0]) & _ids(pair[1])]
+    return found
 
 
-def _by_place(card: Scorecard) -> dict[tuple[str, str, int], Run]:
-    places: dict[tuple[str, str, int], Run] = {}
-    for run in card.runs:
-        at = 0
-        while (place := (run.suite, run.target.effort, at)) in places:
-            at += 1
-        places[place] = run
-    return places
+def _pairs(before: Sequence[Run], after: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
+    for effort in dict.fromkeys(run.target.effort for run in after):
+        of_effort = ([run for run in runs if run.target.effort == effort] for runs in (before, after))
+        yield from zip(*of_effort, strict=False)
+
+
+def _ids(run: Run) -> set[str]:
+    return {result.id for result in run.results}
 
 
 def _compared(before: Run, after: Run) -> RunComparison:
