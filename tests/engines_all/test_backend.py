@@ -77,7 +77,13 @@ async def test_the_probe_reports_the_capabilities(engine: Running, backend: Back
     known = replace(probe.capabilities, constrain=frozenset(), context=None)
     has_logprobs = engine.engine.kind != "mlx_server"
     assert known == Capabilities(
-        form, form, stop_visible=engine.engine.shows_stop, logit_bias=True, logprobs=has_logprobs
+        form,
+        form,
+        stop_visible=engine.engine.shows_stop,
+        logit_bias=True,
+        logprobs=has_logprobs,
+        scores=has_logprobs,
+        prompt_logprobs=engine.engine.kind == "vllm",
     )
     assert probe.capabilities.context == engine.engine.context
     assert probe.fatal == ()

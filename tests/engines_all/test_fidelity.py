@@ -77,16 +77,21 @@ def scaled(name: str, weight: Any) -> Any:
     return (weight * 1.05).astype(weight.dtype) if is_matrix and weight.dtype == mx.bfloat16 else weight
 
 
+def changed_copy(folder: Path, change: Callable[[str, Any], Any]) -> Path:
+    """Return a copy of the model whose weights are changed."""
+    import mlx.core as mx
+
+    shutil.copytree(MXFP4, folder / "copy")
+    file = "model.safetensors"
+    weights = {name: change(name, weight) for name, weight in mx.load(str(MXFP4 / file)).items()}
+    mx.save_safetensors(str(folder / "copy" / file), weights, metadata={"format": "pt"})
+    return folder / "copy"
+
+
 @pytest.mark.parametrize("change", [quantised, scaled])
 async def test_a_changed_copy_is_found_with_its_first_token(
     change: Callable[[str, Any], Any], prompts: Path, tmp_path: Path
 ) -> None:
-    import mlx.core as mx
-
-    shutil.copytree(MXFP4, tmp_path / "copy")
-    file = "model.safetensors"
-    weights = {name: change(name, weight) for name, weight in mx.load(str(MXFP4 / file)).items()}
-    mx.save_safetensors(str(tmp_path / "copy" / file), weights, metadata={"format": "pt"})
-    report = await compared(f"mlx/{MXFP4}", f"mlx/{tmp_path / 'copy'}", prompts)
+    report = await compared(f"mlx/{MXFP4}", f"mlx/{changed_copy(tmp_path, change)}", prompts)
     assert not report["equal"]
     assert report["divergences"]

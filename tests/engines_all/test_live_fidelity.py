@@ -1,0 +1,144 @@
+"""Continuous fidelity, shadows, canaries and hedges in a gateway with two real engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.gateway import Answer, Gateway, gateway
+from tests.engines_all.engines import running
+from tests.engines_all.setup.places import MXFP4
+from tests.engines_all.test_fidelity import QUESTIONS, changed_copy, quantised
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.engine,
+    pytest.mark.timeout(1800),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+# As in the comparison of the engines: rounding of other kernels is below these limits.
+THRESHOLDS = {"agreement": 0.98, "divergence": 0.0001}
+WATCHED = {
+    "reference": "llamacpp-1",
+    "sample": 1.0,
+    "budget": 10_000_000,
+    "thresholds": THRESHOLDS,
+    "quarantine_s": 600,
+}
+
+
+def entry(model: str, url: str | None = None, **unisono: Any) -> dict[str, Any]:
+    params = {"model": model, **({"api_base": url} if url else {})}
+    return {
+        "model_name": "gpt-oss",
+        "litellm_params": params,
+        "model_info": {"max_input_tokens": 4096},
+        "unisono": unisono,
+    }
+
+
+async def statuses(site: Gateway) -> dict[str, Mapping[str, Any]]:
+    [model] = (await site.get("/v1/status")).body["models"]
+    return {each["name"]: each for each in model["deployments"]}
+
+
+async def ask(site: Gateway, number: int) -> str:
+    """Ask one of the questions, and return the deployment that answered."""
+    question = QUESTIONS[number % len(QUESTIONS)]
+    answer = await site.chat(messages=[{"role": "user", "content": f"{question} ({number})"}], max_tokens=40)
+    assert answer.status == 200, answer.body
+    return answer.headers["x-unisono-backend"]
+
+
+async def post(site: Gateway, path: str, body: Mapping[str, Any], deployment: str) -> Answer:
+    answer = await site.post(path, json.dumps(body).encode(), x_unisono_deployment=deployment)
+    assert answer.status == 200, answer.body
+    assert answer.headers.get("x-unisono-backend", deployment) == deployment
+    return answer
+
+
+async def asked_until(site: Gateway, is_reached: Callable[[dict[str, Mapping[str, Any]]], bool]) -> dict[str, Any]:
+    for number in range(600):
+        await ask(site, number)
+        # Answers are scored in idle time.
+        await asyncio.sleep(0.2)
+        if is_reached(found := await statuses(site)):
+            return found
+    raise AssertionError(found)
+
+
+async def test_equal_weights_stay_healthy() -> None:
+    with running("llamacpp") as engine:
+        config = {
+            "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{MXFP4}")],
+            "unisono": {"fidelity": {"gpt-oss": WATCHED}},
+        }
+        async with gateway(config) as site:
+            found = await asked_until(site, lambda each: each["mlx-1"]["fidelity"]["answers"] >= 30)
+    print("equal weights:", found["mlx-1"]["fidelity"])
+    assert found["mlx-1"]["fidelity"]["state"] == "healthy"
+    assert found["mlx-1"]["fidelity"]["agreement"] > 0.99
+
+
+async def test_a_quantised_copy_is_quarantined(tmp_path: Path) -> None:
+    with running("llamacpp") as engine:
+        config = {
+            "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{changed_copy(tmp_path, quantised)}")],
+            "unisono": {"fidelity": {"gpt-oss": WATCHED}},
+        }
+        async with gateway(config) as site:
+            found = await asked_until(site, lambda each: each["mlx-1"]["state"] == "quarantined")
+            print("quantised:", found["mlx-1"]["fidelity"])
+            assert found["mlx-1"]["fidelity"]["exceeded"] == ["divergence"]
+            assert {await ask(site, number) for number in range(4)} == {"llamacpp-1"}
+
+
+async def test_a_shadow_is_compared_and_never_answers(tmp_path: Path) -> None:
+    with running("llamacpp") as engine:
+        copy = changed_copy(tmp_path, quantised)
+        config = {
+            "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{copy}", shadow="llamacpp-1")],
+            "unisono": {"fidelity": {"gpt-oss": WATCHED}},
+        }
+        async with gateway(config) as site:
+            found = await asked_until(site, lambda each: each["mlx-1"]["fidelity"]["state"] == "warning")
+            print("shadow:", found["mlx-1"]["fidelity"])
+            assert {await ask(site, number) for number in range(10)} == {"llamacpp-1"}
+
+
+async def test_a_canary_gets_its_share() -> None:
+    with running("llamacpp") as engine:
+        config = {"model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{MXFP4}", canary=20)]}
+        async with gateway(config) as site:
+            answered = Counter([await ask(site, number) for number in range(120)])
+    # 24 are expected; fewer than 8 or more than 44 happen once in 100,000 runs.
+    assert 8 <= answered["mlx-1"] <= 44, answered
+
+
+async def test_an_unchanged_fork_reproduces_the_answer_on_both_engines() -> None:
+    with running("llamacpp") as engine:
+        config = {
+            "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{MXFP4}")],
+            "unisono": {"traces": {"mode": "all"}},
+        }
+        async with gateway(config) as site:
+            for name in ("llamacpp-1", "mlx-1"):
+                question = [{"role": "user", "content": QUESTIONS[0]}]
+                body = {"model": "gpt-oss", "messages": question, "temperature": 0, "max_tokens": 200}
+                answer = await post(site, "/v1/chat/completions", body, name)
+                id = answer.headers["x-request-id"]
+                for _ in range(100):
+                    if (await site.get(f"/v1/traces/{id}")).status == 200:
+                        break
+                    await asyncio.sleep(0.1)
+                for at in (0, 4):
+                    fork = await post(site, f"/v1/traces/{id}/fork", {"at": at}, name)
+                    assert fork.body["first_difference"] is None, name
+                    assert len(fork.body["forked"]) == len(fork.body["recorded"]) > 4
