@@ -50,6 +50,18 @@ def length_score(_: str, text: str) -> float:
     return len(text) / 100
 
 
+# Types of the fields that servers validate.
+TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("encoding_format", "query", "response_format", "size", "stream_format", "user"), (str,)),
+    **dict.fromkeys(("dimensions", "n", "partial_images", "top_n"), (int,)),
+    **dict.fromkeys(("return_documents", "stream"), (bool,)),
+    "documents": (list,),
+    "speed": (int, float),
+    "voice": (str, dict),
+}
+MAX_IMAGES = 10
+
+
 class FakeModes(WireServer):
     """Server that answers by path. `script` replaces answers: a refusal, or a function that may return one.
 
@@ -88,6 +100,7 @@ class FakeModes(WireServer):
             return self._transcript(seen)
         asked = seen.json
         refusal = self.script(asked) if callable(self.script) else self.script
+        refusal = refusal or wrong_field(asked)
         waits: list[Step] = [Sleep(self.delay_s)] if self.delay_s else []
         if refusal is None and seen.path == "/v1/audio/speech":
             return [*waits, *self._speech()]
@@ -173,6 +186,18 @@ class FakeModes(WireServer):
         if self.usage is REPORTED:
             return {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
         return {} if self.usage is None else {"usage": dict(self.usage)}
+
+
+def wrong_field(asked: Any) -> Refusal | None:
+    """Refuse a field with a type or size that real servers refuse."""
+    if not isinstance(asked, dict):
+        return None
+    for name, types in TYPES.items():
+        value = asked.get(name)
+        is_wrong = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
+        if value is not None and (is_wrong or (name == "n" and not 0 < value <= MAX_IMAGES)):
+            return Refusal(422, json.dumps({"detail": f"{name} is invalid"}).encode())
+    return None
 
 
 def inputs_of(value: Any) -> Sequence[Any]:
