@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.gateway import gateway
 from tests.engines_all.engines import Running, running
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
 INPUTS = ["The sea is warm.", "Meer", "a", "日本語 é", *(f"text {number}" for number in range(40))]
 REQUESTS: dict[str, dict[str, Any]] = {
