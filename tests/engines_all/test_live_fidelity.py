@@ -64,13 +64,24 @@ async def post(site: Gateway, path: str, body: Mapping[str, Any], deployment: st
     return answer
 
 
-async def asked_until(site: Gateway, is_reached: Callable[[dict[str, Mapping[str, Any]]], bool]) -> dict[str, Any]:
-    for number in range(600):
-        await ask(site, number)
-        # Answers are scored in idle time.
-        await asyncio.sleep(0.2)
-        if is_reached(found := await statuses(site)):
-            return found
+async def scored_until(
+    site: Gateway, deployment: str, is_reached: Callable[[Mapping[str, Any]], bool]
+) -> Mapping[str, Any]:
+    """Ask a deployment until the status of the one that is measured is as wanted; return its fidelity."""
+    for number in range(200):
+        before = (await statuses(site))["mlx-1"]["fidelity"]["answers"]
+        question = f"{QUESTIONS[number % len(QUESTIONS)]} ({number})"
+        body = {"model": "gpt-oss", "messages": [{"role": "user", "content": question}], "max_tokens": 40}
+        await post(site, "/v1/chat/completions", body, deployment)
+        # Answers are scored in idle time: another request would cancel it.
+        for _ in range(100):
+            found = (await statuses(site))["mlx-1"]
+            if found["fidelity"]["answers"] != before:
+                break
+            await asyncio.sleep(0.2)
+        if is_reached(found):
+            fidelity: Mapping[str, Any] = found["fidelity"]
+            return fidelity
     raise AssertionError(found)
 
 
@@ -81,10 +92,10 @@ async def test_equal_weights_stay_healthy() -> None:
             "unisono": {"fidelity": {"gpt-oss": WATCHED}},
         }
         async with gateway(config) as site:
-            found = await asked_until(site, lambda each: each["mlx-1"]["fidelity"]["answers"] >= 30)
-    print("equal weights:", found["mlx-1"]["fidelity"])
-    assert found["mlx-1"]["fidelity"]["state"] == "healthy"
-    assert found["mlx-1"]["fidelity"]["agreement"] > 0.99
+            found = await scored_until(site, "mlx-1", lambda each: each["fidelity"]["answers"] >= 30)
+    print("equal weights:", found)
+    assert found["state"] == "healthy"
+    assert found["agreement"] > 0.99
 
 
 async def test_a_quantised_copy_is_quarantined(tmp_path: Path) -> None:
@@ -94,9 +105,9 @@ async def test_a_quantised_copy_is_quarantined(tmp_path: Path) -> None:
             "unisono": {"fidelity": {"gpt-oss": WATCHED}},
         }
         async with gateway(config) as site:
-            found = await asked_until(site, lambda each: each["mlx-1"]["state"] == "quarantined")
-            print("quantised:", found["mlx-1"]["fidelity"])
-            assert found["mlx-1"]["fidelity"]["exceeded"] == ["divergence"]
+            found = await scored_until(site, "mlx-1", lambda each: each["state"] == "quarantined")
+            print("quantised:", found)
+            assert found["exceeded"] == ["divergence"]
             assert {await ask(site, number) for number in range(4)} == {"llamacpp-1"}
 
 
@@ -108,8 +119,8 @@ async def test_a_shadow_is_compared_and_never_answers(tmp_path: Path) -> None:
             "unisono": {"fidelity": {"gpt-oss": WATCHED}},
         }
         async with gateway(config) as site:
-            found = await asked_until(site, lambda each: each["mlx-1"]["fidelity"]["state"] == "warning")
-            print("shadow:", found["mlx-1"]["fidelity"])
+            found = await scored_until(site, "llamacpp-1", lambda each: each["fidelity"]["state"] == "warning")
+            print("shadow:", found)
             assert {await ask(site, number) for number in range(10)} == {"llamacpp-1"}
 
 

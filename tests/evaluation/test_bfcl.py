@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.test_checks import called
-from unisono.evaluation.cases import BFCL_CATEGORIES, Case, MissingCases, bfcl_cases, load_cases
+from unisono.evaluation.cases import BFCL_CATEGORIES, MORE_CATEGORIES, Case, MissingCases, bfcl_cases, load_cases
 from unisono.evaluation.checks import fault_of
 
 ROOT = Path(__file__).parents[2]
@@ -41,17 +41,15 @@ ANSWER = {"id": "simple_0", "ground_truth": [{"math.sum": {"pair": [[1, 2.5]], "
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "possible_answer").mkdir()
-    (tmp_path / "BFCL_v4_simple.json").write_text(json.dumps(QUESTION) + "\n")
-    (tmp_path / "possible_answer" / "BFCL_v4_simple.json").write_text(json.dumps(ANSWER) + "\n")
-    turns = {**QUESTION, "question": QUESTION["question"] * 2}
-    (tmp_path / "BFCL_v4_turns.json").write_text(json.dumps(turns) + "\n")
+    (tmp_path / "BFCL_v4_simple_python.json").write_text(json.dumps(QUESTION) + "\n")
+    (tmp_path / "possible_answer" / "BFCL_v4_simple_python.json").write_text(json.dumps(ANSWER) + "\n")
     return tmp_path
 
 
 def test_a_case_has_valid_names_and_schemas(folder: Path) -> None:
-    [case] = bfcl_cases(folder, "simple")
+    [case] = bfcl_cases(folder, "simple_python")
     [tool] = case.body["tools"]
-    assert (case.suite, case.id, tool["function"]["name"]) == ("bfcl:simple", "simple_0", "math_sum")
+    assert (case.suite, case.id, tool["function"]["name"]) == ("bfcl:simple_python", "simple_0", "math_sum")
     assert tool["function"]["parameters"] == {
         "type": "object",
         "properties": {
@@ -67,7 +65,10 @@ def test_a_case_has_valid_names_and_schemas(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("category", "message"),
-    [("other", "no category 'other'; the categories are simple, turns"), ("turns", "conversations with several turns")],
+    [
+        ("multi_turn_base", "'multi_turn_base' is not supported; use one of simple_python"),
+        ("multiple", "has no answers"),
+    ],
 )
 def test_an_impossible_category_is_named(folder: Path, category: str, message: str) -> None:
     with pytest.raises(MissingCases, match=message):
@@ -86,7 +87,7 @@ def test_every_published_answer_is_accepted(tmp_path: Path) -> None:
     uv = which("uv") or str(ROOT / ".cache/uv/bin/uv")
     subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--target", tmp_path, "bfcl-eval"], check=True)
     data = tmp_path / "bfcl_eval" / "data"
-    cases = [case for category in BFCL_CATEGORIES for case in bfcl_cases(data, category)]
+    cases = [case for category in (*BFCL_CATEGORIES, *MORE_CATEGORIES) for case in bfcl_cases(data, category)]
     faults = [(case.id, fault) for case in cases if (fault := fault_of(case, _answer(case)))]
     assert len(cases) > 1000
     assert faults == []

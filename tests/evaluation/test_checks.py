@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another text": ({"text": "blue"}, {"content": "red"}, "the text is 'red'"),
     "valid JSON": ({"schema": SCHEMA}, {"content": '{"n": 1}'}, ""),
     "invalid JSON": ({"schema": SCHEMA}, {"content": '{"n": "x"}'}, '$.n must be of type integer, not "x".'),
-    "no JSON": ({"schema": SCHEMA}, {"content": "n = 1"}, "the text is no JSON: n = 1"),
+    "something else than JSON": ({"schema": SCHEMA}, {"content": "n = 1"}, "the text is not JSON: n = 1"),
     "no reasoning": ({"has_reasoning": True}, {"content": "1"}, "no reasoning"),
     "reasoning": ({"has_reasoning": True}, {"content": "1", "reasoning_content": "Hm."}, ""),
 }
@@ -74,17 +74,66 @@ def test_accepted_values(value: Any, accepted: list[Any], is_equal: bool) -> Non
     assert is_accepted(value, accepted) is is_equal
 
 
+# A correct and a wrong text for each case with an expected text.
+TEXTS: dict[str, tuple[str, str]] = {
+    "no-call-for-greeting": ("Good morning!", "!"),
+    "no-call-for-knowledge": ("Paris.", "Rome."),
+    "no-call-with-choice-none": ("I cannot look.", ""),
+    "answer-from-tool-result": ("It is -7 °C.", "It is 27 °C."),
+    "two-results-in-order": ("Rome", "Paris"),
+    "injection-in-result": ("14 degrees", "99 degrees"),
+    "injection-in-question": ("It begins the final answer.", ""),
+    "json-flat": ('{"name": "Ada Lovelace", "age": 36}', '{"name": "Ada Lovelace", "age": 37}'),
+    "json-enum": ('{"sentiment": "positive"}', '{"sentiment": "negative"}'),
+    "json-list": (
+        '{"items": [{"name": "lemon", "amount": 2}, {"name": "melon", "amount": 1}, {"name": "fig", "amount": 5}]}',
+        '{"items": [{"name": "fig", "amount": 5}]}',
+    ),
+    "json-nested": (
+        '{"title": "Pride", "author": {"first": "Jane", "last": "Austen"}, "year": 1813}',
+        '{"title": "Pride", "author": "Jane Austen", "year": 1813}',
+    ),
+    "json-object": ('{"answer": 42}', "42"),
+    "one-word": ("Blue.", "The sky is blue."),
+    "arithmetic": ("17:25", "16:85"),
+    "reasoning-is-separate": ("391", "392"),
+    "system-instruction": ("ROME.", "Rome."),
+    "memory-of-turns": ("Rex", "Max"),
+    "stop-string": ("1, 2, 3, 4, ", ""),
+}
+
+
 def test_bundled_cases_can_be_solved() -> None:
-    """An answer of the first accepted values has no fault, as far as calls decide."""
+    """Every case accepts a correct answer, and refuses a wrong text."""
     cases = bundled_cases()
     assert len({each.id for each in cases}) == len(cases) == 34
     for each in cases:
-        if each.expected.calls:
-            calls = [
-                (call.name, {name: _whole(values[0]) for name, values in call.arguments.items() if values[0] != ""})
-                for call in each.expected.calls
-            ]
-            assert fault_of(each, called(*calls)) == "", each.id
+        calls = [
+            (call.name, {name: _whole(values[0]) for name, values in call.arguments.items() if values[0] != ""})
+            for call in each.expected.calls or ()
+        ]
+        right, wrong = TEXTS.get(each.id, ("", None))
+        answer = called(*calls, content=right, reasoning_content="Hm.")
+        assert fault_of(each, answer) == "", each.id
+        if wrong is not None:
+            assert fault_of(each, {**answer, "content": wrong}), each.id
+    checked = {each.id for each in cases if each.expected.text or each.expected.schema}
+    assert checked == TEXTS.keys()
+
+
+def test_calls_are_paired_as_a_whole() -> None:
+    """The first expected call also fits the call that only the second one fits."""
+    expected = (ExpectedCall("f", {"a": [1, 2]}), ExpectedCall("f", {"a": [1]}))
+    assert fault_of(case(calls=expected), called(("f", {"a": 1}), ("f", {"a": 2}))) == ""
+    assert fault_of(case(calls=expected), called(("f", {"a": 2}), ("f", {"a": 2}))) == "f: a is 2"
+    same = (ExpectedCall("f", {"a": [1]}), ExpectedCall("f", {"a": [1]}))
+    assert "fit the same call only" in fault_of(case(calls=same), called(("f", {"a": 1}), ("f", {"a": 3})))
+
+
+def test_exact_texts_are_compared_exactly() -> None:
+    expected = {"calls": (ExpectedCall("f", {"a": ["It's a-b"]}),), "is_exact": True}
+    assert fault_of(case(**expected), called(("f", {"a": "It's a-b"}))) == ""
+    assert fault_of(case(**expected), called(("f", {"a": "its ab"})))
 
 
 def _whole(value: Any) -> Any:

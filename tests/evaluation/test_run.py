@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from tests.e2e.gateway import config_of, gateway
-from tests.fakes import FakeVllm
+from tests.fakes import FakeVllm, Refusal, VllmScript
 from unisono.cli import main
 from unisono.evaluation.cases import bundled_cases
 from unisono.harmony.encoding import load_encoding
@@ -59,7 +60,9 @@ async def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     async with FakeVllm(tokens=HELLO) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
         whole = await evaluated(running.url, tmp_path / "whole.json", "--limit", "6")
         assert whole.exit_code == 0, whole.output
-        settings = json.loads((tmp_path / "whole.json").read_text())["settings"]
+        written = json.loads((tmp_path / "whole.json").read_text())
+        address = sha256(running.url.encode()).hexdigest()
+        settings = {**written["settings"], "url": address, "gateway": written["gateway"]}
         target = {"model": "gpt-oss", "deployment": "", "effort": ""}
         results = [*results_of(tmp_path / "whole.json").values()]
         # Two finished cases, one without an answer, and half a line.
@@ -68,7 +71,7 @@ async def test_an_interrupted_run_continues(tmp_path: Path) -> None:
         (tmp_path / "card.json.partial").write_text("".join(json.dumps(row) + "\n" for row in rows) + '["compat')
         fake.requests.clear()
         other = await evaluated(running.url, card, "--limit", "5")
-        assert "belongs to an interrupted run with other options" in other.output
+        assert "belongs to an interrupted run with another value of: limit;" in other.output
         result = await evaluated(running.url, card, "--limit", "6")
         assert result.exit_code == 0, result.output
         sent = [load_encoding().decode(seen.json["prompt"]) for seen in fake.requests if not seen.is_probe]
@@ -82,13 +85,28 @@ async def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     assert "exists; choose another --output, or delete it" in again.output
 
 
-async def test_answers_without_success_are_counted(tmp_path: Path) -> None:
+async def test_a_run_without_all_answers_has_no_scorecard(tmp_path: Path) -> None:
+    card = tmp_path / "card.json"
     async with FakeVllm(tokens=HELLO) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
-        result = await evaluated(running.url, tmp_path / "card.json", "--limit", "2", model="other")
+        unknown = await evaluated(running.url, tmp_path / "other.json", "--limit", "2", model="other")
+        assert unknown.exit_code == 1
+        assert "HTTP 404" in unknown.output
+        fake.script = lambda _: Refusal(500, b"{}")
+        failed = await evaluated(running.url, card, "--limit", "2")
+        assert failed.exit_code == 1
+        assert "2 cases have no answer, the first one because of: HTTP 50" in failed.output
+        assert not card.exists()
+        fake.script = lambda _: VllmScript(tokens=HELLO)
+        again = await evaluated(running.url, card, "--limit", "2")
+    assert again.exit_code == 0, again.output
+    assert [each["has_failed"] for each in results_of(card).values()] == [False, False]
+
+
+async def test_a_case_with_nested_garbage_is_a_fault(tmp_path: Path) -> None:
+    nested = load_encoding().encode_marked("<|channel|>final<|message|>" + "[" * 5000 + "\u2028<|return|>")
+    async with FakeVllm(tokens=nested) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
+        result = await evaluated(running.url, tmp_path / "card.json", "--limit", "3")
     assert result.exit_code == 0, result.output
-    for each in results_of(tmp_path / "card.json").values():
-        assert each["has_failed"]
-        assert each["fault"].startswith("HTTP 404: ")
 
 
 async def test_wrong_options_are_named(tmp_path: Path) -> None:

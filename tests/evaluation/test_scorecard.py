@@ -57,6 +57,10 @@ def test_runs_are_paired_by_suite_and_effort() -> None:
     [compared] = compare(both, other)
     assert (compared.before.effort, compared.after.effort, compared.difference.value) == ("high", "high", 0.0)
     assert len(compare(both, both)) == 2
+    # The same model is compared with itself, wherever it is.
+    models = replace(one, runs=[*card("11", model="a").runs, *card("10", model="b").runs])
+    [compared] = compare(models, card("10", model="b"))
+    assert (compared.before.model, compared.difference.value) == ("b", 0.0)
     assert compare(replace(one, runs=[]), other) == []
 
 

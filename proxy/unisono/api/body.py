@@ -103,7 +103,7 @@ async def read_model_request(request: Request, *user_fields: str) -> dict[str, A
 async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
     """Add the limits and models of the end user that a request names to its caller.
 
-    The caller is in the request's state. Raises InvalidRequest for a field that is no string, or if the operator
+    The caller is in the request's state. Raises InvalidRequest for a field that is not a string, or if the operator
     requires an end user and none of `user_fields` names one, and the errors of the operator's rules for end users.
     """
     rules = _rules_of(connection)

@@ -43,15 +43,19 @@ def evaluate() -> None:
     show_default=True,
     help="compatibility, bfcl, bfcl:CATEGORY or lm-eval:TASK; may be repeated.",
 )
-@click.option("--limit", type=click.IntRange(1), help="Cases of each suite, chosen by the seed.")
-@click.option("--seed", default=1, show_default=True, type=int, help="Seed of the choice and of the sampling.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum cases per suite; the seed determines which.")
+@click.option("--seed", default=1, show_default=True, type=int, help="Seed of the selection and of the sampling.")
 @click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0, 2), help="Temperature.")
 @click.option(
-    "--max-tokens", default=8192, show_default=True, type=click.IntRange(1), help="Tokens of an answer, with reasoning."
+    "--max-tokens",
+    default=8192,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Maximum tokens per answer, including reasoning.",
 )
-@click.option("--concurrency", default=4, show_default=True, type=click.IntRange(1, 256), help="Requests at a time.")
+@click.option("--concurrency", default=4, show_default=True, type=click.IntRange(1, 256), help="Concurrent requests.")
 @click.option(
-    "--timeout", default=600.0, show_default=True, type=click.FloatRange(1), help="Limit of one answer in seconds."
+    "--timeout", default=600.0, show_default=True, type=click.FloatRange(1), help="Time limit per answer, in seconds."
 )
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File for the scorecard, as JSON."
@@ -112,7 +116,7 @@ def run(
 def compare(before: Path, after: Path, *, as_json: bool) -> None:
     """Compare two scorecards, case by case.
 
-    Runs are paired by suite and effort. Exit code 1: a suite has significantly fewer correct answers than before.
+    Exit code 1: a suite has significantly fewer correct answers than before.
     """
     from unisono.cli.evaluation import show_comparison
 

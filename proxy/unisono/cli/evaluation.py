@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
+from http.client import HTTPException
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import click
@@ -20,7 +21,7 @@ import click
 from unisono.cli.terminal_escape import on_one_line
 from unisono.evaluation.cases import BFCL, BUNDLED, Case, MissingCases, load_cases
 from unisono.evaluation.lm_eval import PREFIX, run_task
-from unisono.evaluation.runner import FinishedCases, OtherRun, Settings, run_cases
+from unisono.evaluation.runner import EvaluationRefused, FinishedCases, OtherRun, Settings, run_cases
 from unisono.evaluation.scorecard import (
     ROW_NAMES,
     EvaluationTarget,
@@ -63,6 +64,9 @@ def start(plan: EvaluationPlan, settings: Settings, output: Path, html: Path | N
     """Run the plan, or the rest of an interrupted one; write the scorecard, and print it."""
     if output.exists():
         raise click.ClickException(f"{output} exists; choose another --output, or delete it")
+    for option, path in (("--output", output), ("--html", html)):
+        if path is not None and not path.parent.is_dir():
+            raise click.BadParameter(f"there is no folder {path.parent}", param_hint=option)
     tasks = [suite.partition(":")[2] for suite in plan.suites if suite.startswith(f"{PREFIX}:")]
     try:
         suites = _suites(plan, settings.seed)
@@ -71,20 +75,29 @@ def start(plan: EvaluationPlan, settings: Settings, output: Path, html: Path | N
     described = _described(plan, settings)
     gateway = _version(settings)
     partial = output.with_name(output.name + ".partial")
+    # The address itself may be private.
+    address = sha256(settings.url.encode()).hexdigest()
     try:
-        progress = FinishedCases(partial, described)
-    except (OtherRun, ValueError):
+        progress = FinishedCases(partial, {**described, "url": address, "gateway": gateway})
+    except OtherRun as error:
         raise click.ClickException(
-            f"{partial} belongs to an interrupted run with other options; repeat them, or delete the file"
+            f"{partial} belongs to an interrupted run with another value of: {error}; repeat its options, or delete it"
         ) from None
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{partial} cannot be used: {error}; delete it, or repair it") from error
     if progress.count:
         click.echo(f"{progress.count} cases were finished before and are not repeated.", err=True)
     try:
         runs = asyncio.run(_all_runs(plan, settings, suites, tasks, progress))
-    except MissingCases as error:
+    except (MissingCases, EvaluationRefused) as error:
         raise click.ClickException(str(error)) from error
     finally:
         progress.close()
+    if failed := [result for run in runs for result in run.results if result.has_failed]:
+        raise click.ClickException(
+            f"{len(failed)} cases have no answer, the first one because of: {failed[0].fault}. "
+            "Run the same command again: it sends only these."
+        )
     card = Scorecard(datetime.now(UTC).isoformat(timespec="seconds"), gateway, described, runs)
     output.write_text(json.dumps(to_json(card), ensure_ascii=False, indent=1) + "\n", "utf-8")
     if html is not None:
@@ -140,31 +153,50 @@ async def _all_runs(
 
     runs = await run_cases(settings, plan.targets, suites, progress, finished)
     for task, target in product(tasks, plan.targets):
-        click.echo(f"{PREFIX}:{task} runs; it reports nothing until its end.", err=True)
-        runs += await run_task(task, settings, target, plan.lm_eval, limit=plan.limit, include=plan.include)
+        if known := progress.runs_of(f"{PREFIX}:{task}", target):
+            runs += known
+            continue
+        click.echo(f"Running {PREFIX}:{task}; it prints nothing until it ends.", err=True)
+        new = await run_task(task, settings, target, plan.lm_eval, limit=plan.limit, include=plan.include)
+        for run in new:
+            for result in run.results:
+                progress.add(run.suite, target, result)
+        runs += new
     return runs
 
 
 def _version(settings: Settings) -> str:
     headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
-    # The scheme of the address was checked.
-    request = Request(f"{settings.url}/version", headers=headers)  # noqa: S310
     try:
+        # The scheme of the address was checked.
+        request = Request(f"{settings.url}/version", headers=headers)  # noqa: S310
         with urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
             return str(json.load(answer)["version"])
-    except (URLError, OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise click.ClickException(f"{settings.url}: {error}") from error
 
 
 def key_of(key_env: str) -> str:
-    return os.environ.get(key_env, "")
+    """Return the key in an environment variable.
+
+    Raises ClickException for one that no header may have.
+    """
+    key = os.environ.get(key_env, "").strip()
+    if not (key.isascii() and (key.isprintable() or not key)):
+        raise click.ClickException(
+            f"the value of ${key_env} contains characters that no header may have; set it to a key"
+        )
+    return key
 
 
 def show_comparison(before: Path, after: Path, *, as_json: bool) -> None:
     """Compare two scorecards. Exits with 1 if a suite has significantly fewer correct answers."""
     comparisons = compare(_read(before), _read(after))
     if not comparisons:
-        raise click.ClickException("the scorecards have no suite with the same effort and cases in common")
+        raise click.ClickException(
+            "the scorecards share no suite with the same effort and cases; run both with the same --suite, --effort, "
+            "--limit and --seed"
+        )
     if as_json:
         click.echo(json.dumps([_compared_json(each) for each in comparisons], ensure_ascii=False, indent=2))
     else:

@@ -15,7 +15,7 @@ from unisono.cli.terminal_escape import harmless
 from unisono.core.conversation import Effort
 from unisono.core.generation import OutputForm, Sampling
 from unisono.errors import UnisonoError
-from unisono.fidelity.fork import Fork, common_length
+from unisono.fidelity.fork import Fork, common_length, first_difference
 from unisono.fidelity.runner import generate
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import Document
@@ -37,14 +37,14 @@ def fork(document: Document, options: ForkOptions, config_path: Path | None, *, 
     """Generate the forked answer and print it next to the recorded one."""
     try:
         effort = None if options.effort is None else Effort(options.effort)
-        start = fork_of(document, ForkChanges(options.position, effort, options.tool_result))
+        start = fork_of(document, ForkChanges(options.position, None, effort, options.tool_result))
         tokens = asyncio.run(_generate(start, options, options.backend or str(document["backend"]), config_path))
     except UnisonoError as error:
         raise click.ClickException(str(error)) from error
     except KeyError as error:
         raise click.ClickException("this recording is damaged") from error
     same = common_length(start.recorded, tokens)
-    is_equal = same == len(start.recorded) == len(tokens)
+    is_equal = first_difference(start.recorded, tokens) is None
     if as_json:
         found = {"same": is_equal, "first_difference": None if is_equal else options.position + same}
         click.echo(json.dumps(found | {"recorded": list(start.recorded), "forked": tokens}))

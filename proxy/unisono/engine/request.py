@@ -120,7 +120,8 @@ class RawPrompt:
     The prompt is `text`, in which special tokens are encoded as such, or `tokens` if `text` is None. `hides_special`
     removes special tokens from the emitted text. `stop_tokens` end the output in addition to the model's own stop
     tokens. With `shows_stop`, the emitted text includes the stop string or stop token that ended it.
-    `has_prompt_logprobs` adds the prompt's tokens to the log probabilities that the request asks for.
+    `has_prompt_logprobs` adds the prompt's tokens to the log probabilities that the request asks for. A prompt that
+    `is_fixed` cannot be changed by hooks: its text may contain special tokens that a client wrote as text.
     """
 
     text: str | None = None
@@ -129,6 +130,7 @@ class RawPrompt:
     stop_tokens: frozenset[int] = frozenset()
     shows_stop: bool = False
     has_prompt_logprobs: bool = False
+    is_fixed: bool = False
 
 
 @statically_frozen

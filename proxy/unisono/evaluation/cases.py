@@ -19,8 +19,10 @@ from typing import Any, Final
 BUNDLED: Final = "compatibility"
 BFCL: Final = "bfcl"
 BFCL_CATEGORIES: Final = ("simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance")
+# Further categories with a single turn.
+MORE_CATEGORIES: Final = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance")
 BFCL_PREFIX: Final = "BFCL_v4_"
-# Types of these cases that JSON Schema has not.
+# Types in these cases that JSON Schema does not have.
 BFCL_TYPES: Final = {"dict": "object", "float": "number", "tuple": "array"}
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 MAX_NAME_LENGTH: Final = 64
@@ -47,11 +49,13 @@ class ExpectedCall:
 class Expected:
     """What an answer must have. None and empty values are not checked.
 
-    `calls` are all calls of the answer, in any order; an empty tuple forbids calls. `text` is a regular expression that
-    is searched in the text, without regard to case. The text is JSON and matches `schema`.
+    `calls` are all calls of the answer, in any order; an empty tuple forbids calls. With `is_exact`, the texts in their
+    arguments are compared exactly. `text` is a regular expression that is searched in the text, without regard to case.
+    The text is JSON and matches `schema`.
     """
 
     calls: tuple[ExpectedCall, ...] | None = None
+    is_exact: bool = False
     text: str = ""
     schema: Json | None = None
     has_reasoning: bool = False
@@ -92,7 +96,7 @@ def _some(cases: list[Case], limit: int | None, seed: int) -> list[Case]:
 
 def bundled_cases() -> list[Case]:
     text = (files("unisono.evaluation") / "compatibility.jsonl").read_text("utf-8")
-    return [_bundled(json.loads(line)) for line in text.splitlines()]
+    return [_bundled(json.loads(line)) for line in _lines(text)]
 
 
 def _bundled(row: Json) -> Case:
@@ -100,6 +104,7 @@ def _bundled(row: Json) -> Case:
     calls = expect.get("calls")
     expected = Expected(
         calls=None if calls is None else tuple(ExpectedCall(each["name"], each["arguments"]) for each in calls),
+        is_exact=expect.get("exact", False),
         text=expect.get("text", ""),
         schema=expect.get("schema"),
         has_reasoning=expect.get("reasoning", False),
@@ -121,22 +126,26 @@ def bfcl_folder() -> Path:
 def bfcl_cases(folder: Path, category: str) -> list[Case]:
     """Return the cases of a category.
 
-    Raises MissingCases if it is not in the folder, or has conversations with several turns.
+    Raises MissingCases for a category that is not supported, such as one with several turns.
     """
+    known = (*BFCL_CATEGORIES, *MORE_CATEGORIES)
+    if category not in known:
+        raise MissingCases(f"The category '{category}' is not supported; use one of {', '.join(known)}.")
     file = f"{BFCL_PREFIX}{category}.json"
-    if not (folder / file).is_file():
-        known = sorted(path.stem.removeprefix(BFCL_PREFIX) for path in folder.glob(f"{BFCL_PREFIX}*.json"))
-        raise MissingCases(f"There is no category '{category}'; the categories are {', '.join(known)}.")
     answers = {row["id"]: row["ground_truth"] for row in _rows(folder / "possible_answer" / file)}
-    rows = [*_rows(folder / file)]
-    if any(len(row["question"]) != 1 for row in rows):
-        raise MissingCases(f"Category '{category}' has conversations with several turns; use one with single turns.")
-    return [_bfcl_case(category, row, answers.get(row["id"], ())) for row in rows]
+    if not answers and not category.endswith("irrelevance"):
+        raise MissingCases(f"bfcl-eval has no answers in {folder / 'possible_answer' / file}; install another version.")
+    return [_bfcl_case(category, row, answers.get(row["id"], ())) for row in _rows(folder / file)]
 
 
 def _rows(path: Path) -> Iterator[Json]:
     if path.is_file():
-        yield from map(json.loads, path.read_text("utf-8").splitlines())
+        yield from map(json.loads, _lines(path.read_text("utf-8")))
+
+
+def _lines(text: str) -> list[str]:
+    # Texts in JSON may contain other line separators.
+    return [line for line in text.split("\n") if line]
 
 
 def _bfcl_case(category: str, row: Json, answer: Sequence[Json]) -> Case:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from unisono.evaluation.cases import Case, ExpectedCall
+from unisono.evaluation.cases import Case, Expected, ExpectedCall
 from unisono.schemas.validation import Validator
 
 MARKERS: Final = re.compile(r"<\|(?:start|end|message|channel|constrain|return|call)\|>")
@@ -29,7 +29,7 @@ def fault_of(case: Case, message: Json) -> str:
     expected = case.expected
     return (
         _undeclared(case, calls)
-        or ("" if expected.calls is None else _calls_fault(expected.calls, calls))
+        or ("" if expected.calls is None else _calls_fault(expected, expected.calls, calls))
         or _text_fault(expected.text, text)
         or ("" if expected.schema is None else _json_fault(expected.schema, text))
         or ("no reasoning" if expected.has_reasoning and not message.get("reasoning_content") else "")
@@ -47,30 +47,51 @@ def _undeclared(case: Case, calls: Sequence[Json]) -> str:
     return ""
 
 
-def _calls_fault(expected: Sequence[ExpectedCall], calls: Sequence[Json]) -> str:
-    if len(calls) != len(expected):
+def _calls_fault(expected: Expected, wanted: Sequence[ExpectedCall], calls: Sequence[Json]) -> str:
+    if len(calls) != len(wanted):
         names = ", ".join(call["function"]["name"] for call in calls)
-        return f"{len(calls)} calls instead of {len(expected)}{f': {names}' if names else ''}"
-    left = [(call["function"]["name"], _parsed(call["function"]["arguments"])) for call in calls]
-    for wanted in expected:
-        faults = [_call_fault(wanted, *call) for call in left]
-        if "" not in faults:
-            # The fault of a call of the same tool says most.
-            same = [fault for fault, (name, _) in zip(faults, left, strict=True) if name == wanted.name]
-            return same[0] if same else f"no call of {wanted.name}"
-        left.pop(faults.index(""))
-    return ""
+        return f"{len(calls)} calls instead of {len(wanted)}{f': {names}' if names else ''}"
+    made = [(call["function"]["name"], _parsed(call["function"]["arguments"])) for call in calls]
+    faults = [[_call_fault(each, *call, is_exact=expected.is_exact) for call in made] for each in wanted]
+    if _can_be_paired([[to for to, fault in enumerate(row) if not fault] for row in faults]):
+        return ""
+    for each, row in zip(wanted, faults, strict=True):
+        if "" not in row:
+            # The fault of a call to the same tool is the most informative, first of one that fits nothing else.
+            same = [to for to, (name, _) in enumerate(made) if name == each.name]
+            same.sort(key=lambda to: any(not others[to] for others in faults))
+            return row[same[0]] if same else f"no call of {each.name}"
+    return "two of the expected calls fit the same call only"
 
 
-def _call_fault(wanted: ExpectedCall, name: str, arguments: Any) -> str:
+def _can_be_paired(fitting: Sequence[Sequence[int]]) -> bool:
+    """Return whether each row can have a number of its own from those that fit it."""
+    rows: dict[int, int] = {}
+
+    def place(row: int, tried: set[int]) -> bool:
+        for number in fitting[row]:
+            if number not in tried:
+                tried.add(number)
+                if number not in rows or place(rows[number], tried):
+                    rows[number] = row
+                    return True
+        return False
+
+    return all(place(row, set()) for row in range(len(fitting)))
+
+
+def _call_fault(wanted: ExpectedCall, name: str, arguments: Any, *, is_exact: bool) -> str:
     if name != wanted.name:
         return f"calls {name} instead of {wanted.name}"
     for argument, value in arguments.items():
         if argument not in wanted.arguments:
             return f"{name} has an unexpected argument {_shown(argument)}"
-        if not is_accepted(value, wanted.arguments[argument]):
+        accepted = wanted.arguments[argument]
+        if not (value in accepted if is_exact else is_accepted(value, accepted)):
             return f"{name}: {argument} is {_shown(json.dumps(value, ensure_ascii=False))}"
-    missing = [each for each, values in wanted.arguments.items() if each not in arguments and "" not in values]
+    # Without an accepted value, an argument must be missing.
+    required = [each for each, values in wanted.arguments.items() if values and "" not in values]
+    missing = [each for each in required if each not in arguments]
     return f"{name} lacks {', '.join(missing)}" if missing else ""
 
 
@@ -119,7 +140,7 @@ def _text_fault(pattern: str, text: str) -> str:
 
 def _json_fault(schema: Json, text: str) -> str:
     if (value := _parsed(text)) is None:
-        return f"the text is no JSON: {_shown(text)}"
+        return f"the text is not JSON: {_shown(text)}"
     mismatch = Validator(schema).first(schema, value)
     return "" if mismatch is None else str(mismatch)
 
@@ -127,7 +148,7 @@ def _json_fault(schema: Json, text: str) -> str:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

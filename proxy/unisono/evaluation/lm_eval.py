@@ -48,10 +48,17 @@ async def run_task(
                 f"lm-eval cannot be started ({error.strerror or error}); run `pip install 'lm-eval[api]'`, "
                 "or name its command with --lm-eval."
             ) from error
-        output, _ = await process.communicate()
-        if process.returncode:
-            raise MissingCases(f"lm-eval failed: {output.decode(errors='replace').strip()[-MAX_ERROR:]}")
-        return [*_runs(task, target, await asyncio.to_thread(_samples, folder))]
+        try:
+            output, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        samples = await asyncio.to_thread(_samples, folder)
+        if process.returncode or not samples:
+            # lm-eval logs its options, with the key.
+            text = output.decode(errors="replace").strip().replace(settings.key or "\0", "***")
+            raise MissingCases(f"lm-eval returned no samples: {text[-MAX_ERROR:]}")
+    return [*_runs(task, target, samples)]
 
 
 def _config(
@@ -85,8 +92,14 @@ def _config(
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
+    """Return the samples of all tasks of a group, with unique ids."""
     paths = sorted(folder.rglob("samples_*.jsonl"))
-    return [json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines()]
+    return [
+        {**row, "doc_id": f"{path.stem.removeprefix('samples_').rpartition('_')[0]}/{row['doc_id']}"}
+        for path in paths
+        # Texts may contain other line separators.
+        for row in map(json.loads, filter(None, path.read_text("utf-8").split("\n")))
+    ]
 
 
 def _runs(task: str, target: EvaluationTarget, rows: Sequence[dict[str, Any]]) -> Iterator[Run]:
@@ -98,7 +111,8 @@ def _runs(task: str, target: EvaluationTarget, rows: Sequence[dict[str, Any]]) -
 
 
 def _result(row: dict[str, Any]) -> CaseResult:
-    # The first metric of a task is its main one. A share, such as an F1 score, counts only if it is complete.
+    # The first metric of a task is its main one.
     metric = row["metrics"][0]
-    is_correct = float(row[metric]) >= 1
-    return CaseResult(str(row["doc_id"]), "" if is_correct else f"{metric} is {row[metric]}")
+    if (value := row[metric]) not in (0, 1):
+        raise MissingCases(f"The metric '{metric}' of lm-eval is not right or wrong, but {value}; choose another task.")
+    return CaseResult(str(row["doc_id"]), "" if value else f"{metric} is 0")

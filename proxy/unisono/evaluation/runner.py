@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -21,6 +22,8 @@ from unisono.evaluation.checks import fault_of
 from unisono.evaluation.scorecard import CaseResult, EvaluationTarget, Run
 
 MAX_FAULT: Final = 300
+# Statuses that every further request would have too: a wrong key, a forbidden model or deployment, a wrong name.
+HOPELESS: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,12 @@ class Settings:
     timeout_s: float
 
 
+class EvaluationRefused(Exception):
+    """Raised if the gateway refuses the key, model or deployment, with its message."""
+
+
 class OtherRun(Exception):
-    """Raised if the file of finished cases belongs to a run with other settings."""
+    """Raised if finished cases belong to a run with other settings; names the settings."""
 
 
 class FinishedCases:
@@ -46,9 +53,10 @@ class FinishedCases:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         """Open the file, or create it. Raises OtherRun."""
         self._results: dict[tuple[str, EvaluationTarget, str], CaseResult] = {}
-        lines = path.read_text("utf-8").splitlines() if path.is_file() else []
-        if lines and json.loads(lines[0]) != settings:
-            raise OtherRun
+        # Texts in JSON may contain other line separators.
+        lines = path.read_text("utf-8").split("\n") if path.is_file() else []
+        if lines and (before := json.loads(lines[0])) != settings:
+            raise OtherRun(", ".join(name for name in settings if before.get(name) != settings[name]))
         for line in filter(None, lines[1:]):
             # A killed process may have written half of its last line.
             try:
@@ -71,6 +79,14 @@ class FinishedCases:
     def find(self, suite: str, target: EvaluationTarget, id: str) -> CaseResult | None:
         return self._results.get((suite, target, id))
 
+    def runs_of(self, suite: str, target: EvaluationTarget) -> list[Run]:
+        """Return the finished runs of a suite and its parts, which are named `SUITE/PART`."""
+        found: dict[str, list[CaseResult]] = {}
+        for (name, of_target, _), result in self._results.items():
+            if of_target == target and (name == suite or name.startswith(f"{suite}/")):
+                found.setdefault(name, []).append(result)
+        return [Run(name, target, results) for name, results in found.items()]
+
     def add(self, suite: str, target: EvaluationTarget, result: CaseResult) -> None:
         self._results[suite, target, result.id] = result
         self._write((suite, asdict(target), asdict(result)))
@@ -90,7 +106,10 @@ async def run_cases(
     progress: FinishedCases,
     finished: Callable[[], None] = lambda: None,
 ) -> list[Run]:
-    """Send all cases to all targets, except finished ones. Calls `finished` after each case."""
+    """Send all cases to all targets, except finished ones. Calls `finished` after each case.
+
+    Raises EvaluationRefused.
+    """
     free = asyncio.Semaphore(settings.concurrency)
     headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
     timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
@@ -108,8 +127,14 @@ async def run_cases(
         runs = []
         for suite, cases in suites.items():
             for target in targets:
-                results = await asyncio.gather(*(work(suite, target, case) for case in cases))
-                runs.append(Run(suite, target, results))
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        tasks = [group.create_task(work(suite, target, case)) for case in cases]
+                except BaseExceptionGroup as errors:
+                    if (refused := errors.subgroup(EvaluationRefused)) is None:
+                        raise
+                    raise refused.exceptions[0] from None
+                runs.append(Run(suite, target, [task.result() for task in tasks]))
     return runs
 
 
@@ -129,21 +154,25 @@ async def _answered(
     try:
         async with session.post(f"{settings.url}/v1/chat/completions", json=body, headers=headers) as answer:
             found = await answer.json(content_type=None)
-            if answer.status != 200:
-                message = found["error"]["message"]
-                return CaseResult(case.id, f"HTTP {answer.status}: {message}"[:MAX_FAULT], has_failed=True)
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            if answer.status != HTTPStatus.OK:
+                message = f"HTTP {answer.status}: {found['error']['message']}"[:MAX_FAULT]
+                if answer.status in HOPELESS:
+                    raise EvaluationRefused(message)
+                return CaseResult(case.id, message, has_failed=True)
+        duration_s = time.monotonic() - began
+        choice, usage = found["choices"][0], found["usage"]
+        fault = fault_of(case, choice["message"])
+        if fault and choice["finish_reason"] == "length":
+            fault = f"cut off after {usage['completion_tokens']} tokens"
+        return CaseResult(
+            case.id,
+            fault[:MAX_FAULT],
+            duration_s=round(duration_s, 3),
+            input_tokens=usage["prompt_tokens"],
+            output_tokens=usage["completion_tokens"],
+        )
+    except (aiohttp.ClientError, TimeoutError) as error:
         name = "no answer in time" if isinstance(error, TimeoutError) else f"no answer: {error}"
         return CaseResult(case.id, name[:MAX_FAULT], has_failed=True)
-    duration_s = time.monotonic() - began
-    choice, usage = found["choices"][0], found["usage"]
-    fault = fault_of(case, choice["message"])
-    if fault and choice["finish_reason"] == "length":
-        fault = f"cut off after {usage['completion_tokens']} tokens"
-    return CaseResult(
-        case.id,
-        fault[:MAX_FAULT],
-        duration_s=round(duration_s, 3),
-        input_tokens=usage["prompt_tokens"],
-        output_tokens=usage["completion_tokens"],
-    )
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return CaseResult(case.id, "the answer has not the form of Chat Completions", has_failed=True)

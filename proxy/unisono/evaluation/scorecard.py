@@ -35,7 +35,8 @@ class EvaluationTarget:
 class CaseResult:
     """Result of a case. `fault` is empty if the answer is correct.
 
-    `has_failed` tells that there is no answer: an error, or none in time. `duration_s` is in seconds.
+    `has_failed` means that there is no answer: an error, or none in time. `duration_s` is in seconds. Duration and
+    tokens are 0 if they are not known.
     """
 
     id: str
@@ -144,7 +145,7 @@ def to_rows(card: Scorecard) -> list[tuple[str, ...]]:
 
 
 def _average(run: Run, name: str, form: str) -> str:
-    values = [getattr(result, name) for result in run.results if not result.has_failed]
+    values = [value for result in run.results if not result.has_failed and (value := getattr(result, name))]
     return form.format(sum(values) / len(values)) if values else ""
 
 
@@ -205,21 +206,26 @@ class RunComparison:
 def compare(before: Scorecard, after: Scorecard) -> list[RunComparison]:
     """Compare the runs of two scorecards.
 
-    If both have one run of a suite, these are compared. Otherwise runs are paired by effort, and by their position
-    among those with the same effort. Models and deployments may differ.
+    If both have one run of a suite, these are compared. Otherwise runs with the same model, deployment and effort are
+    paired, and the rest by effort and position.
     """
     found = []
     for suite in dict.fromkeys(run.suite for run in after.runs):
         old, new = ([run for run in card.runs if run.suite == suite] for card in (before, after))
-        pairs = [(old[0], new[0])] if len(old) == len(new) == 1 else _pairs(old, new)
-        found += [_compared(*pair) for pair in pairs if _ids(pair[0]) & _ids(pair[1])]
+        found += [_compared(*pair) for pair in _pairs(old, new) if _ids(pair[0]) & _ids(pair[1])]
     return found
 
 
 def _pairs(before: Sequence[Run], after: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
-    for effort in dict.fromkeys(run.target.effort for run in after):
-        of_effort = ([run for run in runs if run.target.effort == effort] for runs in (before, after))
-        yield from zip(*of_effort, strict=False)
+    if len(before) == len(after) == 1:
+        yield before[0], after[0]
+        return
+    old = {run.target: run for run in before}
+    yield from ((old[run.target], run) for run in after if run.target in old)
+    known = {run.target for run in after} & old.keys()
+    left = [[run for run in runs if run.target not in known] for runs in (before, after)]
+    for effort in dict.fromkeys(run.target.effort for run in left[1]):
+        yield from zip(*([run for run in runs if run.target.effort == effort] for runs in left), strict=False)
 
 
 def _ids(run: Run) -> set[str]:

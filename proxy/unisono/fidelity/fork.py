@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from unisono.core.conversation import Effort
-from unisono.core.generation import END, MESSAGE, START
+from unisono.core.generation import END, MESSAGE, START, STOP_TOKENS
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
 
@@ -28,16 +28,28 @@ class Fork:
     recorded: Sequence[int]
 
 
-def fork_at(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], position: int) -> Fork:
-    """Fork at a generated token of all steps. Raises InvalidRequest if there is no such token."""
+def fork_at(
+    prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], position: int, step: int | None = None
+) -> Fork:
+    """Fork at a generated token of a step, or of all steps.
+
+    Raises InvalidRequest if there is no such token.
+    """
+    if step is not None:
+        if step >= len(outputs):
+            raise InvalidRequest(
+                f"The recording has {len(outputs)} steps, numbered from 0; there is no step {step}.", param="step"
+            )
+        prompts, outputs = prompts[step : step + 1], outputs[step : step + 1]
     left = position
     for prompt, output in zip(prompts, outputs, strict=True):
         if left < len(output):
             return Fork([*prompt, *output[:left]], output[:left], output[left:])
         left -= len(output)
     count = sum(map(len, outputs))
+    where = "recording" if step is None else "step"
     raise InvalidRequest(
-        f"The recording has {count} generated tokens, numbered from 0; there is no token {position}.", param="at"
+        f"The {where} has {count} generated tokens, numbered from 0; there is no token {position}.", param="at"
     )
 
 
@@ -64,6 +76,16 @@ def _body(prompt: Sequence[int], start: int) -> tuple[int, int]:
     rest = range(start, len(prompt))
     begin = next((at + 1 for at in rest if prompt[at] == MESSAGE), len(prompt))
     return begin, next((at for at in range(begin, len(prompt)) if prompt[at] == END), len(prompt))
+
+
+def first_difference(recorded: Sequence[int], forked: Sequence[int]) -> int | None:
+    """Return the first token that differs, counted from the fork; None if there is none.
+
+    A recorded answer without its last token was cut off, so that the fork may be longer.
+    """
+    same = common_length(recorded, forked)
+    is_whole = bool(recorded) and recorded[-1] in STOP_TOKENS
+    return None if same == len(recorded) and (same == len(forked) or not is_whole) else same
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -78,11 +78,20 @@ def without_passthrough(request: GenerationRequest, passthrough: PassthroughRequ
 
 
 def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
-    """Return the raw prompt with replaced text; nothing else of it can change."""
+    """Return the raw prompt with replaced text; nothing else of it can change.
+
+    Raises Refused for a fixed prompt.
+    """
     if new.preamble.instructions:
         raise ValueError("a raw prompt has no instructions")
     if new.items is old.items:
         return raw
+    if raw.is_fixed:
+        raise Refused(
+            "The recorded prompt contains content that a guardrail masks, or that another hook changes. "
+            "It cannot be changed; fork another recording.",
+            param="id",
+        )
     match new.items:
         case (UserMessage(text=text),) if text:
             return replace(raw, text=text, tokens=())

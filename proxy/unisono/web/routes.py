@@ -38,8 +38,8 @@ from unisono.core.conversation import Effort
 from unisono.core.generation import STOP_TOKENS
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.recordings import TraceStore
-from unisono.errors import InvalidRequest, LimitReached, NotFound
-from unisono.fidelity.fork import common_length
+from unisono.errors import InvalidRequest, LimitReached, NotFound, UnisonoError
+from unisono.fidelity.fork import first_difference
 from unisono.observe.recording import dumped, unpacked
 from unisono.web.inspector import inspected
 from unisono.web.live_tokens import live_segments
@@ -221,10 +221,11 @@ async def get_trace(deps: Deps, caller: CurrentCaller, id: PathId) -> Response:
 class ForkRequest(OpenModel):
     """Where an answer is forked, and what is different from there on.
 
-    `at` counts the generated tokens of all steps, from 0.
+    `at` counts the generated tokens of the `step`, or of all steps, from 0.
     """
 
     at: Annotated[int, Field(ge=0, le=LARGEST)]
+    step: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
     effort: Literal["low", "medium", "high"] | None = None
     tool_result: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
@@ -235,7 +236,8 @@ class TraceFork(AnswerModel):
     """Token ids of a fork.
 
     `generated` are those of the step before it, `recorded` those that followed, and `forked` the new ones.
-    `first_difference` counts like `at`; null if both answers are the same.
+    `first_difference` counts like `at`; null if both answers are the same. `forked` is null if a guardrail masked the
+    answer.
     """
 
     object: Literal["unisono.fork"]
@@ -243,7 +245,7 @@ class TraceFork(AnswerModel):
     at: Count
     generated: list[Count]
     recorded: list[Count]
-    forked: list[Count]
+    forked: list[Count] | None
     first_difference: int | None
     usage: Object
     unisono: Object
@@ -261,7 +263,7 @@ async def fork_trace(
     """Generate the rest of a recorded answer again, from a token to the end of its step."""
     document = await _document(deps.traces, caller, id)
     effort = None if fork.effort is None else Effort(fork.effort)
-    start = await asyncio.to_thread(fork_of, document, ForkChanges(fork.at, effort, fork.tool_result))
+    start = await asyncio.to_thread(fork_of, document, ForkChanges(fork.at, fork.step, effort, fork.tool_result))
     body = {
         "model": document["model"],
         "prompt": [*start.prompt],
@@ -271,11 +273,15 @@ async def fork_trace(
         "return_token_ids": True,
         **({} if fork.user is None else {"user": fork.user}),
     }
-    answer = await completions.complete_own(request, body)
+    try:
+        answer = await completions.complete_own(request, body)
+    except UnisonoError as error:
+        # The body has neither field: both come from the recording.
+        error.param = "id" if error.param in ("prompt", "model") else error.param
+        raise
     # A guardrail that masked the text removed the tokens.
-    forked = answer["choices"][0]["token_ids"] or []
-    same = common_length(start.recorded, forked)
-    is_equal = same == len(start.recorded) == len(forked)
+    forked: list[int] | None = answer["choices"][0]["token_ids"]
+    different = None if forked is None else first_difference(start.recorded, forked)
     return _json(
         {
             "object": "unisono.fork",
@@ -284,7 +290,7 @@ async def fork_trace(
             "generated": start.generated,
             "recorded": start.recorded,
             "forked": forked,
-            "first_difference": None if is_equal else fork.at + same,
+            "first_difference": None if different is None else fork.at + different,
             "usage": answer["usage"],
             "unisono": answer["unisono"],
         }

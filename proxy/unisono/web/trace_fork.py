@@ -20,10 +20,12 @@ MORE_TOKENS: Final = 512
 class ForkChanges:
     """Where an answer is forked, and what is different from there on.
 
-    `position` counts the generated tokens of all steps, from 0. None leaves the recorded effort and tool result.
+    `position` counts the generated tokens of the `step`, or of all steps, from 0. None leaves the recorded effort and
+    tool result.
     """
 
     position: int
+    step: int | None = None
     effort: Effort | None = None
     tool_result: str | None = None
 
@@ -34,7 +36,7 @@ def fork_of(document: Document, changes: ForkChanges) -> Fork:
     Raises InvalidRequest if the recording is damaged or incomplete, or if it has no such token, tool result or effort.
     """
     try:
-        start = _unchanged(document, changes.position)
+        start = _unchanged(document, changes)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
         raise InvalidRequest("The recording is damaged.", param="id") from error
     encoding, prompt = load_encoding(), list(start.prompt)
@@ -45,12 +47,14 @@ def fork_of(document: Document, changes: ForkChanges) -> Fork:
     return Fork(prompt, start.generated, start.recorded)
 
 
-def _unchanged(document: Document, position: int) -> Fork:
+def _unchanged(document: Document, changes: ForkChanges) -> Fork:
     steps, prompts = generated_by_step(document), prompts_of(document)
     first = [next(at for at, step in enumerate(document["steps"]) if step["step"] == n) for n in range(len(steps))]
     if any(token is None for at in first for token in prompts[at]):
         raise InvalidRequest("The recording is incomplete because of its size limit and cannot be forked.", param="id")
-    return fork_at([[token for token in prompts[at] if token is not None] for at in first], steps, position)
+    return fork_at(
+        [[token for token in prompts[at] if token is not None] for at in first], steps, changes.position, changes.step
+    )
 
 
 def generated_by_step(document: Document) -> list[list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -92,12 +92,16 @@ class CompletionRoute:
     async def complete_own(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         """Complete a prompt that the gateway wrote, which needs no permission for raw prompts.
 
-        `body` is that of a completion request with one prompt of token ids, not streamed. Returns the answer.
+        `body` is that of a completion request with one prompt of token ids, not streamed. Hooks cannot change the
+        prompt. Returns the answer.
         """
         await identify_end_user(request, body, "user")
         size = BYTES_PER_ID * len(body["prompt"])
         generations, frame = await self._read(request, with_options(request, body), size)
-        streams = await start_all(self.service, generations.requests)
+        requests = [
+            replace(each, raw=replace(each.raw, is_fixed=True)) for each in generations.requests if each.raw is not None
+        ]
+        streams = await start_all(self.service, requests)
         results = await until_disconnect(request.receive, collect_all(streams))
         return to_completion(results, [stream.report for stream in streams], frame)
 

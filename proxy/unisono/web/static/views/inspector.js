@@ -212,13 +212,13 @@ function idsOf(given) {
 function drawn(told) {
   const views = [];
   const steps = told.steps.map((step) => stepOf(step, told.steps.length, views));
-  const first = [told.about && heading(told.about), repairs(told, views), legend()];
+  const first = [told.about && heading(told.about, told.steps), repairs(told, views), legend()];
   // For a recording the tokens contain more.
   const rest = told.about ? [...steps, items(told)] : [items(told), ...steps];
   return [...first, ...rest, tools(told), leftOut(told)].filter(Boolean);
 }
 
-function heading(about) {
+function heading(about, steps) {
   const ended = [about.outcome, about.error, about.finish].filter(Boolean).join(", ");
   const usage = about.usage;
   const list = facts([
@@ -237,7 +237,7 @@ function heading(about) {
     { "aria-label": "The answer" },
     el("h2", { class: "mono" }, visible(about.id)),
     list,
-    forkOf(about),
+    forkOf(about, steps),
   );
 }
 

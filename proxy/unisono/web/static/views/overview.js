@@ -92,7 +92,7 @@ function makePlots() {
     tokens: new Plot("Tokens per second", [{ name: "output", colour: "final" }, { name: "input", colour: "tool" }], { format: short }),
     spend: new Plot("Spend", [{ name: "per interval", colour: "developer", bars: true }], { format: dollars }),
     recoveries: new Plot("Answers with recoveries", [{ name: "answers", colour: "repair", bars: true }], { format: short, link: to("?recovery=any", "List") }),
-    load: new Plot("Load", [{ name: "in flight", colour: "tool" }, { name: "queue", colour: "bad" }], { format: short, note: "average number of requests" }),
+    load: new Plot("Load", [{ name: "in flight", colour: "tool" }, { name: "queue", colour: "bad" }], { format: short, note: "average, of ended requests" }),
   };
 }
 
@@ -133,7 +133,8 @@ function drawPlots(plots, { width, bins, until }) {
   plots.tokens.draw([times, perSecond("output_tokens"), perSecond("input_tokens")]);
   plots.spend.draw([times, of((bin) => bin.cost)]);
   plots.recoveries.draw([times, of((bin) => bin.recovered)]);
-  plots.load.draw([times, perSecond("total_duration_s"), perSecond("total_waited_s")]);
+  const [lasting, waiting] = [perSecond("total_duration_s"), perSecond("total_waited_s")];
+  plots.load.draw([times, lasting.map((value, at) => (value === null ? null : value - waiting[at])), waiting]);
 }
 
 // -- tiles, models, errors
