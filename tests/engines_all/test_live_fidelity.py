@@ -23,8 +23,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-# As in the comparison of the engines: rounding of other kernels is below these limits.
-THRESHOLDS = {"agreement": 0.98, "divergence": 0.0001}
+# Sampled answers of equal weights differ by 0.0003 nats between mlx and llama.cpp, those of the copy by 0.002 to 0.003.
+THRESHOLDS = {"agreement": 0.98, "divergence": 0.0005}
 WATCHED = {
     "reference": "llamacpp-1",
     "sample": 1.0,

@@ -52,13 +52,14 @@ def length_score(_: str, text: str) -> float:
 
 # Types of the fields that servers validate.
 TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("encoding_format", "query", "response_format", "size", "stream_format", "user"), (str,)),
+    **dict.fromkeys(("encoding_format", "prompt", "query", "response_format", "size", "stream_format", "user"), (str,)),
     **dict.fromkeys(("dimensions", "n", "partial_images", "top_n"), (int,)),
     **dict.fromkeys(("return_documents", "stream"), (bool,)),
     "documents": (list,),
     "speed": (int, float),
     "voice": (str, dict),
 }
+SPEECH_TYPES = {**TYPES, "input": (str,)}
 MAX_IMAGES = 10
 
 
@@ -100,7 +101,7 @@ class FakeModes(WireServer):
             return self._transcript(seen)
         asked = seen.json
         refusal = self.script(asked) if callable(self.script) else self.script
-        refusal = refusal or wrong_field(asked)
+        refusal = refusal or wrong_field(asked, SPEECH_TYPES if seen.path == "/v1/audio/speech" else TYPES)
         waits: list[Step] = [Sleep(self.delay_s)] if self.delay_s else []
         if refusal is None and seen.path == "/v1/audio/speech":
             return [*waits, *self._speech()]
@@ -188,11 +189,11 @@ class FakeModes(WireServer):
         return {} if self.usage is None else {"usage": dict(self.usage)}
 
 
-def wrong_field(asked: Any) -> Refusal | None:
+def wrong_field(asked: Any, types_of: Mapping[str, tuple[type, ...]]) -> Refusal | None:
     """Refuse a field with a type or size that real servers refuse."""
     if not isinstance(asked, dict):
         return None
-    for name, types in TYPES.items():
+    for name, types in types_of.items():
         value = asked.get(name)
         is_wrong = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
         if value is not None and (is_wrong or (name == "n" and not 0 < value <= MAX_IMAGES)):
