@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-SCRIPT = "from unisono.cli.terminal_escape import has_colour; print(has_colour())"
+SCRIPT = "from unisono.cli.terminal import has_colour; print(has_colour())"
 TERMINALS: dict[str, tuple[bool, Mapping[str, str], str]] = {
     "a terminal": (True, {}, "True"),
     "NO_COLOR is set": (True, {"NO_COLOR": "1"}, "False"),

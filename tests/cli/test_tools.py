@@ -80,7 +80,7 @@ def test_a_tool_is_called(upstream: Upstream, tmp_path: Path) -> None:
     assert "broken" in result.output
 
 
-def test_terminal_escapes_from_a_server_are_printed_as_text(tmp_path: Path) -> None:
+def test_terminals_from_a_server_are_printed_as_text(tmp_path: Path) -> None:
     escapes = "\x1b]0;owned\x07 \u202eback\u009b2J"
     tool = {"name": "act", "description": f"{escapes}\nmore", "inputSchema": {"type": "object"}}
     script = tmp_path / "server.py"

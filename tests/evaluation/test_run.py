@@ -14,6 +14,8 @@ from tests.e2e.gateway import config_of, gateway
 from tests.fakes import FakeVllm, Refusal, VllmScript
 from unisono.cli import main
 from unisono.evaluation.cases import bundled_cases
+from unisono.evaluation.runner import FinishedCases
+from unisono.evaluation.scorecard import CaseResult, EvaluationTarget, Run
 from unisono.harmony.encoding import load_encoding
 
 HELLO = load_encoding().encode_marked(
@@ -66,9 +68,9 @@ async def test_an_interrupted_run_continues(tmp_path: Path) -> None:
         target = {"model": "gpt-oss", "deployment": "", "effort": ""}
         results = [*results_of(tmp_path / "whole.json").values()]
         # Two finished cases, one without an answer, and half a line.
-        rows = [settings, *(["compatibility", target, each] for each in results[:2])]
-        rows.append(["compatibility", target, {**results[2], "has_failed": True, "fault": "no answer"}])
-        (tmp_path / "card.json.partial").write_text("".join(json.dumps(row) + "\n" for row in rows) + '["compat')
+        rows = [settings, *([["compatibility", target, each]] for each in results[:2])]
+        rows.append([["compatibility", target, {**results[2], "has_failed": True, "fault": "no answer"}]])
+        (tmp_path / "card.json.partial").write_text("".join(json.dumps(row) + "\n" for row in rows) + '[["compat')
         fake.requests.clear()
         other = await evaluated(running.url, card, "--limit", "5")
         assert "belongs to an interrupted run with another value of: limit;" in other.output
@@ -120,3 +122,16 @@ async def test_wrong_options_are_named(tmp_path: Path) -> None:
     assert "lm-eval cannot be started (No such file or directory)" in harness.output
     assert running.url in nobody.output
     assert not (tmp_path / "card.json").exists()
+
+
+def test_partly_written_results_of_a_task_count_as_none(tmp_path: Path) -> None:
+    path, target = tmp_path / "card.json.partial", EvaluationTarget("gpt-oss", "", "")
+    finished = FinishedCases(path, {})
+    finished.add(Run("lm-eval:one", target, [CaseResult(str(number), "") for number in range(3)]))
+    finished.add(Run("lm-eval:two", target, [CaseResult(str(number), "") for number in range(3)]))
+    finished.close()
+    path.write_text(path.read_text()[:-40])
+    again = FinishedCases(path, {})
+    again.close()
+    assert len(again.runs_of("lm-eval:one", target)[0].results) == 3
+    assert again.runs_of("lm-eval:two", target) == []

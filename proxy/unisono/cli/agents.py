@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 import click
 
 from unisono.cli.agent_configs import LAUNCHES, PROGRAMS, GatewayTarget
-from unisono.cli.terminal_escape import on_one_line
+from unisono.cli.terminal import on_one_line
 from unisono.core.generation import DEFAULT_CONTEXT
 
 TIMEOUT_S = 5.0

@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 import click
 
-from unisono.cli.terminal_escape import on_one_line
+from unisono.cli.terminal import on_one_line, table_lines
 from unisono.evaluation.cases import BFCL, BUNDLED, Case, MissingCases, load_cases
 from unisono.evaluation.lm_eval import PREFIX, run_task
 from unisono.evaluation.runner import EvaluationRefused, FinishedCases, OtherRun, Settings, run_cases
@@ -103,7 +103,7 @@ def start(plan: EvaluationPlan, settings: Settings, output: Path, html: Path | N
     if html is not None:
         html.write_text(to_html(card), "utf-8")
     partial.unlink()
-    _print_table([ROW_NAMES, *to_rows(card)])
+    click.echo("\n".join(table_lines([ROW_NAMES, *to_rows(card)])))
     click.echo(f"The scorecard is in {output}.", err=True)
 
 
@@ -158,9 +158,8 @@ async def _all_runs(
             continue
         click.echo(f"Running {PREFIX}:{task}; it prints nothing until it ends.", err=True)
         new = await run_task(task, settings, target, plan.lm_eval, limit=plan.limit, include=plan.include)
-        for run in new:
-            for result in run.results:
-                progress.add(run.suite, target, result)
+        # A part of the results would be taken for the whole task.
+        progress.add(*new)
         runs += new
     return runs
 
@@ -201,7 +200,7 @@ def show_comparison(before: Path, after: Path, *, as_json: bool) -> None:
         click.echo(json.dumps([_compared_json(each) for each in comparisons], ensure_ascii=False, indent=2))
     else:
         heads = ("suite", "before", "after", "cases", "difference", "95 %", "p", "")
-        _print_table([heads, *map(_compared_row, comparisons)])
+        click.echo("\n".join(table_lines([heads, *map(_compared_row, comparisons)])))
         for each in comparisons:
             for name, ids in (("lost", each.lost), ("won", each.won)):
                 if ids:
@@ -251,10 +250,3 @@ def _compared_json(each: RunComparison) -> dict[str, Any]:
         "lost": [*each.lost],
         "won": [*each.won],
     }
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    shown = [[on_one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from unisono.cli.backends import open_backends
-from unisono.cli.terminal_escape import harmless
+from unisono.cli.terminal import harmless
 from unisono.core.conversation import Effort
 from unisono.core.generation import OutputForm, Sampling
 from unisono.errors import UnisonoError

@@ -26,7 +26,7 @@ from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.store import store_address
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.resolve_config import configured
-from unisono.cli.terminal_escape import on_one_line
+from unisono.cli.terminal import on_one_line, table_lines
 from unisono.config import Config
 from unisono.core.access import KeyRecord
 from unisono.core.quotas import KeyLimits
@@ -216,10 +216,7 @@ def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:
 
 def print_table(keys: Sequence[tuple[str, ...]]) -> None:
     """Print one row per key under the headings."""
-    rows = [HEADINGS, *keys]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    click.echo("\n".join(table_lines([HEADINGS, *keys])))
 
 
 def to_json(record: KeyRecord, now: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import click
 
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.cli.resolve_config import configured
+from unisono.cli.terminal import table_lines
 from unisono.config import ModelRegistry
 from unisono.errors import ConfigError
 
@@ -27,9 +28,7 @@ def show(config_path: Path) -> None:
     rows = [HEADINGS]
     for entry, name in zip(config.model_list, names, strict=True):
         rows.append((entry.model_name, name, entry.display_kind, entry.backend_model or entry.litellm_params.model))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    click.echo("\n".join(table_lines(rows)))
     for alias, model in catalogue.listed():
         if alias != model.name:
             click.echo(f"{alias} is an alias of {model.name}")

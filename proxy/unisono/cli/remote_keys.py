@@ -18,7 +18,7 @@ import click
 from unisono.api.admin.litellm_export import ImportedKey
 from unisono.cli.keyring import litellm_rows, print_imported, print_table
 from unisono.cli.param_types import MICRO, written_period
-from unisono.cli.terminal_escape import on_one_line
+from unisono.cli.terminal import on_one_line
 
 # Timeout of one request, in seconds.
 TIMEOUT_S: Final = 30.0

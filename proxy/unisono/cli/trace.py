@@ -15,7 +15,7 @@ import click
 from unisono.bootstrap.engine import violation
 from unisono.bootstrap.store import store_address
 from unisono.cli.resolve_config import configured
-from unisono.cli.terminal_escape import has_colour, on_one_line
+from unisono.cli.terminal import has_colour, on_one_line
 from unisono.cli.trace_view import painted
 from unisono.config import Config
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT

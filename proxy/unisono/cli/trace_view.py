@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from unisono.cli.terminal_escape import harmless, on_one_line
+from unisono.cli.terminal import harmless, on_one_line
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.core.recovery_rules import RULES

@@ -17,6 +17,7 @@ from unisono.api.usage import to_usage_fields
 from unisono.bootstrap.store import store_address
 from unisono.cli.remote_keys import AdminClient
 from unisono.cli.resolve_config import configured
+from unisono.cli.terminal import on_one_line, table_lines
 from unisono.config import Config
 from unisono.core.quotas import MILLION, SHARED_TENANT, LedgerLine, TokenUsage
 from unisono.errors import ConfigError, UnisonoError
@@ -104,29 +105,24 @@ def to_table(by: str, rows: Rows) -> str:
     """Return a table with one row per name and a total."""
     total = sum((used for _, used in rows), TokenUsage())
     cells = [(by.upper(), *HEADINGS), *(_cells(name, used) for name, used in (*rows, ("TOTAL", total)))]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for first, *amounts in cells:
-        right = (cell.rjust(width) for cell, width in zip(amounts, widths[1:], strict=True))
-        lines.append("  ".join([first.ljust(widths[0]), *right]))
-    return "\n".join(lines) + "\n"
+    return "\n".join(table_lines(cells, numbers_from=1)) + "\n"
 
 
 def _cells(name: str, used: TokenUsage) -> tuple[str, ...]:
     counts = (used.requests, used.errors, used.input, used.cached, used.output, used.reasoning)
-    return (_on_one_line(name), *(f"{count:,}" for count in counts), _usd(used))
+    return (name, *(f"{count:,}" for count in counts), _usd(used))
 
 
 def to_chart(by: str, rows: Rows) -> str:
     """Return a bar chart of tokens, in proportion to the largest value."""
     most = max((used.tokens for _, used in rows), default=0)
-    width = max((len(_on_one_line(name)) for name, _ in rows), default=0)
+    width = max((len(on_one_line(name)) for name, _ in rows), default=0)
     lines = []
     for name, used in rows:
         # Unicode has blocks of one to seven eighths of a character.
         eighths = round(used.tokens * WIDTH * 8 / most) if most else 0
         bar = "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
-        lines.append(f"{_on_one_line(name).ljust(width)}  {bar.ljust(WIDTH)}  {used.tokens:,} tokens, {_usd(used)} USD")
+        lines.append(f"{on_one_line(name).ljust(width)}  {bar.ljust(WIDTH)}  {used.tokens:,} tokens, {_usd(used)} USD")
     return "".join(line + "\n" for line in lines)
 
 
@@ -154,10 +150,6 @@ FORMS: Final[Mapping[str, Callable[[str, Rows], str]]] = {
 
 def _usd(used: TokenUsage) -> str:
     return f"{used.cost // MILLION}.{used.cost % MILLION:06d}"
-
-
-def _on_one_line(name: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def _escape_formula(name: str) -> str:

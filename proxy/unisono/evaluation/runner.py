@@ -48,7 +48,11 @@ class OtherRun(Exception):
 
 
 class FinishedCases:
-    """Finished cases in a file, one JSON object per line after that of the settings."""
+    """Finished cases in a file: the settings in the first line, then one JSON array per line.
+
+    A line has the suite, target and result of cases that were finished together. A partly written line counts as none
+    of them.
+    """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         """Open the file, or create it. Raises OtherRun."""
@@ -60,12 +64,13 @@ class FinishedCases:
         for line in filter(None, lines[1:]):
             # A killed process may have written half of its last line.
             try:
-                suite, target, result = json.loads(line)
+                cases = json.loads(line)
             except ValueError:
                 continue
-            # A case without an answer is sent again.
-            if not result["has_failed"]:
-                self._results[suite, EvaluationTarget(**target), result["id"]] = CaseResult(**result)
+            for suite, target, result in cases:
+                # A case without an answer is sent again.
+                if not result["has_failed"]:
+                    self._results[suite, EvaluationTarget(**target), result["id"]] = CaseResult(**result)
         self._file: TextIO = path.open("a", encoding="utf-8")
         if lines:
             self._file.write("\n")
@@ -87,9 +92,11 @@ class FinishedCases:
                 found.setdefault(name, []).append(result)
         return [Run(name, target, results) for name, results in found.items()]
 
-    def add(self, suite: str, target: EvaluationTarget, result: CaseResult) -> None:
-        self._results[suite, target, result.id] = result
-        self._write((suite, asdict(target), asdict(result)))
+    def add(self, *runs: Run) -> None:
+        """Add the results of runs, all or none of which a later process reads."""
+        for run in runs:
+            self._results.update(((run.suite, run.target, result.id), result) for result in run.results)
+        self._write([(run.suite, asdict(run.target), asdict(result)) for run in runs for result in run.results])
 
     def close(self) -> None:
         self._file.close()
@@ -120,7 +127,7 @@ async def run_cases(
                 return known
             async with free:
                 result = await _answered(session, settings, target, case)
-            progress.add(suite, target, result)
+            progress.add(Run(suite, target, [result]))
             finished()
             return result
 

@@ -1,0 +1,38 @@
+"""Text for terminals: tables, and foreign text with invisible and control characters spelled out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+
+def harmless(text: str) -> str:
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def on_one_line(text: str) -> str:
+    return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def has_colour() -> bool:
+    """Return whether standard output is a terminal and NO_COLOR is unset (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def table_lines(rows: Sequence[Sequence[str]], *, numbers_from: int | None = None) -> Iterator[str]:
+    """Yield one aligned line per row, which may contain foreign text.
+
+    Columns from the index `numbers_from` on are aligned at the right.
+    """
+    cells = [[on_one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        aligned = (
+            cell.ljust(width) if numbers_from is None or index < numbers_from else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(aligned).rstrip()
