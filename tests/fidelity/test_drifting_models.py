@@ -1,4 +1,4 @@
-"""Ten faults of a scripted model, and the number of answers after which the detector sees each."""
+"""Twenty faults of a scripted model, and the number of answers after which the detector sees each."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.fakes.language_model import (
     LanguageModel,
     healthy,
 )
+from tests.fidelity import independent_faults
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.generation import END, RETURN
 from unisono.core.scoring import TokenScore
@@ -23,6 +24,7 @@ from unisono.fidelity.drift import DriftDetector, DriftLimits, measure
 
 REFERENCE = LanguageModel()
 MAX_ANSWERS = 100
+RARE_ANSWERS = 250
 
 
 def draw(prompt: Sequence[int], position: int) -> Random:
@@ -105,12 +107,12 @@ def scores(model: LanguageModel, prompt: Sequence[int], tokens: Sequence[int]) -
 
 
 def answers_until_warning(
-    fault: Fault, change: Callable[[list[int], Random], list[int]] = lambda each, _: each
+    fault: Fault, change: Callable[[list[int], Random], list[int]] = lambda each, _: each, most: int = MAX_ANSWERS
 ) -> int | None:
-    """Return the number of answers until the warning; None if there is none."""
+    """Return the number of answers until the warning; None if there is none in `most` answers."""
     model, random = LanguageModel(fault), Random(26)
     drift = DriftDetector(DriftLimits(), FidelityStatus("reference"))
-    for count in range(1, MAX_ANSWERS + 1):
+    for count in range(1, most + 1):
         prompt = [count, 200006]
         tokens = change(model.greedy(prompt), random)
         measured = measure(scores(REFERENCE, prompt, tokens), scores(model, prompt, tokens), is_sampled_freely=True)
@@ -127,6 +129,19 @@ def test_equal_models_cause_no_warning(fault: Fault) -> None:
 def test_at_least_eight_of_ten_faults_are_found() -> None:
     counts = {name: answers_until_warning(fault) for name, fault in FAULTS.items()}
     assert sum(count is not None for count in counts.values()) >= 8, counts
+
+
+def test_faults_whose_author_did_not_know_the_detector_are_found() -> None:
+    """Three of them are in less than one answer in ten, or in 3 % of the tokens, so they need more answers."""
+    counts = {
+        **{name: answers_until_warning(fault, most=RARE_ANSWERS) for name, fault in independent_faults.FAULTS.items()},
+        **{
+            name: answers_until_warning(healthy, change, most=RARE_ANSWERS)
+            for name, change in independent_faults.CHANGES.items()
+        },
+    }
+    # No token of an answer that ends too early is implausible.
+    assert [name for name, count in counts.items() if count is None] == ["hidden_stop_string"], counts
 
 
 def test_a_sampler_that_corrupts_one_token_in_500_is_found() -> None:

@@ -91,3 +91,22 @@ def test_paired_results_are_compared_by_mcnemars_test(won: int, lost: int, p_val
     assert found.value == pytest.approx((won - lost) / len(before))
     assert found.p_value == pytest.approx(p_value)
     assert found.low <= found.value <= found.high
+
+
+@pytest.mark.parametrize(
+    ("count", "changed", "share"), [(34, 0.1, 0.5), (60, 0.2, 0.9), (60, 0.5, 0.7), (300, 0.02, 0.9)]
+)
+def test_intervals_of_differences_contain_the_true_one(count: int, changed: float, share: float) -> None:
+    """`changed` is the share of the cases that are repeated with a new share of right answers instead of 0.7."""
+    random, hits = Random(5), 0
+    for _ in range(400):
+        before = [random.random() < 0.7 for _ in range(count)]
+        after = [random.random() < share if random.random() < changed else right for right in before]
+        found = paired_difference(before, after)
+        hits += found.low <= changed * (share - 0.7) <= found.high
+    assert hits >= 372
+
+
+def test_equal_results_of_few_cases_are_no_certainty() -> None:
+    found = paired_difference([True] * 34, [True] * 34)
+    assert found.high == -found.low == pytest.approx(0.0544, abs=1e-4)

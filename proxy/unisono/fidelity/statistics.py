@@ -103,13 +103,19 @@ class Difference:
 
 
 def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Difference:
-    """Compare two results of the same cases, with McNemar's exact test."""
+    """Compare two results of the same cases, with McNemar's exact test.
+
+    The interval is that of Agresti and Min (https://doi.org/10.1002/sim.1977), which adds half a case to each of the
+    four possible pairs of results. It is an approximation, and can disagree with the exact test near its limit.
+    """
     lost = sum(1 for old, new in zip(before, after, strict=True) if old and not new)
     won = sum(1 for old, new in zip(before, after, strict=True) if new and not old)
     count = max(len(before), 1)
     value = (won - lost) / count
-    half = Z_95 * sqrt(max(won + lost - (won - lost) ** 2 / count, 0.0)) / count
-    return Difference(value, max(value - half, -1.0), min(value + half, 1.0), _binomial_test(won, won + lost))
+    added = count + 2
+    centre = (won - lost) / added
+    half = Z_95 * sqrt(won + lost + 1 - (won - lost) ** 2 / added) / added
+    return Difference(value, max(centre - half, -1.0), min(centre + half, 1.0), _binomial_test(won, won + lost))
 
 
 def _binomial_test(successes: int, trials: int) -> float:
