@@ -120,6 +120,13 @@ async def test_a_guardrail_of_answers_does_not_delay_audio() -> None:
         assert await spoken.content.readany() == AUDIO[:4]
 
 
+async def test_a_client_that_leaves_stalled_audio_frees_the_backend() -> None:
+    async with speaking(faults=[ends_at(1, Stall())]) as (running, fake):
+        async with speech(running) as spoken:
+            assert await spoken.content.readany() == AUDIO[:4]
+        await fake.gone()
+
+
 @pytest.mark.parametrize("fault", [ends_at(2, Close()), ends_at(2, Reset())], ids=["closed", "reset"])
 async def test_an_answer_that_breaks_off_does_not_look_complete(fault: Fault) -> None:
     async with speaking(faults=[fault]) as (running, _), speech(running) as response:

@@ -104,7 +104,8 @@ class HalfClosed:
 
     FIN does not say whether the client still reads. Sending does: a socket that is gone answers with RST, which shows
     as an error of our socket. Until the response starts, an interim response is sent for that purpose, which every
-    client of HTTP/1.1 skips. A stream that has started writes a keep-alive comment.
+    client of HTTP/1.1 skips. A stream of events that has started writes a keep-alive comment. Other responses that have
+    started, such as audio, can hold nothing of that kind, so FIN counts as a disconnect there.
     """
 
     def __init__(self, transport: Transport, cycle: RequestResponseCycle) -> None:
@@ -112,12 +113,17 @@ class HalfClosed:
         self._socket: socket.socket = transport.get_extra_info("socket")
         self._loop = asyncio.get_running_loop()
         self._interval_s = FIRST_CHECK_S
-        probe = cycle.scope["state"].get(PROBE)
-        if cycle.response_started and probe is not None:
-            probe()
-        elif not cycle.response_started:
+        if cycle.response_started:
+            cycle.scope["state"][PROBE]()
+        else:
             transport.write(CONTINUE)
         self._timer = self._loop.call_later(self._interval_s, self._check)
+
+    @staticmethod
+    def can_probe(cycle: RequestResponseCycle) -> bool:
+        """Return whether the client can be sent something that is not part of its answer."""
+        # A proxy with HTTP/1.0 closes its connection when its own client leaves, and accepts no interim response.
+        return cycle.scope["http_version"] == "1.1" and (not cycle.response_started or PROBE in cycle.scope["state"])
 
     def stop(self) -> None:
         self._timer.cancel()

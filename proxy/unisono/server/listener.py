@@ -131,8 +131,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             return False
         self._drop_incomplete()
         cycle = self._current_request()
-        # A proxy with HTTP/1.0 closes its connection when its own client leaves, and accepts no interim response.
-        if cycle is not None and cycle.scope["http_version"] == "1.1":
+        if cycle is not None and HalfClosed.can_probe(cycle):
             self._half_closed = HalfClosed(self._raw_transport, cycle)
             return True
         if cycle is None and self._is_read:
