@@ -61,6 +61,7 @@ from unisono.bootstrap.models import (
     image_describer,
     messages_model,
     mode_model,
+    permitted_name,
     raw_model,
     readiness,
     responses_model,
@@ -342,6 +343,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
         CompletionRoute(
             service=service,
             resolve=lambda name, caller: raw_model(catalogue, gateway.rules, name, caller),
+            permitted_name=partial(permitted_name, catalogue),
             switched_on=config.unisono.raw_completions,
             spell=load_encoding().decode,
             cut=load_encoding().encode_as_server,

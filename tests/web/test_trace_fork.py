@@ -104,6 +104,20 @@ async def test_only_the_tenant_of_a_recording_can_fork_it(tmp_path: Path) -> Non
         assert foreign.status == 404
 
 
+async def test_a_key_of_an_alias_forks_its_recordings(tmp_path: Path) -> None:
+    aliased = {"router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss"}}}
+    async with (
+        FakeVllm(script=LanguageModel().script) as fake,
+        keyed({**config(fake.url), **aliased}, tmp_path) as (running, ring),
+    ):
+        _, ann = await ring.issue("ann", models=frozenset({"gpt-4o"}))
+        body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}
+        id = (await post(running, "/v1/chat/completions", body, **bearing(ann))).headers["x-request-id"]
+        await recordings(running, 1, **bearing(ann))
+        fork = await post(running, f"/v1/traces/{id}/fork", {"at": 0}, **bearing(ann))
+    assert fork.status == 200, fork.raw
+
+
 async def test_a_guardrail_cannot_turn_text_into_special_tokens() -> None:
     """A masked prompt would be encoded again from its text, in which a client may have written special tokens."""
     rules = guardrail("pre_call", patterns=[MASK_MAIL])

@@ -57,6 +57,18 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     return model
 
 
+def permitted_name(catalogue: ModelRegistry, group: str, caller: Caller) -> str:
+    """Return a name by which the caller may use a group, or the name of the group if there is none."""
+    return next(
+        (
+            name
+            for name, model in catalogue.listed()
+            if model.name == group and caller.may_use_model(name, model.name, *model.access_groups)
+        ),
+        group,
+    )
+
+
 def text_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
     """Return the group for the name of a model that generates text.
 

@@ -54,11 +54,13 @@ Resolve = Callable[[str, Caller], RawModel]
 class CompletionRoute:
     """Handler of the Completions API.
 
-    `new_id` returns an unguessable string and `clock` seconds since the epoch.
+    `permitted_name` returns a name by which the caller may use a group. `new_id` returns an unguessable string and
+    `clock` seconds since the epoch.
     """
 
     service: GenerationService
     resolve: Resolve
+    permitted_name: Callable[[str, Caller], str]
     switched_on: bool
     spell: Spell
     cut: Cut
@@ -92,9 +94,10 @@ class CompletionRoute:
     async def complete_own(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         """Complete a prompt that the gateway wrote, which needs no permission for raw prompts.
 
-        `body` is that of a completion request with one prompt of token ids, not streamed. Hooks cannot change the
-        prompt. Returns the answer.
+        `body` is that of a completion request with one prompt of token ids, not streamed. Its model is the name of a
+        group, of which the caller may know an alias only. Hooks cannot change the prompt. Returns the answer.
         """
+        body = {**body, "model": self.permitted_name(body["model"], request.state.caller)}
         await identify_end_user(request, body, "user")
         size = BYTES_PER_ID * len(body["prompt"])
         generations, frame = await self._read(request, with_options(request, body), size)
