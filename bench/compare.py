@@ -16,8 +16,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from random import Random
 from statistics import median
+
+from bench.report import MIN_PAIRS, median_interval
 
 # Scenarios and their options: the gap at a failover, and the CPU time of a token.
 SCENARIOS: Mapping[str, tuple[str, ...]] = {
@@ -25,9 +26,6 @@ SCENARIOS: Mapping[str, tuple[str, ...]] = {
     "paced": ("--only", "unisono"),
 }
 COLUMNS = {"gap": ("added p50 ms", "added p99 ms"), "paced": ("CPU µs/token",)}
-BOOTSTRAP_SAMPLES = 4_000
-# A 95 % interval of a median does not exist for fewer pairs.
-MIN_PAIRS = 6
 
 Figures = dict[str, float]
 
@@ -62,10 +60,8 @@ def measure(tree: Path, folder: Path) -> Figures:
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Return the median of the ratios and its 95 % interval, from resampled pairs."""
-    rng = Random(1)
     logs = [math.log(ratio) for ratio in ratios]
-    medians = sorted(median(rng.choices(logs, k=len(logs))) for _ in range(BOOTSTRAP_SAMPLES))
-    low, high = medians[round(0.025 * BOOTSTRAP_SAMPLES)], medians[round(0.975 * BOOTSTRAP_SAMPLES) - 1]
+    low, high = median_interval(logs)
     return math.exp(median(logs)), math.exp(low), math.exp(high)
 
 

@@ -124,14 +124,15 @@ LITELLM_ENV = {
 }
 
 
-def _unisono(setup: ContenderSetup, workers: int = 1, team: Team | None = None) -> list[str]:
+def _unisono(setup: ContenderSetup, workers: int = 1, team: Team | None = None, settings: str = "") -> list[str]:
+    """Write the configuration, with the YAML of `settings` at its end, and return the command."""
     store = f"redis://127.0.0.1:{setup.redis}/0" if setup.redis else "memory://"
     extra = {}
     if team is not None:
         # A long deadline: the measurement is the cost of answers, not of errors when Redis has no CPU.
         store += "\n  deadline_s: 5"
         extra = {"price": PRICE, "team": sections(team, setup.metrics, setup.spans)}
-    setup.config.write_text(gateway_config(setup.upstream, store, setup.tools, setup.second, **extra))
+    setup.config.write_text(gateway_config(setup.upstream, store, setup.tools, setup.second, **extra) + settings)
     serve = ["serve", "--config", str(setup.config), "--port", str(setup.port), "--workers", str(workers)]
     return [str(PROGRAM), *serve]
 
@@ -169,6 +170,12 @@ CONTENDERS: dict[str, Contender] = {
     "floor": Contender("chat", _module("floor"), ready="/health"),
     "unisono": Contender("chat", _unisono, ready="/health/readiness"),
     "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", has_redis=True),
+    "unisono-records": Contender(
+        "chat",
+        partial(_unisono, settings="unisono:\n  request_records: {keep: 0}\n"),
+        ready="/health/readiness",
+        has_redis=True,
+    ),
     "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", has_tools=True),
     "unisono+pair": Contender("chat", _unisono, ready="/health/readiness", has_backend_pair=True),
     "unisono+one": Contender("chat", _unisono, ready="/health/readiness", has_redis=True, has_all_cpus=True),

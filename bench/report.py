@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from math import isnan
 from pathlib import Path
+from random import Random
 from statistics import median
 
 from bench import peer_env
@@ -21,12 +22,18 @@ PACKAGES = ("unisono", "uvicorn", "uvloop", "httptools", "aiohttp", "orjson", "o
 PEERS = ("litellm", "smg")
 # CPU share from which the fake backend and the load generator limit the result.
 MAX_RIG_BUSY = 0.9
+BOOTSTRAP_SAMPLES = 4_000
+# A 95 % interval of a median does not exist for fewer pairs.
+MIN_PAIRS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictResult:
+    """Median of a verdict over the rounds, with its 95 % interval if there are enough rounds for one."""
+
     verdict: Verdict
     value: float
+    interval: tuple[float, float] | None = None
 
     @property
     def is_met(self) -> bool:
@@ -37,7 +44,8 @@ class VerdictResult:
 
     def line(self) -> str:
         aim = self.aim
-        return f"{self.comparison} = **{self.value_text}**" + (f" (aim {aim}: {self.outcome})" if aim else "")
+        spread = "" if self.interval is None else ", 95 % interval {:.3f} to {:.3f}".format(*self.interval)
+        return f"{self.comparison} = **{self.value_text}**{spread}" + (f" (aim {aim}: {self.outcome})" if aim else "")
 
     @property
     def comparison(self) -> str:
@@ -74,8 +82,16 @@ def judge(scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> list[V
         measured = zip(*(samples.get(arm, ()) for arm in verdict.arms), strict=False)
         values = [_compare(verdict, *arms) for arms in measured]
         if values:
-            results.append(VerdictResult(verdict, median(values)))
+            spread = median_interval(values) if len(values) >= MIN_PAIRS else None
+            results.append(VerdictResult(verdict, median(values), spread))
     return results
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median, from resampled values."""
+    rng = Random(1)
+    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(BOOTSTRAP_SAMPLES))
+    return medians[round(0.025 * BOOTSTRAP_SAMPLES)], medians[round(0.975 * BOOTSTRAP_SAMPLES) - 1]
 
 
 def _compare(verdict: Verdict, *arms: Sample) -> float:

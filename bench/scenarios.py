@@ -168,6 +168,21 @@ SCENARIOS: dict[str, Scenario] = {
             Verdict("cpu_ms_per_request", "unisono", "litellm", aim=0.15),
         ),
     ),
+    "records": Scenario(
+        "request records in Redis, and none: no streaming, 64 tokens, 8 clients and one",
+        tuple(
+            Arm(f"{load}, {name}", contender, work)
+            for load, work in {"whole": WHOLE, "lone": SEQUENTIAL}.items()
+            for name, contender in {"records": "unisono+redis", "none": "unisono-records"}.items()
+        ),
+        ("cpu_ms_per_request", "ttft_p50_ms"),
+        (
+            Verdict("cpu_ms_per_request", "whole, records", "whole, none", aim=1.05),
+            Verdict("cpu_ms_per_request", "lone, records", "lone, none", aim=1.05),
+            Verdict("ttft_p50_ms", "lone, records", "lone, none"),
+        ),
+        by_default=False,
+    ),
     "canary": Scenario(
         "8 paced streams while a new 60,000-token prompt arrives every 0.25 s",
         _arms(COLD_PROMPTS_LOAD, "direct", "relay", "aiohttp", "unisono"),

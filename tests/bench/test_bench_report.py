@@ -93,6 +93,19 @@ def test_a_verdict_without_a_baseline_is_the_value() -> None:
     assert result.line() == "CPU µs/token: a = **20** (aim ≤ 15: MISSED)"
 
 
+def test_verdicts_of_many_rounds_have_an_interval() -> None:
+    rounds = range(20)
+    samples = {
+        "a": [sample(10 + each) for each in rounds],
+        "b": [sample((10 + each) * (5 + each % 3)) for each in rounds],
+    }
+    ratio, *_ = report.judge(RATIO, samples)
+    assert ratio.interval is not None
+    low, high = ratio.interval
+    assert 5 <= low <= ratio.value == 6 <= high <= 7
+    assert f"b / a = **6**, 95 % interval {low:.3f} to {high:.3f} (aim" in ratio.line()
+
+
 def test_the_aims_are_listed_with_their_results() -> None:
     result = report.judge(RATIO, {"a": [sample(10)], "b": [sample(60)]})
     assert "| name | CPU µs/token: b / a | ≤ 7 | 6 | met |" in report.aims({"name": result})
