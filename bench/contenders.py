@@ -124,17 +124,36 @@ LITELLM_ENV = {
 }
 
 
-def _unisono(setup: ContenderSetup, workers: int = 1, team: Team | None = None, settings: str = "") -> list[str]:
-    """Write the configuration, with the YAML of `settings` at its end, and return the command."""
+def _unisono(
+    setup: ContenderSetup,
+    workers: int = 1,
+    team: Team | None = None,
+    settings: str = "",
+    *,
+    has_second_name: bool = False,
+) -> list[str]:
+    """Write the configuration, with the YAML of `settings` at its end, and return the command.
+
+    With `has_second_name`, the backend is two deployments of the same address.
+    """
+    second = setup.upstream if has_second_name else setup.second
     store = f"redis://127.0.0.1:{setup.redis}/0" if setup.redis else "memory://"
     extra = {}
     if team is not None:
         # A long deadline: the measurement is the cost of answers, not of errors when Redis has no CPU.
         store += "\n  deadline_s: 5"
         extra = {"price": PRICE, "team": sections(team, setup.metrics, setup.spans)}
-    setup.config.write_text(gateway_config(setup.upstream, store, setup.tools, setup.second, **extra) + settings)
+    setup.config.write_text(gateway_config(setup.upstream, store, setup.tools, second, **extra) + settings)
     serve = ["serve", "--config", str(setup.config), "--port", str(setup.port), "--workers", str(workers)]
     return [str(PROGRAM), *serve]
+
+
+# Scores every answer while the backends are idle.
+FIDELITY = f"""\
+unisono:
+  fidelity:
+    {vllm_wire.MODEL}: {{reference: vllm-2, sample: 1.0, budget: 1000000000}}
+"""
 
 
 def _team(*, has_redis: bool = True, has_key: bool = False, has_traces: bool = False) -> Contender:
@@ -176,6 +195,10 @@ CONTENDERS: dict[str, Contender] = {
         ready="/health/readiness",
         has_redis=True,
     ),
+    "unisono+fidelity": Contender(
+        "chat", partial(_unisono, settings=FIDELITY, has_second_name=True), ready="/health/readiness"
+    ),
+    "unisono-fidelity": Contender("chat", partial(_unisono, has_second_name=True), ready="/health/readiness"),
     "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", has_tools=True),
     "unisono+pair": Contender("chat", _unisono, ready="/health/readiness", has_backend_pair=True),
     "unisono+one": Contender("chat", _unisono, ready="/health/readiness", has_redis=True, has_all_cpus=True),

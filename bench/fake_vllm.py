@@ -112,6 +112,12 @@ class AnswerStream:
         self.finished = False
         self._loop = asyncio.get_running_loop()
         self._start = self._loop.time()
+        if body.get("echo"):
+            alternatives = cast("int", body["logprobs"])
+            scores = vllm_wire.scored(self._answer.answer, request_id, prompt, alternatives)
+            transport.write(vllm_wire.STREAM_HEAD + scores)
+            self.finished = True
+            return
         transport.write(vllm_wire.STREAM_HEAD + self._answer.first(request_id, prompt))
         self._next()
 

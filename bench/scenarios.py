@@ -183,6 +183,21 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         by_default=False,
     ),
+    "sampling": Scenario(
+        "every answer scored by a second deployment, and none: one client, streaming 16 tokens; and 6 paced streams",
+        tuple(
+            Arm(f"{load}, {name}", contender, work)
+            for load, work in {"lone": ONE_BY_ONE, "paced": FEW_PACED}.items()
+            for name, contender in {"scored": "unisono+fidelity", "none": "unisono-fidelity"}.items()
+        ),
+        ("ttft_p50_ms", "ttft_p99_ms", "cpu_ms_per_request"),
+        (
+            Verdict("ttft_p50_ms", "lone, scored", "lone, none", aim=1.05),
+            Verdict("ttft_p50_ms", "paced, scored", "paced, none", aim=1.05),
+            Verdict("cpu_ms_per_request", "lone, scored", "lone, none"),
+        ),
+        by_default=False,
+    ),
     "canary": Scenario(
         "8 paced streams while a new 60,000-token prompt arrives every 0.25 s",
         _arms(COLD_PROMPTS_LOAD, "direct", "relay", "aiohttp", "unisono"),

@@ -139,6 +139,22 @@ def render(answer: Answer, tokens_per_chunk: int) -> RenderedCompletion:
     return RenderedCompletion(answer, min(tokens_per_chunk, count), tuple(rest))
 
 
+def scored(answer: Answer, request_id: str, prompt: Sequence[int], alternatives: int) -> bytes:
+    """Render a streamed answer of one token with log probabilities of the prompt, which the request echoes."""
+    ids = [*prompt, answer.tokens[0]]
+    choice = _choice(answer.texts[0], answer.tokens[:1], "length", prompt)
+    choice["logprobs"] = {
+        "tokens": [f"token_id:{token}" for token in ids],
+        "token_logprobs": [None, *[-0.1] * (len(ids) - 1)],
+        "top_logprobs": [
+            None,
+            *({f"token_id:{token + more}": -0.1 - 3 * more for more in range(alternatives)} for token in ids[1:]),
+        ],
+        "text_offset": [0] * len(ids),
+    }
+    return framed(_event(request_id, [choice])) + end(_event(request_id, [], usage(len(prompt), 1)))
+
+
 def whole(answer: Answer, request_id: str, prompt: Sequence[int]) -> bytes:
     """Render the answer to a request without streaming."""
     choice = _choice("".join(answer.texts), answer.tokens, answer.finish, prompt)

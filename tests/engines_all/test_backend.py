@@ -83,7 +83,7 @@ async def test_the_probe_reports_the_capabilities(engine: Running, backend: Back
         logit_bias=True,
         logprobs=has_logprobs,
         scores=has_logprobs,
-        prompt_logprobs=engine.engine.kind == "vllm",
+        prompt_logprobs=engine.engine.kind in ("vllm", "mlx"),
     )
     assert probe.capabilities.context == engine.engine.context
     assert probe.fatal == ()

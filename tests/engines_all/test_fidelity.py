@@ -61,13 +61,13 @@ async def test_engines_with_equal_weights_are_equal(name: str, prompts: Path) ->
     assert report["unscored"] == 0
 
 
-def quantised(name: str, weight: Any) -> Any:
+def quantised(name: str, weight: Any, bits: int = 4) -> Any:
     import mlx.core as mx
 
     if weight.ndim != 2 or weight.dtype != mx.bfloat16 or weight.shape[1] % 32:
         return weight
-    packed = mx.quantize(weight, group_size=32, bits=4)
-    return mx.dequantize(*packed, group_size=32, bits=4).astype(weight.dtype)
+    packed = mx.quantize(weight, group_size=32, bits=bits)
+    return mx.dequantize(*packed, group_size=32, bits=bits).astype(weight.dtype)
 
 
 def scaled(name: str, weight: Any) -> Any:

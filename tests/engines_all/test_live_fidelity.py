@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-# Sampled answers of equal weights differ by 0.0003 nats between mlx and llama.cpp, those of the copy by 0.002 to 0.003.
+# Sampled answers of equal weights differ by 0.0003 nats between mlx and llama.cpp, and those of a copy in 4 bits by
+# 0.002 to 0.003, which takes many more answers to find.
+coarse = partial(quantised, bits=3)
 THRESHOLDS = {"agreement": 0.98, "divergence": 0.0005}
 WATCHED = {
     "reference": "llamacpp-1",
@@ -101,7 +104,7 @@ async def test_equal_weights_stay_healthy() -> None:
 async def test_a_quantised_copy_is_quarantined(tmp_path: Path) -> None:
     with running("llamacpp") as engine:
         config = {
-            "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{changed_copy(tmp_path, quantised)}")],
+            "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{changed_copy(tmp_path, coarse)}")],
             "unisono": {"fidelity": {"gpt-oss": WATCHED}},
         }
         async with gateway(config) as site:
@@ -113,7 +116,7 @@ async def test_a_quantised_copy_is_quarantined(tmp_path: Path) -> None:
 
 async def test_a_shadow_is_compared_and_never_answers(tmp_path: Path) -> None:
     with running("llamacpp") as engine:
-        copy = changed_copy(tmp_path, quantised)
+        copy = changed_copy(tmp_path, coarse)
         config = {
             "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{copy}", shadow="llamacpp-1")],
             "unisono": {"fidelity": {"gpt-oss": WATCHED}},
