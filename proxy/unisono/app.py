@@ -393,10 +393,7 @@ def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToo
 
 def current_date(settings: GatewaySettings) -> str:
     """Return the date for prompts as YYYY-MM-DD; empty for none."""
-    match settings.current_date:
-        case "today":
-            return datetime.now(UTC).date().isoformat()
-        case "none":
-            return ""
-        case day:
-            return day.isoformat()
+    if settings.current_date == "none":
+        return ""
+    day = datetime.now(UTC).date() if settings.current_date == "today" else settings.current_date
+    return day.isoformat()

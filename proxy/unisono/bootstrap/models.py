@@ -58,7 +58,7 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
 
 
 def permitted_name(catalogue: ModelRegistry, group: str, caller: Caller) -> str:
-    """Return a name by which the caller may use a group, or the name of the group if there is none."""
+    """Return a name by which the caller may use a group; that of the group if there is none."""
     return next(
         (
             name

@@ -1,4 +1,4 @@
-"""Text for terminals: tables, and foreign text with invisible and control characters spelled out."""
+"""Text for terminals: tables, and foreign text with control characters spelled out."""
 
 from __future__ import annotations
 
