@@ -20,8 +20,8 @@ SYNCED := $(VENV)/.synced
 ARGS :=
 DIST := dist
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-# More jobs and workers than cores, because many tests only wait for servers.
-JOBS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# More jobs and workers than cores, because tests wait for servers most of the time.
+JOBS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 3)
 WORKERS := 4
 # Parts of the unit tests, which run at the same time. Selected tests (ARGS) are one part.
 PARTS := .part-1 $(if $(ARGS),,.part-2 .part-3 .part-4 .part-5 .part-6)

@@ -29,7 +29,7 @@ MIN_PAIRS = 6
 
 @dataclass(frozen=True, slots=True)
 class VerdictResult:
-    """Median of a verdict over the rounds, with its 95 % interval if there are enough rounds for one."""
+    """Median of a verdict over the rounds; its 95 % interval if there are enough of them."""
 
     verdict: Verdict
     value: float

@@ -140,7 +140,7 @@ def render(answer: Answer, tokens_per_chunk: int) -> RenderedCompletion:
 
 
 def scored(answer: Answer, request_id: str, prompt: Sequence[int], alternatives: int) -> bytes:
-    """Render a streamed answer of one token with log probabilities of the prompt, which the request echoes."""
+    """Render a streamed answer of one token, with log probabilities of the prompt."""
     ids = [*prompt, answer.tokens[0]]
     choice = _choice(answer.texts[0], answer.tokens[:1], "length", prompt)
     choice["logprobs"] = {
