@@ -5,6 +5,7 @@ Aims are ratios or differences within one run. A verdict without an aim is print
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from bench import routing_scenarios
@@ -52,12 +53,12 @@ def _surfaces(speed: str, work: Work) -> tuple[Arm, ...]:
 TEAM = {"bare": "team+bare", "off": "team+store", "keys": "team+keys", "all": "team+all"}
 
 
-def _teams() -> tuple[Arm, ...]:
-    """Return all arms of each load, one load after the other."""
+def _arms_by_load(loads: Mapping[str, Work], contenders: Mapping[str, str]) -> tuple[Arm, ...]:
+    """Return an arm for each contender under each load, one load after the other."""
     return tuple(
         Arm(f"{load}, {name}", contender, work)
-        for load, work in {"paced": PACED, "full": LONG_FULL, "whole": WHOLE, "lone": SEQUENTIAL}.items()
-        for name, contender in TEAM.items()
+        for load, work in loads.items()
+        for name, contender in contenders.items()
     )
 
 
@@ -170,11 +171,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "records": Scenario(
         "request records in Redis, and none: no streaming, 64 tokens, 8 clients and one",
-        tuple(
-            Arm(f"{load}, {name}", contender, work)
-            for load, work in {"whole": WHOLE, "lone": SEQUENTIAL}.items()
-            for name, contender in {"records": "unisono+redis", "none": "unisono-records"}.items()
-        ),
+        _arms_by_load({"whole": WHOLE, "lone": SEQUENTIAL}, {"records": "unisono+redis", "none": "unisono-records"}),
         ("cpu_ms_per_request", "ttft_p50_ms"),
         (
             Verdict("cpu_ms_per_request", "whole, records", "whole, none", aim=1.05),
@@ -185,10 +182,8 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "sampling": Scenario(
         "every answer scored by a second deployment, and none: one client, streaming 16 tokens; and 6 paced streams",
-        tuple(
-            Arm(f"{load}, {name}", contender, work)
-            for load, work in {"lone": ONE_BY_ONE, "paced": FEW_PACED}.items()
-            for name, contender in {"scored": "unisono+fidelity", "none": "unisono-fidelity"}.items()
+        _arms_by_load(
+            {"lone": ONE_BY_ONE, "paced": FEW_PACED}, {"scored": "unisono+fidelity", "none": "unisono-fidelity"}
         ),
         ("ttft_p50_ms", "ttft_p99_ms", "cpu_ms_per_request"),
         (
@@ -324,7 +319,7 @@ SCENARIOS: dict[str, Scenario] = {
         "features that a team enables: none, with state in memory (bare) and in Redis (off); a virtual key with limits "
         "and budgets, and metrics read every second (keys); also recordings and spans of all answers (all). 24 paced "
         "streams of 256 tokens, 16 of 512 at full speed, whole answers of 64 tokens for 8 clients and for one",
-        _teams(),
+        _arms_by_load({"paced": PACED, "full": LONG_FULL, "whole": WHOLE, "lone": SEQUENTIAL}, TEAM),
         ("cpu_us_per_token", "cpu_ms_per_request", "ttft_p50_ms"),
         (
             *_overhead("cpu_us_per_token", "paced", 1.15),
