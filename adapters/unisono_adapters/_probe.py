@@ -361,7 +361,8 @@ class _Probing:
             return
         targets = self._encoding.encode_marked(OPENED)
         job = ScoreJob(self.prompt_with(), targets, top=2, timeouts=self._timeouts, request_id=REQUEST_ID)
-        scored = await _answer(self._subject.score(job)) or ()
+        # The first scoring of a server that has just started may take as long as its first generation.
+        scored = await _answer(self._subject.score(job), self._timeouts.total_s) or ()
         can_score = len(scored) == len(targets) and all(map(_is_plausible, scored))
         self._capabilities = replace(self._capabilities, scores=can_score)
         self._find(Check.SCORES, can_score)
@@ -374,11 +375,12 @@ class _Probing:
         return trial.is_enforced_in(heard.text or spelled, stopped=heard.finish is FinishReason.STOP)
 
 
-async def _answer(request: Awaitable[T | None] | None) -> T | None:
+async def _answer(request: Awaitable[T | None] | None, limit_s: float | None = None) -> T | None:
+    """Return the result of an optional request; None if it fails or takes longer than `limit_s`."""
     if request is None:
         return None
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(ANSWER_S if limit_s is None else limit_s):
             return await request
     except (BackendError, TimeoutError):
         # Many deployments block this endpoint; generation has shown that the backend works.

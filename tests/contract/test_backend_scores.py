@@ -50,6 +50,15 @@ async def test_the_probe_tells_which_kinds_score(name: str, tmp_path: Path) -> N
     assert any(finding.check is Check.SCORES and finding.ok for finding in probe.findings) is (name in SCORING_KINDS)
 
 
+async def test_the_probe_waits_for_scores_as_long_as_for_a_generation(
+    scoring: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unisono_adapters._probe.ANSWER_S", 0.0)
+    async with scoring.serve(tmp_path) as (backend, _):
+        probe = await backend.probe()
+    assert probe.capabilities.scores
+
+
 async def test_answers_continue_after_scores(scoring: Kind, tmp_path: Path) -> None:
     async with scoring.serve(tmp_path) as (backend, _):
         assert isinstance(backend, ScoringBackend)
