@@ -15,7 +15,7 @@ from aiohttp import web
 from bench.processes import free_port
 from tests.e2e.gateway import Gateway, config_of, gateway
 from tests.e2e.test_metrics import OUTPUT
-from tests.fakes import FakeVllm
+from tests.fakes import FakeVllm, Refusal
 from unisono.config import parse
 from unisono.config.stored_entry import to_entry
 from unisono.errors import ConfigError
@@ -86,6 +86,23 @@ async def test_waiting_requests_share_one_wake() -> None:
         await sleeper.sleep()
         assert await statuses(running, 10) == {200}
         assert sleeper.wakes == 2
+
+
+async def test_requests_wait_while_the_woken_backend_loads_its_model() -> None:
+    async with sleeping() as (sleeper, url):
+        # Without retries, an error of the backend ends a request.
+        config = {**config_with(sleeper.url, url=url, timeout_s=60), "router_settings": {"num_retries": 0}}
+        respond = sleeper.fake.respond
+        sleeper.fake.respond = lambda _: Refusal(503, b'{"error": {"message": "Loading model"}}').steps()
+        async with gateway(config) as running, asyncio.timeout(30):
+            early = asyncio.create_task(statuses(running, 5))
+            while not sleeper.fake.probes:
+                await asyncio.sleep(0.01)
+            late = asyncio.create_task(statuses(running, 5))
+            await asyncio.sleep(0.2)
+            sleeper.fake.respond = respond
+            assert (await early, await late) == ({200}, {200})
+        assert sleeper.wakes == 1
 
 
 async def test_a_wake_that_fails_ends_the_requests_with_an_error() -> None:

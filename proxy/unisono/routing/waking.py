@@ -36,13 +36,18 @@ class Waking:
         try:
             return await live.capabilities()
         except UnisonoError as error:
-            is_asleep = kind_of(error) is BreakerFailure.UNREACHABLE
-            if live.terms.wake is None or not is_asleep or live.clock() - self._failed_at < RETRY_AFTER_S:
+            # A server that loads its model is reachable but not ready: its requests wait for the wake in progress.
+            if self._task is None and not self._can_wake(live, error):
                 raise
         if self._task is None:
             self._task = asyncio.create_task(self._wake(live), name=f"wake {live.name}")
         # Shielded: a client that leaves must not end the wake that others wait for.
         return await asyncio.shield(self._task)
+
+    def _can_wake(self, live: LiveDeployment, error: UnisonoError) -> bool:
+        """Return whether the deployment is asleep by this error, and may be woken now."""
+        has_failed = live.clock() - self._failed_at < RETRY_AFTER_S
+        return live.terms.wake is not None and kind_of(error) is BreakerFailure.UNREACHABLE and not has_failed
 
     async def _wake(self, live: LiveDeployment) -> Capabilities:
         rules = live.terms.wake
@@ -55,7 +60,8 @@ class Waking:
                     try:
                         return (await live.check()).capabilities
                     except UnisonoError as error:
-                        if kind_of(error) is not BreakerFailure.UNREACHABLE:
+                        # Errors of a server that starts may be of any kind. What it refuses, it refuses later too.
+                        if kind_of(error) is None:
                             raise
                     await asyncio.sleep(PROBE_EVERY_S)
         except (TimeoutError, OSError) as error:
