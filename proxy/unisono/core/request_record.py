@@ -106,7 +106,7 @@ def to_facts(record: RequestRecord) -> dict[str, Any]:
     Times are in seconds, the cost is in dollars.
     """
     facts: dict[str, Any] = {
-        name: round(value, 6) if isinstance(value, float) else value
+        name: round(value, 6) if type(value) is float else value
         for name, value in zip(FIELDS, values_of(record), strict=True)
         if value or name in ("status", "duration_s")
     }

@@ -95,13 +95,14 @@ class JsonLines(logging.Formatter):
                 line[key] = value if isinstance(value, bool | int | float) else str(value)
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        found: list[str] = []
-        _add_texts(line, found)
-        texts = "\0".join(found)
-        # Nearly all lines are short and contain no secret.
-        if len(texts) > MAX_VALUE_LENGTH or self._secrets.may_occur(texts):
-            line = {self._clean(key): self._cleaned(value, keep_end=key == "error") for key, value in line.items()}
-        return json.dumps(line)
+        text = json.dumps(line)
+        # Nearly all lines are short and contain no secret. Without an escaped character, the line contains every value
+        # as it is, so that one search finds each secret.
+        if len(text) <= MAX_VALUE_LENGTH and "\\" not in text and not self._secrets.may_occur(text):
+            return text
+        return json.dumps(
+            {self._clean(key): self._cleaned(value, keep_end=key == "error") for key, value in line.items()}
+        )
 
     def _cleaned(self, value: Any, *, keep_end: bool = False) -> Any:
         """Return a value with its structure, with each text cleaned."""
@@ -121,17 +122,6 @@ class JsonLines(logging.Formatter):
             return text
         # The last lines of a traceback contain the error.
         return f"…{text[-MAX_VALUE_LENGTH:]}" if keep_end else f"{text[:MAX_VALUE_LENGTH]}…"
-
-
-def _add_texts(value: Any, texts: list[str]) -> None:
-    """Add all texts of a value of JSON to `texts`."""
-    for inner in value.values() if isinstance(value, dict) else value:
-        if type(inner) is str:
-            texts.append(inner)
-        elif isinstance(inner, dict | list | tuple):
-            _add_texts(inner, texts)
-    if isinstance(value, dict):
-        texts += value
 
 
 class TextLines(logging.Formatter):
@@ -174,8 +164,10 @@ def start_logging(
     handler = logging.StreamHandler(stream)
     is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler.setFormatter(TextLines(secrets) if is_text else JsonLines(secrets))
-    # No format contains them, and each costs a lookup per line.
+    # No format contains them, and each costs a lookup per line. Without `_srcfile`, the library does not search the
+    # stack for the caller (Logging HOWTO, "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
     root.handlers[:] = [handler]

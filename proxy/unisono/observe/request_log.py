@@ -8,7 +8,7 @@ from random import random
 from typing import Final, Protocol
 
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
-from unisono.core.request_record import FIELDS, GENERATIONS, RecordSink, RequestRecord, to_facts
+from unisono.core.request_record import GENERATIONS, RecordSink, RequestRecord, to_facts
 
 log = logging.getLogger("unisono.requests")
 
@@ -72,7 +72,7 @@ class RequestLog:
 
     def __init__(self, options: RequestLogOptions, probes: Collection[str] = ()) -> None:
         self._sample = options.sample
-        self._fields = frozenset(FIELDS if options.fields is None else options.fields)
+        self._fields = None if options.fields is None else frozenset(options.fields)
         self._quiet = frozenset() if options.probes else frozenset(probes)
 
     def __call__(self, record: RequestRecord) -> None:
@@ -80,8 +80,10 @@ class RequestLog:
         # S311: nothing secret
         if not has_failed and (record.route in self._quiet or random() >= self._sample):  # noqa: S311
             return
-        extra = {name: value for name, value in to_facts(record).items() if name in self._fields}
-        log.info(summary(record), extra={"request": extra})
+        facts = to_facts(record)
+        if self._fields is not None:
+            facts = {name: value for name, value in facts.items() if name in self._fields}
+        log.info(summary(record), extra={"request": facts})
 
 
 def summary(record: RequestRecord) -> str:
