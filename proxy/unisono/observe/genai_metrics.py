@@ -81,19 +81,19 @@ class GenAiMetrics:
         models = {attempt.deployment: self._model_label(attempt.model) for attempt in done.tries}
         answered = (operation, PROVIDER, model, models.get(done.backend, ""))
         error = LEFT if done.outcome is GenerationOutcome.LEFT else done.error
-        self._request.labels(*answered, error).observe(done.ended_s)
+        self._request.series[*answered, error].observe(done.ended_s)
         if done.outcome is GenerationOutcome.COMPLETED and done.first_s is not None:
-            self._first.labels(*answered).observe(done.first_s)
+            self._first.series[answered].observe(done.first_s)
             rest = sum(step.generated for step in done.steps) - 1
             if rest > 0:
-                self._next.labels(*answered).observe((done.ended_s - done.first_s) / rest)
+                self._next.series[answered].observe((done.ended_s - done.first_s) / rest)
         for step in done.steps:
             provider = self.kinds.get(step.deployment, PROVIDER)
             self._observe_attempt(step, (operation, provider, model, models.get(step.deployment, "")))
 
     def _observe_attempt(self, step: StepDone, labels: tuple[str, str, str, str]) -> None:
-        self._operation.labels(*labels, step.failure).observe(step.ended_s - step.started_s)
+        self._operation.series[*labels, step.failure].observe(step.ended_s - step.started_s)
         if step.first_token_s is not None:
-            self._chunk.labels(*labels).observe(step.first_token_s - step.started_s)
-        self._tokens.labels(*labels, "input").observe(step.prompt_tokens)
-        self._tokens.labels(*labels, "output").observe(step.generated)
+            self._chunk.series[labels].observe(step.first_token_s - step.started_s)
+        self._tokens.series[*labels, "input"].observe(step.prompt_tokens)
+        self._tokens.series[*labels, "output"].observe(step.generated)

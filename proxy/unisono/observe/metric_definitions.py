@@ -8,15 +8,21 @@ one folder, by worker number. The scraped worker sums them, and a restarted work
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Final, Self
+from itertools import accumulate
+from typing import Final, Self, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, values
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 from unisono.core.observer import GAPS_S
+
+AnyMetric = TypeVar("AnyMetric", bound=MetricWrapperBase)
 
 # Environment variable by which the library finds the files of all workers.
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -34,43 +40,101 @@ def share_values(place: int) -> None:
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
 
-class KnownMetric(MetricWrapperBase):
-    """Metric that caches its labelled series.
+class Series(dict[str | tuple[str, ...], AnyMetric]):
+    """Labelled series of a metric by the values of their labels; a single value needs no tuple.
 
-    The library converts every label value to text and takes a lock at each lookup. The cache is bounded by the number
-    of series.
+    The library converts every label value to text and takes a lock at each lookup. The dictionary is bounded by the
+    number of series. A new series is created, and exported, by its first lookup.
     """
 
-    @cached_property
-    def _series(self) -> dict[tuple[object, ...], Self]:
-        return {}
+    def __init__(self, create: Callable[..., AnyMetric]) -> None:
+        super().__init__()
+        self._create = create
 
-    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
-        if labelkwargs:
-            return super().labels(*labelvalues, **labelkwargs)
-        series = self._series.get(labelvalues)
-        if series is None:
-            series = self._series[labelvalues] = super().labels(*labelvalues)
+    def __missing__(self, labels: str | tuple[str, ...]) -> AnyMetric:
+        values = (labels,) if isinstance(labels, str) else labels
+        series = self[labels] = self._create(*values)
         return series
 
 
+class KnownMetric(MetricWrapperBase):
+    """Metric with a dictionary of its labelled series.
+
+    Unlike those of the library, the methods that count do not check at each call that the series has its labels.
+    """
+
+    @cached_property
+    def series(self) -> Series[Self]:
+        return Series(self.labels)
+
+
 class KnownCounter(KnownMetric, Counter):
-    """Counter with cached series."""
+    """Counter with known series."""
+
+    def inc(self, amount: float = 1, exemplar: Mapping[str, str] | None = None) -> None:
+        if amount < 0:
+            raise ValueError("a counter cannot decrease")
+        if amount:
+            self._value.inc(amount)
 
 
 class KnownGauge(KnownMetric, Gauge):
-    """Gauge with cached series."""
+    """Gauge with known series."""
+
+    def inc(self, amount: float = 1) -> None:
+        self._value.inc(amount)
+
+    def dec(self, amount: float = 1) -> None:
+        self._value.inc(-amount)
 
 
 class KnownHistogram(KnownMetric, Histogram):
-    """Histogram with cached series that also accepts pre-aggregated counts for the same bounds."""
+    """Histogram with known series that also accepts pre-aggregated counts for the same bounds.
+
+    With one worker, a series keeps its numbers itself: the library would take a lock for each. Only the event loop
+    observes values; a scrape in another thread reads them.
+    """
+
+    # Observations by bound; None if other workers read the values from files.
+    _counts: list[int] | None = None
+    _total = 0.0
+
+    def _metric_init(self) -> None:
+        if values.ValueClass is values.MutexValue:
+            self._counts = [0] * len(self._upper_bounds)
+        else:
+            super()._metric_init()
+
+    def observe(self, amount: float, exemplar: Mapping[str, str] | None = None) -> None:
+        place = bisect_left(self._upper_bounds, amount)
+        if self._counts is not None:
+            self._counts[place] += 1
+            self._total += amount
+        else:
+            self._buckets[place].inc(1)
+            self._sum.inc(amount)
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Add counts per bound, plus one count beyond the last bound; `total` is the sum of values."""
+        if self._counts is not None:
+            self._counts = [old + new for old, new in zip(self._counts, counts, strict=True)]
+            self._total += total
+            return
         for bucket, count in zip(self._buckets, counts, strict=True):
             if count:
                 bucket.inc(count)
         self._sum.inc(total)
+
+    def _child_samples(self) -> Iterable[Sample]:
+        if self._counts is None:
+            return super()._child_samples()
+        bounds = map(floatToGoString, self._upper_bounds)
+        sums = [*map(float, accumulate(self._counts))]
+        return (
+            *(Sample("_bucket", {"le": bound}, count) for bound, count in zip(bounds, sums, strict=True)),
+            Sample("_count", {}, sums[-1]),
+            Sample("_sum", {}, self._total),
+        )
 
 
 class Instruments:

@@ -101,7 +101,7 @@ class Metrics(Observer):
 
     def __init__(self, version: str) -> None:
         self._all = Instruments()
-        self._all.build.labels(version).set(1)
+        self._all.build.series[version].set(1)
         self.owners = OwnerMetrics(self._all, self._model_label)
         self._genai = GenAiMetrics(self._all.registry, self._model_label)
         self._servers: frozenset[str] = frozenset()
@@ -134,35 +134,35 @@ class Metrics(Observer):
     # -- generations
 
     def generation_started(self, began: GenerationStarted) -> None:
-        self._all.in_flight.labels(self._model_label(began.model)).inc()
+        self._all.in_flight.series[self._model_label(began.model)].inc()
 
     def ended(self, done: GenerationDone) -> None:
         every, model, surface = self._all, self._model_label(done.start.model), done.start.surface
-        every.in_flight.labels(model).dec()
-        every.requests.labels(model, surface, done.outcome.value, done.error).inc()
-        every.duration.labels(model, surface).observe(done.ended_s)
+        every.in_flight.series[model].dec()
+        every.requests.series[model, surface, done.outcome.value, done.error].inc()
+        every.duration.series[model, surface].observe(done.ended_s)
         first = next((step.first_token_s for step in done.steps if step.first_token_s is not None), None)
         if first is not None:
-            every.first.labels(model, surface).observe(first)
+            every.first.series[model, surface].observe(first)
         if done.waits:
-            every.queue.labels(model).observe(done.waited_s)
+            every.queue.series[model].observe(done.waited_s)
         if done.failovers:
-            every.failovers.labels(model).inc(done.failovers)
+            every.failovers.series[model].inc(done.failovers)
         if done.unmet:
-            every.unmet.labels(model).inc()
+            every.unmet.series[model].inc()
         self._count_tokens(done, model)
         self._count_recoveries(done, model)
         for step in done.steps:
             self._count_step(step, model)
         for backend, faults in faults_by_deployment(done).items():
             for fault in faults:
-                every.faulty.labels(model, backend, fault.value).inc()
+                every.faulty.series[model, backend, fault.value].inc()
         for refused in done.refused_constraints:
-            every.refused_constraints.labels(model, refused.deployment, refused.reason).inc()
+            every.refused_constraints.series[model, refused.deployment, refused.reason].inc()
         for tool in done.tools:
             server = tool.server if tool.server in self._servers else OTHER
-            every.tools.labels(server, tool.outcome.value).inc()
-            every.tools_s.labels(server).observe(tool.ended_s - tool.started_s)
+            every.tools.series[server, tool.outcome.value].inc()
+            every.tools_s.series[server].observe(tool.ended_s - tool.started_s)
         self.owners.ended(done)
         self._genai.observe(done)
 
@@ -173,35 +173,35 @@ class Metrics(Observer):
         every, usage = self._all, done.usage
         prompt = usage.prompt_tokens if usage is not None else next((step.prompt_tokens for step in done.steps), 0)
         if not done.start.resumed:
-            every.prompt.labels(model).inc(prompt)
+            every.prompt.series[model].inc(prompt)
         if usage is not None:
-            every.cached.labels(model).inc(usage.cached_tokens)
-            every.tool_output.labels(model).inc(usage.tool_output_tokens)
+            every.cached.series[model].inc(usage.cached_tokens)
+            every.tool_output.series[model].inc(usage.tool_output_tokens)
         generated = sum(step.generated for step in done.steps)
         for channel, tokens in done.channels.items():
-            every.tokens.labels(model, channel).inc(tokens)
+            every.tokens.series[model, channel].inc(tokens)
         # Headers and markers, and messages that were cut off.
         rest = generated - sum(done.channels.values())
         if rest > 0:
-            every.tokens.labels(model, OTHER).inc(rest)
+            every.tokens.series[model, OTHER].inc(rest)
 
     def _count_recoveries(self, done: GenerationDone, model: str) -> None:
         for repair in done.repairs:
-            self._all.recoveries.labels(repair.rule, model, done.backend).inc()
+            self._all.recoveries.series[repair.rule, model, done.backend].inc()
         seen = {repair.rule for repair in done.repairs}
         for rule in done.recoveries if not done.start.resumed else ():
             if rule not in seen:
-                self._all.recoveries.labels(rule, model, done.backend).inc()
+                self._all.recoveries.series[rule, model, done.backend].inc()
 
     def _count_step(self, step: StepDone, model: str) -> None:
         every, backend = self._all, step.deployment
-        every.generations.labels(model, backend, step.failure or "ok").inc()
-        every.prefilled.labels(model, backend).inc(step.prompt_tokens)
+        every.generations.series[model, backend, step.failure or "ok"].inc()
+        every.prefilled.series[model, backend].inc(step.prompt_tokens)
         if step.cached_tokens:
-            every.prefilled_cached.labels(model, backend).inc(step.cached_tokens)
+            every.prefilled_cached.series[model, backend].inc(step.cached_tokens)
         if step.first_token_s is not None:
-            every.backend_first.labels(model, backend).observe(step.first_token_s - step.started_s)
-            every.gaps.labels(model, backend).add(step.gaps, step.gaps_s)
+            every.backend_first.series[model, backend].observe(step.first_token_s - step.started_s)
+            every.gaps.series[model, backend].add(step.gaps, step.gaps_s)
 
     # -- requests and the store
 
@@ -209,62 +209,62 @@ class Metrics(Observer):
         """Count one HTTP request."""
         for field in record.notes:
             field = _POSITION.sub("", field)
-            self._all.notes.labels(field if field in NOTED_FIELDS else OTHER).inc()
+            self._all.notes.series[field if field in NOTED_FIELDS else OTHER].inc()
         route = record.route or OTHER
         method = record.method if record.method in METHODS else OTHER
-        self._all.http.labels(route, method, str(record.status)).inc()
-        self._all.http_s.labels(route).observe(record.duration_s)
+        self._all.http.series[route, method, str(record.status)].inc()
+        self._all.http_s.series[route].observe(record.duration_s)
         self.owners.answered(record)
 
     def stored(self, operation: str, took_s: float, error: str = "") -> None:
         """Count one operation of the store, and its error code if it failed."""
-        self._all.store_s.labels(operation).observe(took_s)
+        self._all.store_s.series[operation].observe(took_s)
         if error:
-            self._all.store_errors.labels(operation, error).inc()
+            self._all.store_errors.series[operation, error].inc()
 
     def spans(self, outcome: str, count: int) -> None:
         """Count spans by outcome.
 
         Outcomes: `exported`, `dropped` because the queue was full, or `failed` to be sent.
         """
-        self._all.spans.labels(outcome).inc(count)
+        self._all.spans.series[outcome].inc(count)
 
     def request_records(self, outcome: str, count: int) -> None:
         """Count records of requests by outcome.
 
         Outcomes: `kept`, `dropped` because the queue was full, or `failed` to be stored.
         """
-        self._all.request_records.labels(outcome).inc(count)
+        self._all.request_records.series[outcome].inc(count)
 
     def request_files(self, outcome: str, count: int) -> None:
         """Count records of requests in files, with the outcomes of `request_records`."""
-        self._all.request_files.labels(outcome).inc(count)
+        self._all.request_files.series[outcome].inc(count)
 
     def alerts(self, outcome: str, count: int) -> None:
         """Count alerts by outcome: `sent`, `failed`, or `dropped` because the queue was full."""
-        self._all.alerts.labels(outcome).inc(count)
+        self._all.alerts.series[outcome].inc(count)
 
     def fidelity_samples(self, model: str, backend: str, outcome: str) -> None:
         """Count an answer for continuous fidelity.
 
         Outcomes: `scored`, `failed`, `dropped` because the queue was full, or `over_budget`.
         """
-        self._all.fidelity_samples.labels(model, backend, outcome).inc()
+        self._all.fidelity_samples.series[model, backend, outcome].inc()
 
     def exports(self, outcome: str, count: int) -> None:
         """Count exports of the metrics by outcome: `exported` or `failed`."""
-        self._all.metric_exports.labels(outcome).inc(count)
+        self._all.metric_exports.series[outcome].inc(count)
 
     def traces(self, outcome: str, count: int) -> None:
         """Count recordings by outcome.
 
         Outcomes: `kept`, `dropped` because the queue was full, or `failed` to be written.
         """
-        self._all.traces.labels(outcome).inc(count)
+        self._all.traces.series[outcome].inc(count)
 
     def hook_failed(self, hook: str, call: str) -> None:
         """Count one failed call of a hook, `before` or `after`, that neither succeeded nor refused."""
-        self._all.hooks.labels(hook, call).inc()
+        self._all.hooks.series[hook, call].inc()
 
     # -- sampled state
 
@@ -296,20 +296,20 @@ class Metrics(Observer):
         open_now: set[tuple[str, str, str]] = set()
         for backend in backends:
             of = (backend.model, backend.name)
-            every.up.labels(*of).set(int(backend.state == "ready"))
-            every.drained.labels(*of).set(int(backend.state == "drained"))
-            every.running.labels(*of).set(backend.running)
-            every.claimed.labels(*of).set(backend.tokens)
-            every.foreign.labels(*of).set(backend.foreign)
-            every.quality.labels(*of).set(backend.quality.weight)
+            every.up.series[of].set(int(backend.state == "ready"))
+            every.drained.series[of].set(int(backend.state == "drained"))
+            every.running.series[of].set(backend.running)
+            every.claimed.series[of].set(backend.tokens)
+            every.foreign.series[of].set(backend.foreign)
+            every.quality.series[of].set(backend.quality.weight)
             self._sample_fidelity(of, backend.fidelity)
             self._count_hedges(of, {"sent": backend.hedges, "won": backend.hedges_won})
-            every.waiting.labels(backend.model).set(backend.waiting)
+            every.waiting.series[backend.model].set(backend.waiting)
             for kind, phase in backend.circuits.items():
-                every.circuit.labels(*of, kind).set(CIRCUITS.get(phase, 2))
+                every.circuit.series[*of, kind].set(CIRCUITS.get(phase, 2))
                 open_now.add((*of, kind))
         for closed in self._circuits - open_now:
-            every.circuit.labels(*closed).set(0)
+            every.circuit.series[closed].set(0)
         self._circuits |= open_now
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu_s = used.ru_utime + used.ru_stime
@@ -322,19 +322,19 @@ class Metrics(Observer):
         for result, total in totals.items():
             known = self._hedges.get((*of, result), 0)
             # A deployment that replaces another one begins with 0.
-            self._all.hedges.labels(*of, result).inc(max(total - known, 0))
+            self._all.hedges.series[*of, result].inc(max(total - known, 0))
             self._hedges[*of, result] = total
 
     def _sample_fidelity(self, of: tuple[str, str], fidelity: FidelityStatus | None) -> None:
         if fidelity is None:
             return
-        self._all.fidelity_state.labels(*of).set(FIDELITY_STATES[fidelity.state])
+        self._all.fidelity_state.series[of].set(FIDELITY_STATES[fidelity.state])
         for gauge, value in (
             (self._all.fidelity_agreement, fidelity.agreement),
             (self._all.fidelity_divergence, fidelity.divergence),
         ):
             if value is not None:
-                gauge.labels(*of).set(value)
+                gauge.series[of].set(value)
 
     # -- output
 

@@ -62,21 +62,21 @@ class OwnerMetrics:
         """Count the cost of a generation."""
         dollars = done.cost / MILLION
         if dollars:
-            self._all.spend.labels(self._model_label(done.start.model)).inc(dollars)
+            self._all.spend.series[self._model_label(done.start.model)].inc(dollars)
         if self.is_per_key:
             labels = self._key_and_team(done.start.key, done.start.tenant)
             if dollars:
-                self._all.key_spend.labels(*labels).inc(dollars)
+                self._all.key_spend.series[labels].inc(dollars)
             usage = done.usage or done.usage_so_far
-            self._all.key_tokens.labels(labels[0], "prompt").inc(usage.prompt_tokens)
-            self._all.key_tokens.labels(labels[0], "generation").inc(usage.completion_tokens)
+            self._all.key_tokens.series[labels[0], "prompt"].inc(usage.prompt_tokens)
+            self._all.key_tokens.series[labels[0], "generation"].inc(usage.completion_tokens)
 
     def answered(self, record: RequestRecord) -> None:
         """Count one HTTP request."""
         if record.status >= 400 and record.status != CLIENT_LEFT and not record.attempts:
-            self._all.refusals.labels(self._reason(record.error or str(record.status))).inc()
+            self._all.refusals.series[self._reason(record.error or str(record.status))].inc()
         if self.is_per_key and record.tenant:
-            self._all.key_requests.labels(*self._key_and_team(record.key, record.tenant), outcome_of(record)).inc()
+            self._all.key_requests.series[*self._key_and_team(record.key, record.tenant), outcome_of(record)].inc()
 
     def _key_and_team(self, key: str, tenant: str) -> tuple[str, str]:
         # A key without a team has a tenant of its own.
@@ -94,13 +94,13 @@ class OwnerMetrics:
             if name == OTHER:
                 return
         if budget.limit is not None:
-            self._all.budget_limit.labels(kind, name).set(budget.limit / MILLION)
-            self._all.budget_left.labels(kind, name).set((budget.limit - budget.spent) / MILLION)
+            self._all.budget_limit.series[kind, name].set(budget.limit / MILLION)
+            self._all.budget_left.series[kind, name].set((budget.limit - budget.spent) / MILLION)
         if budget.soft_limit is not None:
-            self._all.soft_budget_left.labels(kind, name).set((budget.soft_limit - budget.spent) / MILLION)
+            self._all.soft_budget_left.series[kind, name].set((budget.soft_limit - budget.spent) / MILLION)
 
     def quota_refused(self, limit: QuotaKind, account: Account) -> None:
-        self._all.quota_refusals.labels(limit.value, owner_of(account)[0]).inc()
+        self._all.quota_refusals.series[limit.value, owner_of(account)[0]].inc()
 
 
 def outcome_of(record: RequestRecord) -> str:
