@@ -224,7 +224,10 @@ class GenerationDone:
     @property
     def waited_s(self) -> float:
         """Total time spent waiting for slots."""
-        return sum(wait.ended_s - wait.started_s for wait in self.waits)
+        waited_s = 0.0
+        for wait in self.waits:
+            waited_s += wait.ended_s - wait.started_s
+        return waited_s
 
 
 class Observer(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -65,37 +65,72 @@ class RequestRecord:
         """Return the record with the facts of the request's generations."""
         if not generations:
             return self
-        usages = [done.usage or done.usage_so_far for done in generations]
         first, last = generations[0], generations[-1]
-        firsts = [done.start.at - self.at + done.first_s for done in generations if done.first_s is not None]
-        tries = [attempt for done in generations for attempt in done.tries]
-        recoveries = dict.fromkeys(
-            rule for done in generations for rule in (*done.recoveries, *(repair.rule for repair in done.repairs))
-        )
+        error, served_model, first_token_s = self.error, "", None
+        input_tokens = cached_tokens = output_tokens = reasoning_tokens = cost = 0
+        waited_s = 0.0
+        attempts: list[tuple[str, str]] = []
+        for done in generations:
+            error = error or done.error
+            usage = done.usage or done.usage_so_far
+            input_tokens += usage.prompt_tokens
+            cached_tokens += usage.cached_tokens
+            output_tokens += usage.completion_tokens
+            reasoning_tokens += usage.reasoning_tokens
+            waited_s += done.waited_s
+            cost += done.cost
+            if done.first_s is not None:
+                arrived_s = max(0.0, done.start.at - self.at + done.first_s)
+                first_token_s = arrived_s if first_token_s is None else min(first_token_s, arrived_s)
+            for attempt in done.tries:
+                attempts.append((attempt.deployment, attempt.failure))
+                served_model = attempt.model
         span = first.start.span
-        return replace(
-            self,
-            error=self.error or next((done.error for done in generations if done.error), ""),
+        # `dataclasses.replace` takes longer than all of the rest.
+        return RequestRecord(
+            id=self.id,
+            at=self.at,
+            duration_s=self.duration_s,
+            method=self.method,
+            route=self.route,
+            status=self.status,
+            error=error,
+            tenant=self.tenant,
+            key=self.key,
+            key_name=self.key_name,
+            user=self.user,
             model=self.model or first.start.model,
-            served_model=tries[-1].model if tries else "",
+            served_model=served_model,
             deployment=last.backend,
-            attempts=tuple((each.deployment, each.failure) for each in tries[:MAX_ENTRIES]),
-            input_tokens=sum(usage.prompt_tokens for usage in usages),
-            cached_tokens=sum(usage.cached_tokens for usage in usages),
-            output_tokens=sum(usage.completion_tokens for usage in usages),
-            reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
-            first_token_s=max(0.0, min(firsts)) if firsts else None,
-            waited_s=sum(done.waited_s for done in generations),
+            attempts=tuple(attempts[:MAX_ENTRIES]),
+            input_tokens=input_tokens,
+            cached_tokens=cached_tokens,
+            output_tokens=output_tokens,
+            reasoning_tokens=reasoning_tokens,
+            first_token_s=first_token_s,
+            waited_s=waited_s,
             finish="left" if last.outcome is GenerationOutcome.LEFT else last.finish,
-            recoveries=tuple(recoveries)[:MAX_ENTRIES],
-            cost=sum(done.cost for done in generations),
+            recoveries=_recoveries_of(generations),
+            notes=self.notes,
+            cost=cost,
             trace_id=span.trace_id if span is not None and span.sampled else "",
         )
+
+
+def _recoveries_of(generations: Sequence[GenerationDone]) -> tuple[str, ...]:
+    """Return the names of the rules that changed the output, each once."""
+    rules: list[str] = []
+    for done in generations:
+        rules += done.recoveries
+        for repair in done.repairs:
+            rules.append(repair.rule)
+    return tuple(dict.fromkeys(rules))[:MAX_ENTRIES]
 
 
 FIELDS: Final = tuple(field.name for field in fields(RequestRecord))
 # Values of a record in the order of `FIELDS`.
 values_of: Final[Callable[[RequestRecord], tuple[Any, ...]]] = attrgetter(*FIELDS)
+_ALWAYS_IN_FACTS: Final = ("status", "duration_s")
 # Costs in a record are in micro-dollars.
 COST_UNIT: Final = 1e-6
 
@@ -105,14 +140,14 @@ def to_facts(record: RequestRecord) -> dict[str, Any]:
 
     Times are in seconds, the cost is in dollars.
     """
-    facts: dict[str, Any] = {
-        name: round(value, 6) if type(value) is float else value
-        for name, value in zip(FIELDS, values_of(record), strict=True)
-        if value or name in ("status", "duration_s")
-    }
+    facts: dict[str, Any] = {}
+    for name, value in zip(FIELDS, values_of(record), strict=True):
+        if value or name in _ALWAYS_IN_FACTS:
+            facts[name] = round(value, 6) if type(value) is float else value
     if record.attempts:
         facts["attempts"] = [
-            {"deployment": name, **({"error": failure} if failure else {})} for name, failure in record.attempts
+            {"deployment": name, "error": failure} if failure else {"deployment": name}
+            for name, failure in record.attempts
         ]
     if record.cost:
         facts["cost"] = round(record.cost * COST_UNIT, 9)

@@ -61,13 +61,19 @@ class RecentStats(Observer):
         minute = self._now()
         minute.answers += 1
         minute.failed += done.outcome is GenerationOutcome.FAILED
-        minute.recoveries.update({*done.recoveries, *(repair.rule for repair in done.repairs)})
+        if done.recoveries or done.repairs:
+            minute.recoveries.update({*done.recoveries, *(repair.rule for repair in done.repairs)})
         for step in done.steps:
             minute.generated += step.generated
-            worked = minute.backends.setdefault((done.start.model, step.deployment), Worked())
-            worked.add(
-                Worked(1, int(bool(step.failure)), step.prompt_tokens, step.cached_tokens or 0, step.generated),
-            )
+            of = (done.start.model, step.deployment)
+            worked = minute.backends.get(of)
+            if worked is None:
+                worked = minute.backends[of] = Worked()
+            worked.generations += 1
+            worked.failed += bool(step.failure)
+            worked.prompt += step.prompt_tokens
+            worked.cached += step.cached_tokens or 0
+            worked.generated += step.generated
 
     def minutes(self) -> Iterator[MinuteStats]:
         """Yield the minutes of the last hour in which an answer ended, the oldest first."""
