@@ -33,16 +33,16 @@ EXTRA_DELETED: Final = 200
 def write_requests(act: Transaction, records: Sequence[RequestRecord], for_s: float, most: int) -> None:
     added = []
     deleted = {key for (key,) in act.db.execute("SELECT key FROM request_deleted_keys WHERE expires > ?", (act.now,))}
+    facets: list[tuple[str, int, str]] = []
     for record in records:
         if record.key in deleted:
             continue
-        row = (record.id, ended_ms(record), encode_request(record))
+        ended = ended_ms(record)
+        row = (record.id, ended, encode_request(record))
         if act.db.execute("INSERT OR IGNORE INTO requests (id, ended, data) VALUES (?, ?, ?)", row).rowcount:
             added.append(record)
-    act.db.executemany(
-        "INSERT OR IGNORE INTO request_facets (facet, ended, id) VALUES (?, ?, ?)",
-        ((_text(facet), ended_ms(record), record.id) for record in added for facet in (ALL, *facets_of(record))),
-    )
+            facets += [(facet, ended, record.id) for facet in _facets_of(record)]
+    act.db.executemany("INSERT OR IGNORE INTO request_facets (facet, ended, id) VALUES (?, ?, ?)", facets)
     _count(act, added)
     total = act.db.execute(
         "INSERT INTO request_total (one, n) VALUES (1, ?) ON CONFLICT (one) DO UPDATE SET n = n + excluded.n "
@@ -62,23 +62,21 @@ def write_requests(act: Transaction, records: Sequence[RequestRecord], for_s: fl
 
 
 def _count(act: Transaction, records: Sequence[RequestRecord]) -> None:
+    rows: list[tuple[int, str, int, str, int]] = []
+    for (step_s, start, facet), counts in counts_of(records).items():
+        text = _text(facet)
+        rows += [(step_s, text, start, name, number) for name, number in counts.items()]
     act.db.executemany(
         "INSERT INTO request_counts (step, facet, start, name, n) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET n = n + excluded.n",
-        (
-            (group.step_s, _text(group.facet), group.start, name, number)
-            for group, counts in counts_of(records).items()
-            for name, number in counts.items()
-        ),
+        rows,
     )
     for step_s, kept_s in COUNTS_KEPT_S.items():
         act.db.execute("DELETE FROM request_counts WHERE step = ? AND start < ?", (step_s, act.now - kept_s))
 
 
 def _delete(act: Transaction, rows: Sequence[tuple[int, str, bytes]]) -> None:
-    facets = (
-        (_text(facet), ended, id) for ended, id, data in rows for facet in (ALL, *facets_of(decode_request(data)))
-    )
+    facets = ((facet, ended, id) for ended, id, data in rows for facet in _facets_of(decode_request(data)))
     act.db.executemany("DELETE FROM request_facets WHERE facet = ? AND ended = ? AND id = ?", facets)
     act.db.executemany("DELETE FROM requests WHERE id = ?", ((id,) for _, id, _ in rows))
     act.db.execute("UPDATE request_total SET n = n - ?", (len(rows),))
@@ -155,6 +153,11 @@ def counts(act: Transaction, wanted: RequestFilter, step_s: int) -> dict[int, di
     return points
 
 
+def _facets_of(record: RequestRecord) -> list[str]:
+    """Return the facets under which a record is stored."""
+    return [_text(facet) for facet in (ALL, *facets_of(record))]
+
+
 def _text(value: str) -> str:
     """Return a text that SQLite can store. A name that a client chose may have a lone surrogate."""
-    return value.encode("utf-8", "replace").decode()
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
