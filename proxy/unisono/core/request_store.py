@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from unisono.core.frozen import statically_frozen
 from unisono.core.request_record import RequestRecord
 
 MINUTE_S: Final = 60
@@ -63,16 +62,17 @@ class RequestFilter:
 
 def facets_of(record: RequestRecord) -> tuple[str, ...]:
     """Return the facets by which a record is found."""
-    return (
-        f"tenant:{record.tenant}",
-        f"key:{record.key}",
-        f"status:{record.status}",
-        *([f"model:{record.model}"] if record.model else []),
-        *([f"deployment:{record.deployment}"] if record.deployment else []),
-        *([FAILED] if has_failed(record) else []),
-        *([RECOVERED] if record.recoveries else []),
-        *(f"recovery:{rule}" for rule in record.recoveries),
-    )
+    facets = [f"tenant:{record.tenant}", f"key:{record.key}", f"status:{record.status}"]
+    if record.model:
+        facets.append(f"model:{record.model}")
+    if record.deployment:
+        facets.append(f"deployment:{record.deployment}")
+    if has_failed(record):
+        facets.append(FAILED)
+    if record.recoveries:
+        facets.append(RECOVERED)
+        facets += [f"recovery:{rule}" for rule in record.recoveries]
+    return tuple(facets)
 
 
 def has_failed(record: RequestRecord) -> bool:
@@ -96,9 +96,7 @@ class RequestPage:
     cursor: str | None = None
 
 
-@statically_frozen
-@dataclass(frozen=True, slots=True)
-class CountedGroup:
+class CountedGroup(NamedTuple):
     """Requests with a facet in an interval of `step_s` seconds.
 
     `start` is its beginning in seconds since 1970. `facet` is empty for all requests.
@@ -109,24 +107,56 @@ class CountedGroup:
     facet: str
 
 
-def counts_of(records: Sequence[RequestRecord]) -> dict[CountedGroup, dict[str, int]]:
-    """Return the counts of these records, in minutes and in hours."""
+def counts_of(records: Sequence[RequestRecord]) -> dict[CountedGroup, Mapping[str, int]]:
+    """Return the counts of these records, in minutes and in hours.
+
+    Consecutive groups with the same requests share one mapping.
+    """
     # Records of one minute with the same names are added up first: each group receives only their sums.
     minutes: dict[tuple[int, str, str, str], dict[str, int]] = {}
     for record in records:
         minute = ended_ms(record) // (1000 * MINUTE_S) * MINUTE_S
-        _add(minutes.setdefault((minute, record.tenant, record.key, record.model), {}), _counts_of(record))
-    counts: dict[CountedGroup, dict[str, int]] = {}
-    for (minute, *names), sums in minutes.items():
-        for facet in _count_facets(*names):
+        names = (minute, record.tenant, record.key, record.model)
+        sums = minutes.get(names)
+        if sums is None:
+            sums = minutes[names] = {}
+        _count(record, sums)
+    counts: dict[CountedGroup, Mapping[str, int]] = {}
+    for (minute, *names_of_minute), sums in minutes.items():
+        for facet in _count_facets(*names_of_minute):
             for step_s in COUNTS_KEPT_S:
-                _add(counts.setdefault(CountedGroup(step_s, minute // step_s * step_s, facet), {}), sums.items())
+                group = CountedGroup(step_s, minute // step_s * step_s, facet)
+                others = counts.get(group)
+                counts[group] = sums if others is None else _sum(others, sums)
     return counts
 
 
-def _add(sums: dict[str, int], numbers: Iterable[tuple[str, int]]) -> None:
-    for name, number in numbers:
+def _sum(some: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int]:
+    sums = dict(some)
+    for name, number in others.items():
         sums[name] = sums.get(name, 0) + number
+    return sums
+
+
+def _count(record: RequestRecord, sums: dict[str, int]) -> None:
+    """Add the counts of one record to `sums`."""
+    counts = [
+        ("requests", 1),
+        (f"duration:{bisect_left(BUCKETS_S, record.duration_s)}", 1),
+        ("errors", int(has_failed(record))),
+        ("recovered", int(bool(record.recoveries))),
+        ("input_tokens", record.input_tokens),
+        ("cached_tokens", record.cached_tokens),
+        ("output_tokens", record.output_tokens),
+        ("cost", record.cost),
+        ("duration_ms", round(record.duration_s * 1000)),
+        ("waited_ms", round(record.waited_s * 1000)),
+    ]
+    if record.first_token_s is not None:
+        counts.append((f"first_token:{bisect_left(BUCKETS_S, record.first_token_s)}", 1))
+    for name, number in counts:
+        if number:
+            sums[name] = sums.get(name, 0) + number
 
 
 def _count_facets(tenant: str, key: str, model: str) -> tuple[str, ...]:
@@ -141,24 +171,6 @@ def count_facet(wanted: RequestFilter) -> str:
     owner = f"tenant:{wanted.tenant}" if wanted.tenant is not None else ""
     owner = f"key:{wanted.key}" if wanted.key is not None else owner
     return f"{owner} model:{wanted.model}" if wanted.model else owner
-
-
-def _counts_of(record: RequestRecord) -> Iterator[tuple[str, int]]:
-    yield "requests", 1
-    yield f"duration:{bisect_left(BUCKETS_S, record.duration_s)}", 1
-    if record.first_token_s is not None:
-        yield f"first_token:{bisect_left(BUCKETS_S, record.first_token_s)}", 1
-    sums = {
-        "errors": int(has_failed(record)),
-        "recovered": int(bool(record.recoveries)),
-        "input_tokens": record.input_tokens,
-        "cached_tokens": record.cached_tokens,
-        "output_tokens": record.output_tokens,
-        "cost": record.cost,
-        "duration_ms": round(record.duration_s * 1000),
-        "waited_ms": round(record.waited_s * 1000),
-    }
-    yield from ((name, number) for name, number in sums.items() if number)
 
 
 def percentile(counts: Mapping[str, int], name: str, share: float) -> float | None:

@@ -10,13 +10,18 @@ import orjson
 from unisono.core.request_record import RequestRecord, values_of
 
 _DEFAULTS: Final = {field.name: field.default for field in fields(RequestRecord)}
+_MAYBE_FALSE: Final = ("id", "at", "duration_s", "first_token_s")
 _TUPLES: Final = ("recoveries", "notes")
 
 
 def encode_request(record: RequestRecord) -> bytes:
     """Return the record as JSON, without fields that have their default."""
-    values = zip(_DEFAULTS.items(), values_of(record), strict=True)
-    changed = {name: value for (name, default), value in values if value != default}
+    # Defaults are false, and some fields have a value that is false besides their default, or no default.
+    changed = {
+        name: value
+        for name, value in zip(_DEFAULTS, values_of(record), strict=True)
+        if value or (name in _MAYBE_FALSE and value is not None)
+    }
     try:
         return orjson.dumps(changed)
     except orjson.JSONEncodeError:

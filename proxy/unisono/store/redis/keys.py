@@ -39,7 +39,7 @@ LEDGERS = "t:ledgers"
 VIRTUAL_KEYS = "t:{keys}:r"
 KEY_DIGESTS = "t:{keys}:d"
 AUDIT = "t:{keys}:a"
-# A few facets are in most records: the team, the key, the model, the deployment and the status.
+# Most records have the facets of an earlier one: the team, the key, the model, the deployment and the status.
 FACETS_CACHED = 4096
 
 
@@ -121,10 +121,15 @@ def deleted_request_keys() -> str:
     return "t:{requests}:x"
 
 
-@lru_cache(maxsize=FACETS_CACHED)
 def request_facet(facet: str) -> str:
     """Return the Redis key of the ids of records with this facet; empty for all records."""
     return f"t:{{requests}}:f:{quote(facet, safe='', errors='replace')}"
+
+
+@lru_cache(maxsize=FACETS_CACHED)
+def request_facets(facets: tuple[str, ...]) -> str:
+    """Return the Redis keys of these facets, each on a line."""
+    return "\n".join(map(request_facet, facets))
 
 
 def request_counts(step_s: int, start: int, facet: str) -> str:

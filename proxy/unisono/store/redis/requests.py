@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import orjson
+
 from unisono.core.request_record import RequestRecord
 from unisono.core.request_store import (
     COUNTS_KEPT_S,
@@ -26,7 +28,7 @@ from unisono.core.request_store import (
 )
 from unisono.store.redis import keys
 from unisono.store.redis.connection import Link
-from unisono.store.redis.script_args import Args, milliseconds
+from unisono.store.redis.script_args import milliseconds
 from unisono.store.redis.scripts import Script
 from unisono.store.request_codec import decode_request, encode_request
 
@@ -50,11 +52,11 @@ local function is_deleted(value)
   end
   return false
 end
-local for_ms, most, new = tonumber(arg()), tonumber(arg()), tonumber(arg())
+local for_ms, most, new = tonumber(arg()), tonumber(arg()), cjson.decode(arg())
 local now = clock()
 local added = {}
-for _ = 1, new do
-  local id, ended, value = arg(), arg(), arg()
+for _, record in ipairs(new) do
+  local id, ended, value = unpack(record)
   if has_deleted and is_deleted(value) then
     added[#added + 1] = 0
   elseif redis.call('HSETNX', records, id, value) == 1 then
@@ -76,7 +78,7 @@ local function delete(id)
   redis.call('ZREM', all, id)
   redis.call('HDEL', records, id)
 end
-local limit = 2 * new + 20
+local limit = 2 * #new + 20
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', all, '-inf', now - for_ms, 'LIMIT', 0, limit)) do delete(id) end
 local excess = math.min(redis.call('ZCARD', all) - most, limit)
 if excess > 0 then
@@ -138,9 +140,10 @@ return {'ok', {found, last_end, last_id}}
 
 ADD_COUNTS = Script(
     """
-for k = 1, #KEYS do
-  local for_ms = arg()
-  for name, number in string.gmatch(arg(), '(%S+) (%S+)') do redis.call('HINCRBY', KEYS[k], name, number) end
+local k = 0
+for for_ms, counts in string.gmatch(arg(), '(%d+) ([^\\n]*)') do
+  k = k + 1
+  for name, number in string.gmatch(counts, '(%S+) (%S+)') do redis.call('HINCRBY', KEYS[k], name, number) end
   redis.call('PEXPIRE', KEYS[k], for_ms)
 end
 return {'ok'}
@@ -165,27 +168,25 @@ class RedisRequests:
     async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
         for start in range(0, len(records), RECORDS_PER_WRITE) or (0,):
             together = records[start : start + RECORDS_PER_WRITE]
-            args: Args = [milliseconds(for_s), most, len(together)]
-            for record in together:
-                sets = "\n".join(map(keys.request_facet, (ALL, *facets_of(record))))
-                args += [_name(record.id), ended_ms(record), sets.encode() + b"\n\n" + encode_request(record)]
+            # One argument for all records: redis-py spends more time on each than a script on reading it.
+            new = orjson.dumps([_encoded(record) for record in together])
             names = [keys.requests(), keys.request_facet(ALL), keys.deleted_request_keys()]
-            added = await self._link.act(KEEP_REQUESTS, names, args)
+            added = await self._link.act(KEEP_REQUESTS, names, [milliseconds(for_s), most, new])
             await self._count([record for record, is_new in zip(together, added, strict=True) if is_new])
 
     async def _count(self, records: Sequence[RequestRecord]) -> None:
         counted = [*counts_of(records).items()]
         for start in range(0, len(counted), GROUPS_PER_WRITE):
             names: list[str] = []
-            args: Args = []
+            # The counts of each group on a line, for one argument.
+            lines: list[str] = []
+            known, text = None, ""
             for group, counts in counted[start : start + GROUPS_PER_WRITE]:
                 names.append(keys.request_counts(group.step_s, group.start, group.facet))
-                # One argument for all counters: redis-py spends more time on each than a script on reading it.
-                args += [
-                    milliseconds(COUNTS_KEPT_S[group.step_s]),
-                    " ".join(f"{name} {n}" for name, n in counts.items()),
-                ]
-            await self._link.act(ADD_COUNTS, names, args)
+                if counts is not known:
+                    known, text = counts, " ".join([f"{name} {number}" for name, number in counts.items()])
+                lines.append(f"{milliseconds(COUNTS_KEPT_S[group.step_s])} {text}")
+            await self._link.act(ADD_COUNTS, names, ["\n".join(lines)])
 
     async def delete_requests(self, key: str, most: int) -> int:
         names = [keys.requests(), keys.request_facet(f"key:{key}"), keys.deleted_request_keys()]
@@ -223,6 +224,12 @@ class RedisRequests:
                     pairs = zip(counters[::2], counters[1::2], strict=True)
                     points[start] = {bytes(name).decode(): int(number) for name, number in pairs}
         return points
+
+
+def _encoded(record: RequestRecord) -> tuple[str, str, str]:
+    """Return the id of a record, its end, and its value in the hash."""
+    sets = keys.request_facets((ALL, *facets_of(record)))
+    return _name(record.id).decode(), str(ended_ms(record)), f"{sets}\n\n{encode_request(record).decode()}"
 
 
 def _record(value: bytes) -> RequestRecord:
