@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from unisono.core.frozen import statically_frozen
 from unisono.core.quotas import QuotaStatus
 from unisono.engine.request import GenerationReport
 
 
 def to_recoveries(reports: Sequence[GenerationReport]) -> list[str]:
     """Return the rule names of all choices, each once, in order of first occurrence."""
-    return list(dict.fromkeys(rule for report in reports for rule in report.recoveries))
+    recoveries: dict[str, None] = {}
+    for report in reports:
+        recoveries.update(dict.fromkeys(report.recoveries))
+    return list(recoveries)
 
 
-def to_backend(reports: Sequence[GenerationReport]) -> str:
-    names = [name for report in reports for name in report.facts.part_backends or (report.backend,) if name]
-    return ", ".join(dict.fromkeys(names))
+@statically_frozen
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Backends and models that answered, and the number of failovers."""
+
+    backend: str
+    model: str
+    served_model: str
+    failovers: int
 
 
-def _models(reports: Sequence[GenerationReport]) -> tuple[str, str]:
-    """Return the requested model, and the models that answered."""
-    answered = [report for report in reports if report.served_model]
-    served = dict.fromkeys(report.served_model for report in answered)
-    return next((report.model for report in answered), ""), ", ".join(served)
-
-
-def _failovers(reports: Sequence[GenerationReport]) -> int:
-    return sum(report.failovers for report in reports)
+def origin_of(reports: Sequence[GenerationReport]) -> Origin:
+    """Return the origin of an answer of one or several choices. Names occur once, in order of first occurrence."""
+    backends: dict[str, None] = {}
+    served: dict[str, None] = {}
+    model, failovers = "", 0
+    for report in reports:
+        backends.update(dict.fromkeys(report.facts.part_backends or (report.backend,)))
+        if answered := report.served_model:
+            model = model if served else report.model
+            served[answered] = None
+        failovers += report.failovers
+    return Origin(", ".join(filter(None, backends)), model, ", ".join(served), failovers)
 
 
 def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[str, Any]:
@@ -37,22 +51,31 @@ def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[
     `left_out` counts the oldest messages that exceeded the context. `unmet` names a requirement that was not met.
     `hooks` holds the values that hooks add.
     """
+    origin = origin_of(reports)
     about: dict[str, Any] = {
         "recoveries": to_recoveries(reports),
-        "failovers": _failovers(reports),
-        "backend": to_backend(reports),
+        "failovers": origin.failovers,
+        "backend": origin.backend,
     }
-    model, served = _models(reports)
-    if served != model:
-        about["served_model"] = served
-    if left_out := max((report.facts.left_out for report in reports), default=0):
+    if origin.served_model != origin.model:
+        about["served_model"] = origin.served_model
+    left_out = 0
+    unmet: dict[str, None] = {}
+    every: dict[str, None] = {}
+    for report in reports:
+        left_out = max(left_out, report.facts.left_out)
+        if report.unmet:
+            unmet[report.unmet] = None
+        every.update(dict.fromkeys(report.notes))
+    if left_out:
         about["left_out"] = left_out
-    if unmet := " ".join(dict.fromkeys(report.unmet for report in reports if report.unmet)):
-        about["unmet"] = unmet
+    if unmet:
+        about["unmet"] = " ".join(unmet)
     if hooks := _hooks(reports):
         about["hooks"] = hooks
-    every = [*notes, *dict.fromkeys(note for report in reports for note in report.notes)]
-    return about | {"notes": every} if every else about
+    if notes or every:
+        about["notes"] = [*notes, *every]
+    return about
 
 
 def _hooks(reports: Sequence[GenerationReport]) -> dict[str, Any]:
@@ -68,14 +91,17 @@ def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
 
     In a stream they contain the facts known so far.
     """
-    backend, failovers = to_backend(reports), _failovers(reports)
-    headers = {"x-unisono-backend": _header_text(backend)} if backend else {}
-    model, served = _models(reports)
-    if served:
-        headers |= {"x-unisono-model": _header_text(model), "x-unisono-served-model": _header_text(served)}
-    status = next((report.standing for report in reversed(reports) if report.standing is not None), None)
-    limits = {} if status is None else limit_headers(status)
-    return headers | ({"x-unisono-failovers": str(failovers)} if failovers else {}) | limits
+    origin = origin_of(reports)
+    headers = {"x-unisono-backend": _header_text(origin.backend)} if origin.backend else {}
+    if origin.served_model:
+        headers["x-unisono-model"] = _header_text(origin.model)
+        headers["x-unisono-served-model"] = _header_text(origin.served_model)
+    if origin.failovers:
+        headers["x-unisono-failovers"] = str(origin.failovers)
+    for report in reversed(reports):
+        if report.standing is not None:
+            return headers | limit_headers(report.standing)
+    return headers
 
 
 def limit_headers(status: QuotaStatus) -> dict[str, str]:
