@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.access.failed_authentications import FailedAuthentications
 from unisono.api.body import END_USER, NO_RULES, REQUESTED_MODEL, RULES, RequestRules
-from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values
+from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values, headers_of
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.path_aliases import PathAliases
 from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
@@ -84,7 +84,7 @@ class RequestIds:
         request_id = f"req_{self._new_id()}"
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        failure_format = state[FORMAT] = format_at(scope["path"], self._formats, {name for name, _ in scope["headers"]})
+        failure_format = state[FORMAT] = format_at(scope["path"], self._formats, headers_of(scope))
         at, started_at, status = time(), monotonic(), CLIENT_CLOSED_REQUEST
         generations: list[GenerationDone] = []
 
@@ -138,7 +138,8 @@ def _record(scope: Scope, at: float, duration_s: float, status: int) -> RequestR
 
 def _noted(state: Mapping[str, Any]) -> list[str]:
     """Return the fields and headers without effect of the request with this state."""
-    return noted_fields((*state.get(NOTES, ()), *state.get(HEADER_NOTES, ())))
+    notes = (*state.get(NOTES, ()), *state.get(HEADER_NOTES, ()))
+    return noted_fields(notes) if notes else []
 
 
 def trace_of(scope: Scope) -> TraceContext | None:
@@ -251,7 +252,7 @@ class AllowedAddresses:
     def _is_allowed(self, scope: Scope) -> bool:
         if (client := scope.get("client")) is None:
             return False
-        forwarded = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        forwarded = header_values(scope, b"x-forwarded-for")
         return client_address(client[0], forwarded, self._proxies) in self._networks
 
 
@@ -328,11 +329,18 @@ class Authentication:
 def presented_key(scope: Scope) -> str | None:
     """Return the key of the request; None if it is missing or ambiguous."""
     # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
-    authorization, *named = (header_values(scope, name) for name in (b"authorization", *KEY_HEADERS))
-    if any(len(values) > 1 for values in (authorization, *named)):
-        return None
-    scheme, _, bearer = authorization[0].strip().partition(" ") if authorization else ("", "", "")
-    keys = {bearer.strip() if scheme.lower() == "bearer" else "", *(values[0].strip() for values in named if values)}
+    headers = headers_of(scope)
+    keys: set[str] = set()
+    for name in (b"authorization", *KEY_HEADERS):
+        if not (values := headers.get(name)):
+            continue
+        if len(values) > 1:
+            return None
+        key = values[0].strip()
+        if name == b"authorization":
+            scheme, _, bearer = key.partition(" ")
+            key = bearer.strip() if scheme.lower() == "bearer" else ""
+        keys.add(key)
     keys.discard("")
     return keys.pop() if len(keys) == 1 else None
 

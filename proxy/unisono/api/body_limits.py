@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,6 +42,8 @@ FREE_BYTES: Final = 1 << 20
 MAX_MEMBERS: Final = 64
 # Binary logarithm of the largest zstd window, which is the memory of a decompression: 8 MiB, as in RFC 8878.
 MAX_WINDOW_LOG: Final = 23
+# Key in a scope of its headers by name.
+HEADERS: Final = "unisono.headers"
 # Window bits of zlib for the gzip format.
 _GZIP: Final = 31
 
@@ -147,9 +149,20 @@ class Unpacking:
             raise BodyTooLarge(f"The body unpacks to more than {MAX_RATIO} times its size; send it uncompressed.")
 
 
-def header_values(scope: Scope, name: bytes) -> list[str]:
-    """Return every value of a header, in order. ASGI gives names in lower case."""
-    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+def headers_of(scope: Scope) -> Mapping[bytes, list[str]]:
+    """Return the values of each header of a request, in order. ASGI gives names in lower case."""
+    headers: dict[bytes, list[str]] | None = scope.get(HEADERS)
+    if headers is None:
+        # Nearly all layers look for headers, so the list is read once.
+        headers = scope[HEADERS] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, []).append(value.decode("latin-1"))
+    return headers
+
+
+def header_values(scope: Scope, name: bytes) -> Sequence[str]:
+    """Return every value of a header, in order."""
+    return headers_of(scope).get(name, ())
 
 
 class BodyLimits:
@@ -225,22 +238,29 @@ def _unpacked(packed: Receive, coding: str, max_bytes: int) -> Receive:
 
 def _check_headers(scope: Scope, max_bytes: int, *, is_upload: bool) -> str:
     """Return the coding of the body; empty if it is not compressed."""
-    lengths = header_values(scope, b"content-length")
-    if len(set(lengths)) > 1 or any(not (value.isascii() and value.isdigit()) for value in lengths):
+    headers = headers_of(scope)
+    length, *others = headers.get(b"content-length", ("0",))
+    if not (length.isascii() and length.isdigit()) or others.count(length) != len(others):
         raise InvalidRequest("'Content-Length' must be a single decimal number.")
-    if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > max_bytes):
+    if len(length) > 18 or int(length) > max_bytes:
         raise _too_large(max_bytes)
-    codings = [coding.strip().lower() for coding in header_values(scope, b"content-encoding")]
+    coding = _coding(encodings) if (encodings := headers.get(b"content-encoding")) else ""
+    has_body = int(length) > 0 or b"transfer-encoding" in headers
+    types = headers.get(b"content-type", ())
+    if scope["method"] in BODY_METHODS and (has_body or types) and not (is_upload or _is_json(types)):
+        raise UnsupportedMediaType("The body must be JSON in UTF-8, with 'Content-Type: application/json'.")
+    return coding
+
+
+def _coding(values: Sequence[str]) -> str:
+    """Return the coding that the values of `Content-Encoding` name; empty for none."""
+    codings = [coding.strip().lower() for coding in values]
     codings = [coding for coding in codings if coding not in {"", "identity"}]
     if len(codings) > 1 or any(coding not in CODINGS for coding in codings):
         raise UnsupportedMediaType(
             f"'Content-Encoding: {', '.join(codings)[:MAX_QUOTED_LENGTH]}' is not supported: use one of gzip and "
             "zstd, or send the body uncompressed."
         )
-    has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
-    types = header_values(scope, b"content-type")
-    if scope["method"] in BODY_METHODS and (has_body or types) and not (is_upload or _is_json(types)):
-        raise UnsupportedMediaType("The body must be JSON in UTF-8, with 'Content-Type: application/json'.")
     return codings[0] if codings else ""
 
 
@@ -248,9 +268,11 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body is larger than {max_bytes:,} bytes.")
 
 
-def _is_json(content_types: list[str]) -> bool:
+def _is_json(content_types: Sequence[str]) -> bool:
     if len(content_types) != 1:
         return False
+    if content_types[0] == "application/json":
+        return True
     kind, *parameters = [part.strip().lower() for part in content_types[0].split(";")]
     charsets = [part.partition("=")[2].strip("\"' ") for part in parameters if part.startswith("charset")]
     return kind == "application/json" and all(charset in CHARSETS for charset in charsets)

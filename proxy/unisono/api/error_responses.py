@@ -119,8 +119,10 @@ FORMAT: Final = "failure_format"
 
 def format_at(path: str, formats: Formats, headers: Collection[bytes] = ()) -> FailureFormat:
     """Return the error format of a request with headers of these names."""
-    found = (each for at, each in formats.items() if path == at or path.startswith(f"{at}/"))
-    return next((each for each in found if not each.sign or each.sign in headers), OPENAI)
+    for at, each in formats.items():
+        if (path == at or path.startswith(f"{at}/")) and (not each.sign or each.sign in headers):
+            return each
+    return OPENAI
 
 
 def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:

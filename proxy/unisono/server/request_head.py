@@ -38,16 +38,23 @@ def check_head(method: str, target: bytes, version: str, headers: Headers, max_b
     """Validate a request head. Raises HeadersTooLarge and MalformedRequest."""
     if len(headers) > MAX_HEADERS:
         raise HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
-    if len(target) + sum(len(name) + len(value) + AROUND for name, value in headers) > max_bytes:
+    size = len(target)
+    hosts: list[bytes] = []
+    codings: list[bytes] = []
+    for name, value in headers:
+        size += len(name) + len(value) + AROUND
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"transfer-encoding":
+            codings.append(value)
+    if size > max_bytes:
         raise HeadersTooLarge(f"The headers are larger than {max_bytes:,} bytes.")
     if version not in VERSIONS:
         raise MalformedRequest("The gateway supports only HTTP/1.1 and HTTP/1.0.")
     if method == "CONNECT":
         raise MalformedRequest("The gateway is not a proxy and does not support CONNECT.")
-    hosts = _values(headers, b"host")
     if len(hosts) > 1 or (not hosts and version != "1.0"):
         raise MalformedRequest("A request must have exactly one Host header.")
-    codings = _values(headers, b"transfer-encoding")
     if codings and (version == "1.0" or [coding.strip().lower() for coding in codings] != [b"chunked"]):
         raise MalformedRequest("The only supported Transfer-Encoding is 'chunked', in HTTP/1.1.")
     if target.startswith(b"/") or (method, target) == ("OPTIONS", b"*"):
@@ -59,7 +66,7 @@ def check_head(method: str, target: bytes, version: str, headers: Headers, max_b
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
     """Rebuild the request head without the upgrade to another protocol."""
-    closes = any(b"close" in value.lower() for value in _values(headers, b"connection"))
+    closes = any(name == b"connection" and b"close" in value.lower() for name, value in headers)
     lines = [name + b": " + value for name, value in headers if name not in (b"connection", b"upgrade")]
     lines += [b"connection: close"] if closes else []
     return b"\r\n".join([method + b" " + target + b" HTTP/" + version.encode(), *lines, b"", b""])
@@ -118,7 +125,3 @@ def close_unless_continued(cycle: RequestResponseCycle) -> None:
         await send(message)  # type: ignore[arg-type]
 
     cycle.send = closing  # type: ignore[method-assign]
-
-
-def _values(headers: Headers, wanted_name: bytes) -> list[bytes]:
-    return [value for name, value in headers if name == wanted_name]
