@@ -53,7 +53,7 @@ def gateway(*, authenticate: Authenticate | None = None, origins: Iterable[str] 
     @app.post("/v1/slow")
     async def slow(request: Request) -> dict[str, Any]:
         await read_json(request)
-        await until_disconnect(request.receive, asyncio.sleep(0.15))
+        await until_disconnect(request, asyncio.sleep(0.15))
         return {"done": True}
 
     @app.get("/health/liveliness")

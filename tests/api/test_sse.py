@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import orjson
 import pytest
-from starlette.types import Message
+from starlette.requests import Request
+from starlette.types import Message, Receive
 
 from tests.api.asgi import Exchange, events_of
 from unisono.api.error_responses import ClientGone
-from unisono.api.sse import KEEP_ALIVE, EventStream, EventWriter, KeepAlives, until_disconnect
+from unisono.api.sse import KEEP_ALIVE, WATCH_DISCONNECT, EventStream, EventWriter, KeepAlives, until_disconnect
 from unisono.errors import BackendOverloaded, BackendUnavailable
 
 Step = bytes | float | Exception | asyncio.Event
@@ -191,6 +192,11 @@ async def test_no_task_is_left_running() -> None:
     assert asyncio.all_tasks() == before
 
 
+def client(receive: Receive) -> Request:
+    """Return a request whose client disconnects when `receive` says so."""
+    return Request({"type": "http", "state": {}}, receive)
+
+
 async def test_work_is_cancelled_when_the_client_disconnects() -> None:
     cancelled = asyncio.Event()
 
@@ -207,7 +213,7 @@ async def test_work_is_cancelled_when_the_client_disconnects() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientGone):
-        await until_disconnect(receive, work())
+        await until_disconnect(client(receive), work())
     assert cancelled.is_set()
 
 
@@ -222,9 +228,30 @@ async def test_work_that_finishes_before_a_disconnect_returns_or_raises() -> Non
     async def bad() -> int:
         raise BackendUnavailable("no")
 
-    assert await until_disconnect(receive, good()) == 5
+    assert await until_disconnect(client(receive), good()) == 5
     with pytest.raises(BackendUnavailable):
-        await until_disconnect(receive, bad())
+        await until_disconnect(client(receive), bad())
+
+
+async def test_a_server_can_report_the_disconnect_without_a_reader() -> None:
+    watching: list[Callable[[], None]] = []
+
+    def watch(notify: Callable[[], None]) -> Callable[[], None]:
+        watching.append(notify)
+        return lambda: watching.remove(notify)
+
+    # Reading from this request would fail.
+    request = Request({"type": "http", "state": {WATCH_DISCONNECT: watch}})
+    assert await until_disconnect(request, asyncio.sleep(0, 5)) == 5
+    assert not watching
+    before = asyncio.all_tasks()
+    waiting = asyncio.create_task(until_disconnect(request, asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    watching[0]()
+    with pytest.raises(ClientGone):
+        await waiting
+    assert not watching
+    assert asyncio.all_tasks() == before
 
 
 async def test_unicode_line_separators_are_escaped() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Protocol, Self, TypeGuard
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
-from starlette.types import Receive
+from starlette.requests import Request
 
 from unisono.api.body import off_loop
 from unisono.api.field_types import OpenModel
@@ -119,7 +119,7 @@ class MediaSource:
 
     `kind` is the form of the body; `size` is in bytes. Without `can_ask`, no vision model is asked, as for a count of
     tokens. `begin` returns the position of the first item of the history that the model reads. Files are read until
-    `receive` reports that the client has disconnected.
+    the client of `request` disconnects.
     """
 
     body: Mapping[str, Any]
@@ -129,7 +129,7 @@ class MediaSource:
     size: int = 0
     can_ask: bool = True
     begin: Callable[[Sequence[Any]], Awaitable[int]] = all_read
-    receive: Receive | None = None
+    request: Request | None = None
 
     async def file_texts(self, media: MediaRemoval, reader: FileReader) -> dict[str, ReplacedFile]:
         """Return the texts of the files of a body.
@@ -137,7 +137,7 @@ class MediaSource:
         Raises FilesBusy, and ClientGone if the client disconnects first: its files must not delay those of others.
         """
         reading = replaced_files(media.files, reader, self.caller.tenant, self.size)
-        return await (reading if self.receive is None else until_disconnect(self.receive, reading))
+        return await (reading if self.request is None else until_disconnect(self.request, reading))
 
 
 async def media_context(

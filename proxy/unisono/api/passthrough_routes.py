@@ -194,7 +194,7 @@ async def _answer(
     stream = service.start(generation_request)
     if passthrough.stream:
         return passthrough_stream(stream, passthrough.api, keep_alive_s=keep_alive_s)
-    body = await until_disconnect(request.receive, whole(stream))
+    body = await until_disconnect(request, whole(stream))
     return to_whole(body, backend_header([stream.report]))
 
 

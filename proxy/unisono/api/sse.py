@@ -11,10 +11,11 @@ received the previous write. A client that reads nothing at all loses its connec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -44,6 +45,11 @@ WRITE_BODY = "write_body"
 # They begin after the head, and the end of the response waits for the last of them for a moment.
 COMMENTS = "stream_comments"
 LAST_COMMENTS_S = 0.5
+
+# Key in the request's state of the server's function that calls another one when the client disconnects. It returns a
+# function that prevents the call, or None if the disconnect must be read as the request's next message.
+WATCH_DISCONNECT = "watch_disconnect"
+WatchDisconnect = Callable[[Callable[[], None]], Callable[[], None] | None]
 
 
 class ByteSource(Protocol):
@@ -86,21 +92,51 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+class DisconnectWatch:
+    """Call of `notify` when the client of a request disconnects. It may also be called soon after `stop`.
+
+    The request's body must have been read before.
+    """
+
+    def __init__(self, request: Request, notify: Callable[[], None]) -> None:
+        watch: WatchDisconnect | None = request.scope.get("state", {}).get(WATCH_DISCONNECT)
+        self._forget = None if watch is None else watch(notify)
+        self._reading: asyncio.Task[None] | None = None
+        if self._forget is None:
+            self._reading = asyncio.create_task(disconnected(request.receive))
+            self._reading.add_done_callback(lambda _: notify())
+
+    async def stop(self) -> None:
+        if self._forget is not None:
+            self._forget()
+        if self._reading is not None:
+            await cancel_all(self._reading)
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`.
 
     If the client disconnects first, cancel `work` and raise ClientGone.
     """
     working = asyncio.create_task(work)
-    disconnect = asyncio.create_task(disconnected(receive))
+    # `asyncio.wait` would need a second task for the disconnect.
+    has_ended = asyncio.get_running_loop().create_future()
+
+    def end(_: object = None) -> None:
+        if not has_ended.done():
+            has_ended.set_result(None)
+
+    working.add_done_callback(end)
+    watch = DisconnectWatch(request, end)
     try:
-        await asyncio.wait({working, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        await has_ended
         # A result that is complete is returned even if the client has closed at the same moment.
         if working.done():
             return working.result()
         raise ClientGone
     finally:
-        await cancel_all(working, disconnect)
+        await watch.stop()
+        await cancel_all(working)
 
 
 class GenerationSource(ByteSource):
@@ -266,23 +302,17 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
         writer = self._writer = EventWriter(send, state.get(SEND_BODY, send), self._head, state.get(WRITE_BODY))
-        pump = asyncio.create_task(outcome(self._drain(writer)))
-        disconnect = asyncio.create_task(disconnected(receive))
+        request = Request(scope, receive)
         comments = [asyncio.create_task(_write_comments(writer, state[COMMENTS]))] if COMMENTS in state else []
         keep_alives = KeepAlives(writer, self._keep_alive, self._keep_alive_s)
         state[PROBE] = keep_alives.probe
         try:
-            await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if not pump.done():
-                return
+            failure = await until_disconnect(request, outcome(self._drain(writer)))
             if comments and writer.is_head_sent:
-                await asyncio.wait(
-                    {*comments, disconnect}, timeout=LAST_COMMENTS_S, return_when=asyncio.FIRST_COMPLETED
-                )
+                await until_disconnect(request, _ended(comments, LAST_COMMENTS_S))
             await cancel_all(*comments)
             # Nothing may be written after the last event.
             await keep_alives.stop()
-            failure = pump.result()
             if failure is None:
                 await writer.write(b"", last=True)
             # The status 200 is sent, so the failure can only be an event.
@@ -290,9 +320,11 @@ class EventStream(Response):
                 await writer.write(self._failure_events(with_attempts(failure, state.get("caller"))), last=True)
             else:
                 await to_response(failure, scope)(scope, receive, send)
+        except ClientGone:
+            return
         finally:
             state.pop(PROBE)
-            await cancel_all(pump, disconnect, *comments)
+            await cancel_all(*comments)
             await keep_alives.stop()
             # The source holds slots on backends, so it is closed on every path.
             await self._source.aclose()
@@ -312,6 +344,11 @@ class EventStream(Response):
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": raw}
+
+
+async def _ended(tasks: Collection[asyncio.Task[None]], within_s: float) -> None:
+    """Wait until the tasks have ended, but no longer than `within_s` seconds."""
+    await asyncio.wait(tasks, timeout=within_s)
 
 
 async def _write_comments(writer: EventWriter, comments: Callable[[], AsyncIterator[bytes]]) -> None:

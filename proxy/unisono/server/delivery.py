@@ -16,6 +16,7 @@ import termios
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from starlette.types import Send
@@ -125,6 +126,38 @@ def body_writer(send: Send) -> Callable[[bytes], bool] | None:
         return True
 
     return write
+
+
+class Departure:
+    """Report of the client's disconnect to the code that answers a request."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._watching: list[Callable[[], None]] = []
+
+    def watch(self, notify: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `notify` when the client disconnects; return a function that prevents the call.
+
+        Returns None if the body is incomplete: then only who reads it learns of a disconnect.
+        """
+        if self._cycle.more_body:
+            return None
+        if self._cycle.disconnected:
+            return asyncio.get_running_loop().call_soon(notify).cancel
+        # Reading pauses at large bodies, and a connection that is not read reports no disconnect.
+        self._cycle.flow.resume_reading()
+        self._watching.append(notify)
+        return partial(self._forget, notify)
+
+    def report(self) -> None:
+        """Call the functions that wait for the disconnect."""
+        watching, self._watching = self._watching, []
+        for notify in watching:
+            notify()
+
+    def _forget(self, notify: Callable[[], None]) -> None:
+        if notify in self._watching:
+            self._watching.remove(notify)
 
 
 class Delivering:

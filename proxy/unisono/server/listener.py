@@ -29,10 +29,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.error_responses import Formats
+from unisono.api.sse import WATCH_DISCONNECT
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 from unisono.server.closing import HalfClosed, LingeringTransport
-from unisono.server.delivery import Delivering, Delivery, limit_buffers
+from unisono.server.delivery import Delivering, Delivery, Departure, limit_buffers
 from unisono.server.request_head import (
     check_head,
     close_unless_continued,
@@ -123,6 +124,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             # uvicorn notifies only the request that was read last.
             self._answering.disconnected = True
             self._answering.message_event.set()
+            self._departure.report()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -139,7 +141,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         return False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        self._answering = cycle
+        self._answering, self._departure = cycle, Departure(cycle)
+        cycle.scope["state"][WATCH_DISCONNECT] = self._departure.watch
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _current_request(self) -> RequestResponseCycle | None:
@@ -258,9 +261,9 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         self._header_bytes = 0
         self.data_received(without_upgrade(method, self.url, version, self.headers) + rest)
 
-    def _is_over_capacity(self, *others: Collection[object]) -> bool:
+    def _is_over_capacity(self, tasks: Collection[object] = ()) -> bool:
         limit = self.settings.max_connections
-        return limit is not None and any(len(each) >= limit for each in (self.connections, *others))
+        return limit is not None and (len(self.connections) >= limit or len(tasks) >= limit)
 
     def handle_websocket_upgrade(self) -> None:
         if self._current_request() is not None:
@@ -324,5 +327,6 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             # Nothing may follow the refusal.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+            self._departure.report()
         self.transport.close()
         self._delivery.watch()

@@ -86,7 +86,7 @@ class ChatRoute:
         served = way_for(self.find_way, body, caller)
         way = served.way
         size = len(await request.body())
-        source = MediaSource(body, caller, ChatRequest, request.state.request_id, size, receive=request.receive)
+        source = MediaSource(body, caller, ChatRequest, request.state.request_id, size, request=request)
 
         async def pass_through() -> Response:
             readable = await with_file_texts(source, self.passing_files)
@@ -117,10 +117,10 @@ class ChatRoute:
         if generation.stream:
             return self._stream(frame, streams, passes=passes)
         if passes:
-            streams[0], through = await until_disconnect(request.receive, start_whole(streams[0]))
+            streams[0], through = await until_disconnect(request, start_whole(streams[0]))
             if through is not None:
                 return to_whole(through, backend_header(reports))
-        results = await until_disconnect(request.receive, collect_all(streams))
+        results = await until_disconnect(request, collect_all(streams))
         headers = {**backend_header(reports), **recoveries_header(reports)}
         return to_whole(to_completion(results, reports, frame), headers)
 

@@ -83,7 +83,7 @@ class CompletionRoute:
                 broken=chunks.broken,
                 keep_alive_s=self.keep_alive_s,
             )
-        results = await until_disconnect(request.receive, collect_all(streams))
+        results = await until_disconnect(request, collect_all(streams))
         scored = sum(len(report.facts.logprobs.prompt) for report in reports if report.facts.logprobs is not None)
         return await off_loop(
             lambda: to_whole(to_completion(results, reports, frame), backend_header(reports)),
@@ -105,7 +105,7 @@ class CompletionRoute:
             replace(each, raw=replace(each.raw, is_fixed=True)) for each in generations.requests if each.raw is not None
         ]
         streams = await start_all(self.service, requests)
-        results = await until_disconnect(request.receive, collect_all(streams))
+        results = await until_disconnect(request, collect_all(streams))
         return to_completion(results, [stream.report for stream in streams], frame)
 
     async def _read(

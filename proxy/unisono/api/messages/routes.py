@@ -120,7 +120,7 @@ async def create_message(request: Request) -> Response:
             keep_alive_s=deps.keep_alive_s,
             keep_alive=events.keep_alive,
         )
-    result = await until_disconnect(request.receive, collected(stream))
+    result = await until_disconnect(request, collected(stream))
     headers = {**headers_of(report, deps.clock()), **recoveries_header([report])}
     size = sum(len(closed.text) for closed in result.items)
     return await off_loop(lambda: to_whole(to_message(result, report, prepared.frame), headers), size, LONG_ANSWER)
@@ -133,7 +133,7 @@ async def count_message_tokens(request: Request) -> Response:
     """Count the input tokens of a request."""
     deps = dependency(request, MessagesDeps)
     prepared = await understood(deps, request, MessagesInput)
-    tokens = await until_disconnect(request.receive, _counted(deps.service, prepared))
+    tokens = await until_disconnect(request, _counted(deps.service, prepared))
     return to_whole(tokens)
 
 
@@ -158,8 +158,8 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     caller: Caller = request.state.caller
     # A count must cost nothing.
     can_ask = kind is MessagesRequest
-    request_id, receive = request.state.request_id, request.receive
-    source = MediaSource(body, caller, kind, request_id, size, can_ask, first_read_position, receive)
+    request_id = request.state.request_id
+    source = MediaSource(body, caller, kind, request_id, size, can_ask, first_read_position, request)
     context = await media_context(deps.resolve, source, deps.describer, deps.files)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
@@ -11,11 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from unisono.api.error_responses import outcome
-from unisono.api.sse import disconnected, until_disconnect
+from unisono.api.error_responses import ClientGone, outcome
+from unisono.api.sse import until_disconnect
 from unisono.api.unisono_object import backend_header
 from unisono.core.events import Event, PassedBytes
-from unisono.core.tasks import cancel_all
 from unisono.engine.request import GenerationStream
 
 # Media types that a browser does not execute. The page of the gateway has the same origin.
@@ -45,7 +43,7 @@ async def started_bytes(
     """
     try:
         batches = aiter(stream)
-        first = await until_disconnect(request.receive, _first(batches, MAX_WHOLE_BYTES if whole else 0))
+        first = await until_disconnect(request, _first(batches, MAX_WHOLE_BYTES if whole else 0))
     except BaseException:
         await stream.aclose()
         raise
@@ -83,14 +81,13 @@ class ByteStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._stream):
-            pump = asyncio.create_task(outcome(self._send(send)))
-            disconnect = asyncio.create_task(disconnected(receive))
             try:
-                await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-                if pump.done() and (failure := pump.result()) is not None:
+                failure = await until_disconnect(Request(scope, receive), outcome(self._send(send)))
+                if failure is not None:
                     raise failure
+            except ClientGone:
+                return
             finally:
-                await cancel_all(pump, disconnect)
                 self._close()
 
     async def _send(self, send: Send) -> None:

@@ -74,7 +74,7 @@ class ModeRoute:
         stream, is_bytes = await self._start(request, api)
         if is_bytes:
             return await started_bytes(request, stream)
-        answer = await until_disconnect(request.receive, whole(stream))
+        answer = await until_disconnect(request, whole(stream))
         return to_whole(answer, backend_header([stream.report]))
 
     async def answer_upload(self, request: Request, api: Api) -> Response:

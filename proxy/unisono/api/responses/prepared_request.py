@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from starlette.types import Receive
+from starlette.requests import Request
 
 from unisono.api.body import off_loop
 from unisono.api.compacting import start_answer
@@ -96,21 +96,21 @@ async def validate_body(
     *,
     answered: bool = True,
     counted: bool = False,
-    receive: Receive | None = None,
+    request: Request | None = None,
 ) -> ResponsesRequest:
     """Validate a body of `size` bytes. Raises InvalidRequest for a field with an invalid value.
 
     Without `answered`, the request only prepares a later one, and may lack what an answer needs. With `counted`, only
-    its tokens are counted, and no image is described. Raises ClientGone if `receive` reports a disconnect meanwhile.
+    its tokens are counted, and no image is described. Raises ClientGone if the client of `request` disconnects.
     """
     begin = partial(_first_read_position, deps, caller.tenant, size)
-    source = MediaSource(body, caller, ResponsesRequest, request_id, size, not counted, begin, receive)
+    source = MediaSource(body, caller, ResponsesRequest, request_id, size, not counted, begin, request)
     context = await media_context(deps.resolve, source, deps.describer, deps.files)
 
     def judge() -> ResponsesRequest:
-        request = ResponsesRequest.model_validate(body, context=context)
-        check(request, answered=answered)
-        return request
+        validated = ResponsesRequest.model_validate(body, context=context)
+        check(validated, answered=answered)
+        return validated
 
     return await off_loop(judge, size)
 

@@ -174,7 +174,7 @@ def _items_in(kind: type[Added]) -> Any:
     async def parsed(request: Request, deps: Deps) -> Added:
         body = await read_json(request)
         size = len(await request.body())
-        source = MediaSource(body, request.state.caller, kind, size=size, receive=request.receive)
+        source = MediaSource(body, request.state.caller, kind, size=size, request=request)
         context = await file_context(source, deps.files)
         return await off_loop(lambda: kind.model_validate(body, context=context), size)
 

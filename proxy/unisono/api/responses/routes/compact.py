@@ -43,6 +43,6 @@ def add_compact_route(table: RouteTable, dialect: Dialect) -> None:
         body = await read_model_request(request, "user", "safety_identifier")
         sender = Sender(request.state.caller, request.state.request_id, dialect)
         work = compacted(deps, sender, body, len(await request.body()))
-        done = await until_disconnect(request.receive, work)
+        done = await until_disconnect(request, work)
         headers = {**backend_header([done.report]), **recoveries_header([done.report])}
         return to_whole(to_compaction(done, dialect, deps.new_id), headers)

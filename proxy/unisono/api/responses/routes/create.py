@@ -9,7 +9,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
 
 from unisono.api.body import GUARDRAILS, read_model_request
 from unisono.api.error_responses import failure_of
@@ -90,15 +89,15 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         if not served.stores_responses:
             check_stateless(body)
-        request_id, receive = request.state.request_id, request.receive
-        source = MediaSource(body, request.state.caller, ResponsesRequest, request_id, size, receive=receive)
+        request_id = request.state.request_id
+        source = MediaSource(body, request.state.caller, ResponsesRequest, request_id, size, request=request)
         readable = await with_file_texts(source, deps.passing_files)
         group = served.group
         return await passed_through(
             request, deps.service, Api.RESPONSES, body, group, keep_alive_s=keep_alive_s, readable=readable
         )
     caller, request_id = request.state.caller, request.state.request_id
-    parsed = await validate_body(deps, caller, body, size, request_id, receive=request.receive)
+    parsed = await validate_body(deps, caller, body, size, request_id, request=request)
     notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
     is_idempotent = HEADER in request.headers and parsed.stored
@@ -109,20 +108,20 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     posted = ResponseCreation(deps, runner, sender, parsed, body, size)
     request.state.notes = posted.notes
     if claim is not None or parsed.background:
-        response_id = await posted.start_background(claim, request.receive)
+        response_id = await posted.start_background(claim, request)
         if parsed.stream:
             return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
         if parsed.background:
             # Return it as created: by now it may be in progress.
             return to_http_response(posted.created or await posted.found(response_id), dialect)
-        response = await until_disconnect(request.receive, posted.finished(claim, response_id))
+        response = await until_disconnect(request, posted.finished(claim, response_id))
         return to_http_response(response, dialect)
     if parsed.stream:
         report = GenerationReport()
         events = posted.events(report, too_late=lambda: stream.is_head_sent)
         stream = EventStream(to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
         return stream
-    response, report = await until_disconnect(request.receive, posted.whole())
+    response, report = await until_disconnect(request, posted.whole())
     return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
 
 
@@ -227,7 +226,7 @@ class ResponseCreation:
             # A key outlives the log of its response.
             yield replay_events(await self.found(response_id), dialect)
 
-    async def start_background(self, claim: IdempotencyClaim | None, receive: Receive) -> str:
+    async def start_background(self, claim: IdempotencyClaim | None, request: Request) -> str:
         """Start the response, or find that of an earlier request with the same key; return its id.
 
         Raises ClientGone when the client disconnects during the wait for that response.
@@ -245,7 +244,7 @@ class ResponseCreation:
                 return response_id
             if owner != response_id:
                 starting = started(self._deps, claim, owner, response_id, self._requested)
-                if await until_disconnect(receive, starting) is not None:
+                if await until_disconnect(request, starting) is not None:
                     return owner
 
     async def _has_started(self, claim: IdempotencyClaim, response_id: str) -> bool:

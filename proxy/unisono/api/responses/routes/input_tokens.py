@@ -52,5 +52,5 @@ def add_counting_route(table: RouteTable, dialect: Dialect) -> None:
         body = await read_json(request)
         sender = Sender(request.state.caller, request.state.request_id, dialect)
         work = counted(deps, sender, body, len(await request.body()))
-        tokens = await until_disconnect(request.receive, work)
+        tokens = await until_disconnect(request, work)
         return to_whole({"object": "response.input_tokens", "input_tokens": tokens})
