@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import orjson
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
+from unisono.api.body_limits import headers_of
 from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.request_options import HEADER_NOTES
 from unisono.api.routing_fields import TAG_HEADER, TAG_OBJECTS, RoutingFields
@@ -80,6 +81,10 @@ NO_RULES: Final = RequestRules()
 
 # Field of requests that names guardrails.
 GUARDRAILS: Final = "guardrails"
+# The headers for routing, as ASGI spells them, and the values of a header that is missing.
+_TAG_HEADER: Final = TAG_HEADER.lower().encode()
+_DEPLOYMENT_HEADER: Final = DEPLOYMENT_HEADER.lower().encode()
+_NO_VALUES: Final = ("",)
 # Key of the rules in the request's state.
 RULES: Final = "request_rules"
 # Keys of the requested model and of the end user in the request's state.
@@ -94,7 +99,7 @@ async def read_model_request(request: Request, *user_fields: str) -> dict[str, A
     `identify_end_user` and `with_options`.
     """
     body = await read_json(request)
-    if model := getattr(request.state, PATH_MODEL, ""):
+    if model := _state_of(request).get(PATH_MODEL, ""):
         body = {**body, "model": model}
     await identify_end_user(request, body, *user_fields)
     return with_options(request, body)
@@ -116,9 +121,10 @@ async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any],
             raise InvalidRequest(f"Invalid value for '{name}': must be a string.", param=name)
         user = str(value)
         identify(user=user)
-        setattr(connection.state, END_USER, user)
+        state = _state_of(connection)
+        state[END_USER] = user
         if rules.apply_end_user is not None:
-            connection.state.caller = await rules.apply_end_user(connection.state.caller, user, name)
+            state["caller"] = await rules.apply_end_user(state["caller"], user, name)
         return
     if not rules.needs_user:
         return
@@ -133,9 +139,10 @@ def with_options(request: Request, body: dict[str, Any]) -> dict[str, Any]:
 
     The caller is in the request's state. Raises the errors of `caller_with_options`.
     """
-    request.state.caller = caller_with_options(request, request.state.caller, body)
+    state = _state_of(request)
+    state["caller"] = caller_with_options(request, state["caller"], body)
     if isinstance(model := body.get("model"), str):
-        setattr(request.state, REQUESTED_MODEL, model)
+        state[REQUESTED_MODEL] = model
     return without_options(request, body)
 
 
@@ -154,21 +161,25 @@ def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mappin
 
     Raises InvalidRequest for an unknown guardrail and for impossible routing; the error names the field.
     """
-    fields = _rules_of(connection).routing
-    tags = connection.headers.get(TAG_HEADER, "")
-    if tags and not fields.filters_tags:
-        setattr(connection.state, HEADER_NOTES, (f"{TAG_HEADER}: no effect",))
-    routing = fields.read(body, caller, tags, unquote(connection.headers.get(DEPLOYMENT_HEADER, "")))
+    rules, headers = _rules_of(connection), headers_of(connection.scope)
+    tags = headers.get(_TAG_HEADER, _NO_VALUES)[0]
+    if tags and not rules.routing.filters_tags:
+        _state_of(connection)[HEADER_NOTES] = (f"{TAG_HEADER}: no effect",)
+    deployment = unquote(headers.get(_DEPLOYMENT_HEADER, _NO_VALUES)[0])
+    routing = rules.routing.read(body, caller, tags, deployment)
     if routing != caller.routing:
         caller = replace(caller, routing=routing)
-    names = frozenset(_guardrails(body, _rules_of(connection).guardrails))
+    names = frozenset(_guardrails(body, rules.guardrails))
     return replace(caller, guardrails=names) if names else caller
 
 
 def _guardrails(body: Mapping[str, Any], known: Collection[str]) -> Iterator[str]:
     """Yield the guardrails that a body names, itself or in an object such as `metadata`."""
-    objects = ((f"{name}.", body[name]) for name in TAG_OBJECTS if isinstance(body.get(name), Mapping))
-    for prefix, values in (("", body), *objects):
+    objects = [("", body)]
+    for name in TAG_OBJECTS:
+        if isinstance(inner := body.get(name), Mapping):
+            objects.append((f"{name}.", inner))
+    for prefix, values in objects:
         path, names = f"{prefix}{GUARDRAILS}", values.get(GUARDRAILS)
         if names is None:
             continue
@@ -184,8 +195,14 @@ def _guardrails(body: Mapping[str, Any], known: Collection[str]) -> Iterator[str
 
 
 def _rules_of(connection: HTTPConnection) -> RequestRules:
-    rules: RequestRules = getattr(connection.state, RULES, NO_RULES)
+    rules: RequestRules = _state_of(connection).get(RULES, NO_RULES)
     return rules
+
+
+def _state_of(connection: HTTPConnection) -> dict[str, Any]:
+    """Return the state of a request, whose values `connection.state` has as attributes."""
+    state: dict[str, Any] = connection.scope.setdefault("state", {})
+    return state
 
 
 def _value_at(body: Mapping[str, Any], field: str) -> Any:
@@ -274,14 +291,19 @@ def _named_twice(body: bytes) -> InvalidRequest:
 
 def too_many_values(body: bytes) -> bool:
     """Return True if `body` has too many values, without parsing it."""
-    if sum(body.count(sign) for sign in (b",", b"[", b"{")) <= MAX_VALUES:
+    if _count_signs(body) <= MAX_VALUES:
         return False
     # The signs may be inside strings, as in any table of data: count again without the strings.
     bare = _without_escapes(body)
     if bare.count(b'"') > 2 * MAX_VALUES:
         return True
     structure = b"".join(bare.split(b'"')[::2])
-    return sum(structure.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES
+    return _count_signs(structure) > MAX_VALUES
+
+
+def _count_signs(text: bytes) -> int:
+    """Return the number of signs that begin or separate values."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _without_escapes(body: bytes) -> bytes:

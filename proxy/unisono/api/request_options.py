@@ -193,7 +193,7 @@ _NOTED_FIELD: Final = re.compile(r"([A-Za-z0-9_.-]{1,100}): ")
 
 def noted_fields(notes: Iterable[str]) -> list[str]:
     """Return the paths of the fields that the notes are about, each once."""
-    found = (_NOTED_FIELD.match(note) for note in notes)
+    found = map(_NOTED_FIELD.match, notes)
     return list(dict.fromkeys(match[1] for match in found if match is not None))
 
 

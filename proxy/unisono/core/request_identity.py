@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from unisono.core.frozen import statically_frozen
 
 # Maximum characters of an id that the client chooses.
 MAX_ID_LENGTH: Final = 256
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
     """Ids of a request; empty if unknown."""
@@ -23,6 +26,13 @@ UNKNOWN: Final = RequestIdentity()
 IDENTITY: ContextVar[RequestIdentity] = ContextVar("IDENTITY", default=UNKNOWN)
 
 
-def identify(**ids: str) -> None:
-    """Set ids of the current request, for the generations that start after it in this task."""
-    IDENTITY.set(replace(IDENTITY.get(), **{name: value[:MAX_ID_LENGTH] for name, value in ids.items()}))
+def identify(*, user: str | None = None, response_id: str | None = None, conversation_id: str | None = None) -> None:
+    """Set ids of the current request, for the generations that start after it in this task; None keeps an id."""
+    known = IDENTITY.get()
+    IDENTITY.set(
+        RequestIdentity(
+            known.user if user is None else user[:MAX_ID_LENGTH],
+            known.response_id if response_id is None else response_id[:MAX_ID_LENGTH],
+            known.conversation_id if conversation_id is None else conversation_id[:MAX_ID_LENGTH],
+        )
+    )
