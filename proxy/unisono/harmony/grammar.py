@@ -6,7 +6,7 @@ of a buffered header is not a transition: see `header.py`.
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import auto
 
 from unisono.core.generation import (
     CALL,
@@ -20,13 +20,7 @@ from unisono.core.generation import (
     START,
     VOCABULARY,
 )
-
-
-class TableKey(Enum):
-    """Enum whose members have the hash of an object."""
-
-    # Enum's own hash is a Python function, which would run for each token of a header.
-    __hash__ = object.__hash__
+from unisono.core.table_key import TableKey
 
 
 class State(TableKey):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from unisono.core.frozen import statically_frozen
 from unisono.harmony.builtin_tools import is_builtin
@@ -44,7 +45,7 @@ INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
 
 
 @statically_frozen
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Header:
     """Meaning of a header. `body` is message text found in a header without `<|message|>`."""
 
@@ -68,11 +69,11 @@ class Header:
     # True for a body without a channel: reasoning if more follows, else visible.
     thought: bool = False
 
-    @property
+    @cached_property
     def is_call(self) -> bool:
         return self.recipient.kind in CALLS
 
-    @property
+    @cached_property
     def is_answer(self) -> bool:
         """True for an answer or a call, so that stray text after the message is no answer."""
         return self.recipient.kind is not RecipientKind.NONE or self.channel == FINAL

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import auto
+from functools import cached_property
 
+from unisono.core.table_key import TableKey
 from unisono.core.tools import SEPARATOR
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 
@@ -33,7 +35,7 @@ _LOOSE = re.compile(
 )
 
 
-class RecipientKind(Enum):
+class RecipientKind(TableKey):
     # Call of a client's function.
     FUNCTION = auto()
     # Call of a tool of gpt-oss's training that is not offered: reasoning.
@@ -49,7 +51,7 @@ class RecipientKind(Enum):
 MAX_RECIPIENT_LENGTH = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipient:
     """Recipient of a message.
 
@@ -61,7 +63,7 @@ class Recipient:
     name: str = ""
     is_corrected: bool = False
 
-    @property
+    @cached_property
     def full_name(self) -> str:
         """Return the name as in a header, such as `functions.NAME`; empty if there is no recipient."""
         match self.kind:

@@ -6,13 +6,14 @@ open obligation.
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import auto
 from typing import Final
 
 from unisono.core.json_syntax import json_kind
+from unisono.core.table_key import TableKey
 
 
-class Obligation(Enum):
+class Obligation(TableKey):
     """An open obligation of an answer."""
 
     NOTHING = auto()
@@ -20,7 +21,7 @@ class Obligation(Enum):
     FORM = auto()  # give a final answer of the required form
 
 
-class MessageKind(Enum):
+class MessageKind(TableKey):
     """The role of a message in the policy."""
 
     THOUGHT = auto()
@@ -34,7 +35,7 @@ class MessageKind(Enum):
     UNDECLARED = auto()  # a call of a tool that the request does not declare
 
 
-class HeaderAction(Enum):
+class HeaderAction(TableKey):
     """Action when the header of a message is known."""
 
     PASS = auto()
@@ -71,7 +72,7 @@ OPENING: Final[dict[tuple[Obligation, MessageKind], HeaderAction]] = {
 }
 
 
-class BodyFault(Enum):
+class BodyFault(TableKey):
     """A fault in the body of a complete message."""
 
     NONE = auto()
@@ -85,7 +86,7 @@ def fault_of(text: str, *, objects: bool) -> BodyFault:
     return BodyFault.NONE if kind is not None and (kind is dict or not objects) else BodyFault.BROKEN
 
 
-class BodyAction(Enum):
+class BodyAction(TableKey):
     """Action for a complete message that was not emitted."""
 
     EMIT = auto()
