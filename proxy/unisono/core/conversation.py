@@ -217,6 +217,8 @@ class Conversation:
     @property
     def all_tools(self) -> tuple[FunctionTool, ...]:
         """Tools of the client that the model may call now or after a search."""
+        if not self.deferred:
+            return self.tools
         return (*self.tools, *(tool for tool in self.deferred if not tool.server))
 
     @property
@@ -225,9 +227,9 @@ class Conversation:
 
         The last definition of a name counts.
         """
-        added = [item for item in self.items if isinstance(item, AddedTools)]
-        if not added:
+        if AddedTools not in map(type, self.items):
             return self.preamble.tools
+        added = [item for item in self.items if isinstance(item, AddedTools)]
         # Two equal names within one list stay, so that they are refused.
         later = {tool.name: tool for item in added for tool in item.tools if not tool.server}
         first = tuple(later.pop(tool.name, tool) for tool in self.preamble.tools)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from typing import Final
 
 from unisono.core.conversation import AnswerForm, TextGrammar
@@ -18,7 +19,7 @@ from unisono.core.ports import Schema
 from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
 from unisono.core.tools import SEARCH_LABEL, SEPARATOR, HostedTool
 from unisono.engine.interventions.policy import CALLS, MessageKind, Obligation
-from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
+from unisono.engine.request import AllowedTools, Choice, ForcedCalls, GenerationRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.recipients import FUNCTIONS
@@ -66,7 +67,9 @@ class ToolRequirements:
     @property
     def constraint_kinds(self) -> set[str]:
         """Return the constraint kinds for the forced calls."""
-        forced = self.forced or ()
+        forced = self.forced
+        if not forced:
+            return set()
         kinds = {constraint_of(self.schemas[name]).kind for name in forced if name in self.schemas}
         kinds |= {text_constraint(grammar).kind for name in forced if (grammar := self.texts.get(name)) is not None}
         if len(forced) > 1:
@@ -268,9 +271,41 @@ def requirements_of(
     `server_tools` are the offered server tools, by the names that the model knows; None if the request has no server
     tools. `approved` names the approved calls, which run first, and `not_found_yet` those that only a search declares.
     """
+    answer, conversation = request.answer, request.conversation
     # A message that the client began itself is not changed.
-    free = request.conversation.prefill is None
-    choice = request.answer.choice if request.answer.calls_allowed and free else None
+    free = conversation.prefill is None
+    choice = answer.choice if answer.calls_allowed and free else None
+    is_plain = choice is None and server_tools is None and not (tools.declared or conversation.removed)
+    if is_plain and not conversation.all_tools:
+        required = _without_tools(answer.calls_allowed, UNDECLARED_TOOL in answer.disabled_rules)
+    else:
+        required = _tool_requirements(request, tools, server_tools, choice, approved, not_found_yet)
+    return OutputRequirements(
+        tools=required,
+        form=answer.form if free else None,
+        budget=answer.reasoning_budget,
+        disabled_rules=answer.disabled_rules,
+        whole=answer.whole,
+        hold_calls=answer.hold_calls,
+    )
+
+
+@cache
+def _without_tools(calls_allowed: bool, passes_undeclared_calls: bool) -> ToolRequirements:
+    """Return the requirements of a request without any tools."""
+    declared = None if passes_undeclared_calls else frozenset[str]()
+    return ToolRequirements(calls_allowed=calls_allowed, declared=declared)
+
+
+def _tool_requirements(
+    request: GenerationRequest,
+    tools: ToolSet,
+    server_tools: Mapping[str, HostedTool] | None,
+    choice: Choice | None,
+    approved: Collection[str],
+    not_found_yet: Collection[str],
+) -> ToolRequirements:
+    """Return the requirements of `request` for calls; the arguments are those of `requirements_of`."""
     client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in request.conversation.all_tools}
     every = {_recipient(name, tools): tool for name, tool in (server_tools or {}).items()}
     schemas: dict[str, Schema] = {
@@ -284,26 +319,19 @@ def requirements_of(
     # calls forever.
     owed = isinstance(choice, ForcedCalls) and not any(_recipient(name, tools) in meant for name in approved)
     is_passed_on = UNDECLARED_TOOL in request.answer.disabled_rules
-    return OutputRequirements(
-        tools=ToolRequirements(
-            offered=tuple(on_offer) if request.answer.calls_allowed else (),
-            forced=tuple(name for name in on_offer if name in meant) if owed else None,
-            allowed=meant if isinstance(choice, AllowedTools) else None,
-            schemas=schemas,
-            texts={name: tool.grammar for name, tool in client.items() if tool.free_text},
-            strict=frozenset(name for name, tool in client.items() if tool.strict and request.answer.calls_allowed),
-            buffered=frozenset(name for name, tool in client.items() if tool.kind or tool.free_text),
-            own=frozenset(client),
-            calls_allowed=request.answer.calls_allowed,
-            declared=None if is_passed_on else frozenset(f"{FUNCTIONS}{each.name}" for each in tools.declarations),
-            servers=None if server_tools is None else _server_labels(request),
-            removed=_removed(request, tools),
-        ),
-        form=request.answer.form if free else None,
-        budget=request.answer.reasoning_budget,
-        disabled_rules=request.answer.disabled_rules,
-        whole=request.answer.whole,
-        hold_calls=request.answer.hold_calls,
+    return ToolRequirements(
+        offered=tuple(on_offer) if request.answer.calls_allowed else (),
+        forced=tuple(name for name in on_offer if name in meant) if owed else None,
+        allowed=meant if isinstance(choice, AllowedTools) else None,
+        schemas=schemas,
+        texts={name: tool.grammar for name, tool in client.items() if tool.free_text},
+        strict=frozenset(name for name, tool in client.items() if tool.strict and request.answer.calls_allowed),
+        buffered=frozenset(name for name, tool in client.items() if tool.kind or tool.free_text),
+        own=frozenset(client),
+        calls_allowed=request.answer.calls_allowed,
+        declared=None if is_passed_on else frozenset(f"{FUNCTIONS}{each.name}" for each in tools.declarations),
+        servers=None if server_tools is None else _server_labels(request),
+        removed=_removed(request, tools),
     )
 
 
@@ -322,9 +350,7 @@ def _removed(request: GenerationRequest, tools: ToolSet) -> frozenset[str]:
     return frozenset(f"{FUNCTIONS}{tools.wire(name)}" for name in request.conversation.removed)
 
 
-def _meant(
-    choice: ForcedCalls | AllowedTools, tools: ToolSet, hosted: Mapping[str, HostedTool], on_offer: Iterable[str]
-) -> frozenset[str]:
+def _meant(choice: Choice, tools: ToolSet, hosted: Mapping[str, HostedTool], on_offer: Iterable[str]) -> frozenset[str]:
     if choice.tools is None and not choice.hosted:
         return frozenset(on_offer)
     meant: set[str] = set()
