@@ -7,6 +7,7 @@ of a buffered header is not a transition: see `header.py`.
 from __future__ import annotations
 
 from enum import auto
+from typing import Final
 
 from unisono.core.generation import (
     CALL,
@@ -53,22 +54,27 @@ class TokenMark(TableKey):
     BAD = auto()
 
 
-MARKS: dict[int, TokenMark] = {
-    START: TokenMark.START,
-    CHANNEL: TokenMark.CHANNEL,
-    CONSTRAIN: TokenMark.CONSTRAIN,
-    MESSAGE: TokenMark.MESSAGE,
-    END: TokenMark.END,
-    RETURN: TokenMark.RETURN,
-    CALL: TokenMark.CALL,
-    ENDOFTEXT: TokenMark.ENDOFTEXT,
-}
+class MarkTable(dict[int, TokenMark]):
+    """Marks of the tokens with a meaning in the grammar; other tokens are classified by their range."""
+
+    def __missing__(self, token: int) -> TokenMark:
+        if 0 <= token < FIRST_SPECIAL:
+            return TokenMark.TEXT
+        return TokenMark.SPECIAL if 0 <= token < VOCABULARY else TokenMark.BAD
 
 
-def mark_of(token: int) -> TokenMark:
-    if 0 <= token < FIRST_SPECIAL:
-        return TokenMark.TEXT
-    return MARKS.get(token) or (TokenMark.SPECIAL if 0 <= token < VOCABULARY else TokenMark.BAD)
+MARKS: Final = MarkTable(
+    {
+        START: TokenMark.START,
+        CHANNEL: TokenMark.CHANNEL,
+        CONSTRAIN: TokenMark.CONSTRAIN,
+        MESSAGE: TokenMark.MESSAGE,
+        END: TokenMark.END,
+        RETURN: TokenMark.RETURN,
+        CALL: TokenMark.CALL,
+        ENDOFTEXT: TokenMark.ENDOFTEXT,
+    }
+)
 
 
 class GrammarAction(TableKey):

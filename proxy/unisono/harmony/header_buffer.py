@@ -82,6 +82,8 @@ class HeaderBuffer:
 
     def is_whole_message(self) -> bool:
         """Return whether `<|channel|>` begins the next header."""
+        if not self.held.tokens:
+            return False
         first = self.is_first and not self.held.role_given
         return self._is_short() and is_whole_message(respell(self.text(), self._reader.declared), first=first)
 

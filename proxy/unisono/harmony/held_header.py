@@ -17,8 +17,9 @@ from unisono.harmony.recipients import offered
 # A header that is started again is parsed again only up to this length, so that work stays linear.
 MAX_REREAD_LENGTH: Final = 256  # characters
 _MAX_TOKENS_PER_CHARACTER: Final = 4
-# Maximum length of a cached header, in characters. It bounds the memory of the cache.
+# Maximum length of a cached header, in characters and in tokens. It bounds the memory of the caches.
 MAX_CACHED_LENGTH: Final = 128
+MAX_CACHED_TOKENS: Final = 32
 
 
 @statically_frozen
@@ -51,7 +52,8 @@ class HeaderReader:
 
     def text(self, held: HeldHeader) -> tuple[str, bool]:
         """Return the text, and whether all of it was UTF-8."""
-        return header_text(self._encoding, held.tokens)
+        read = header_text if len(held.tokens) > MAX_CACHED_TOKENS else _cached_text
+        return read(self._encoding, tuple(held.tokens))
 
     def read(self, held: HeldHeader, text: str) -> Header:
         """Return the meaning of a header that reached `<|message|>`."""
@@ -88,8 +90,9 @@ def _meaning(
     return _as_offered(header, declared, builtins)
 
 
-# A model repeats a few headers, so nearly all lookups hit the cache.
+# A model repeats a few headers, so nearly all lookups hit the caches.
 _cached_meaning = lru_cache(maxsize=1024)(_meaning)
+_cached_text = lru_cache(maxsize=1024)(header_text)
 
 
 @lru_cache(maxsize=1024)

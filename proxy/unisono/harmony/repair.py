@@ -12,7 +12,7 @@ from typing import Final
 
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, RETURN, START, FinishReason
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.grammar import STEPS, GrammarAction, State, mark_of
+from unisono.harmony.grammar import MARKS, STEPS, GrammarAction, State
 from unisono.harmony.header import COMMENTARY, Header
 from unisono.harmony.header_buffer import HeaderBuffer
 from unisono.harmony.held_header import HeaderReader, HeldHeader
@@ -72,7 +72,8 @@ class Repair:
                 self._run.append(token)
             else:
                 self._act(token)
-        self._flush()
+        if self._run:
+            self._flush()
         return self.output.take()
 
     def try_forward(self, tokens: Sequence[int]) -> bool:
@@ -92,7 +93,8 @@ class Repair:
         """Finish the output; `stop_hidden` restores the stop that the backend never sends."""
         if stop_hidden and reason is FinishReason.STOP:
             self._restore_stop()
-        self._flush()
+        if self._run:
+            self._flush()
         complete = self._state is not State.GAP or reason is FinishReason.STOP
         match self._state:
             case State.GAP:
@@ -112,14 +114,13 @@ class Repair:
     def _act(self, token: int) -> None:
         if self._run:
             self._flush()
-        action, rule = STEPS[self._state, mark_of(token)]
+        action, rule = STEPS[self._state, MARKS[token]]
         _METHODS[action](self, token, rule)
 
     def _flush(self) -> None:
         """Pass the body tokens of the current portion on."""
-        if self._run:
-            run, self._run = self._run, []
-            self._message.add(run)
+        run, self._run = self._run, []
+        self._message.add(run)
 
     def _pass(self, token: int, rule: str | None) -> None:
         self._run.append(token)
@@ -158,7 +159,8 @@ class Repair:
             calls = header.recipient.kind is not RecipientKind.NONE
             output.note("embedded-call" if calls else "missing-end")
         # If the body decides, it also decides which rules are noted.
-        output.note_header(header if header.if_json is None else Header())
+        if header.if_json is None and header.rules:
+            output.note_header(header)
         # A dropped message does not count as a message that follows, so the text before it may still be the answer.
         if handling is not BodyHandling.DROP:
             output.settle(followed=True)
@@ -242,7 +244,7 @@ class Repair:
             output.settle(followed=True)
             output.hold_text(self._header.read_answer(), output.closed_to, output.position)
             self._state = State.BETWEEN
-        action, _ = STEPS[State.BETWEEN, mark_of(token)]
+        action, _ = STEPS[State.BETWEEN, MARKS[token]]
         # The dropped text is the repair; a terminator after it belongs to it.
         if action is not GrammarAction.DROP:
             _METHODS[action](self, token, None)
