@@ -57,6 +57,7 @@ FAULT_OF_RULE: Final[Mapping[str, AnswerFault]] = {
 _OF_A_LIMIT: Final = frozenset({"cut-header", "unfinished-call"})
 
 NO_FAULTS: Final[frozenset[AnswerFault]] = frozenset()
+_CUT: Final = frozenset({AnswerFault.CUT_STREAM})
 
 
 def faults_by_deployment(done: GenerationDone) -> Mapping[str, frozenset[AnswerFault]]:
@@ -64,8 +65,13 @@ def faults_by_deployment(done: GenerationDone) -> Mapping[str, frozenset[AnswerF
 
     Answers of several deployments are attributed to none of them, except for the streams that broke off.
     """
-    found = {step.deployment: frozenset({AnswerFault.CUT_STREAM}) for step in done.steps if _is_cut(step)}
-    generating = {step.deployment for step in done.steps if step.generated}
+    found: dict[str, frozenset[AnswerFault]] = {}
+    generating: set[str] = set()
+    for step in done.steps:
+        if step.failure and _is_cut(step):
+            found[step.deployment] = _CUT
+        if step.generated:
+            generating.add(step.deployment)
     # The rules of a resumed answer are partly those of the generation before it.
     is_whole = done.outcome is GenerationOutcome.COMPLETED and not done.start.resumed
     if is_whole and len(generating) == 1 and not generating & found.keys():
@@ -74,13 +80,16 @@ def faults_by_deployment(done: GenerationDone) -> Mapping[str, frozenset[AnswerF
 
 
 def _is_cut(step: StepDone) -> bool:
-    if not step.failure or step.failure == ContextTooLong.code:
+    """Return whether the stream of a step that failed broke off."""
+    if step.failure == ContextTooLong.code:
         return False
     # Failures before the first token concern availability, which the circuit breaker handles.
     return step.first_token_s is not None or step.failure == BackendProtocolError.code
 
 
 def _faults(done: GenerationDone) -> frozenset[AnswerFault]:
+    if not (done.recoveries or done.repairs or done.unmet):
+        return NO_FAULTS
     rules = {*done.recoveries, *(repair.rule for repair in done.repairs)}
     is_limited = done.finish == "length"
     if is_limited:
