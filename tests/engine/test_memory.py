@@ -203,6 +203,13 @@ def test_a_conversation_keeps_its_first_date() -> None:
     assert cache.recall("team", conversation(ASK, date="2026-01-03")).preamble.date == "2026-01-03"
 
 
+def test_a_conversation_without_generated_items_is_not_copied() -> None:
+    cache = ConversationCache()
+    begun = conversation(UserMessage("q"))
+    assert cache.recall("a", begun) is begun
+    assert cache.recall("a", replace(begun, reasoning_from=1)) == begun
+
+
 def test_the_cache_is_bounded_and_evicts_the_oldest() -> None:
     cache = ConversationCache(max_bytes=100_000)
     for n in range(200):

@@ -34,6 +34,8 @@ from unisono.core.conversation import (
 from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
 
 Generated = AssistantReasoning | AssistantMessage | AssistantCall
+_GENERATED: Final = frozenset({AssistantReasoning, AssistantMessage, AssistantCall})
+_ANSWERED: Final = frozenset({AssistantMessage, AssistantCall})
 
 # An item of an answer: results of server tools stand between the model's own items.
 StoredItem = Generated | ToolResult
@@ -57,16 +59,32 @@ class _Entry:
 
     @classmethod
     def of(cls, items: Sequence[StoredItem]) -> _Entry:
-        tokens = tuple(b"" if isinstance(item, ToolResult) else array("I", item.tokens).tobytes() for item in items)
-        bare = tuple(item if isinstance(item, ToolResult) else replace(item, tokens=()) for item in items)
-        texts = sum(getsizeof(text) for item in bare for text in _texts(item))
-        return cls(bare, tokens, ENTRY_BYTES + texts + sum(map(getsizeof, (*bare, *tokens))))
+        bare: list[StoredItem] = []
+        tokens: list[bytes] = []
+        size = ENTRY_BYTES
+        for item in items:
+            if isinstance(item, ToolResult):
+                bare.append(item)
+                tokens.append(b"")
+            else:
+                bare.append(replace(item, tokens=()))
+                tokens.append(array("I", item.tokens).tobytes())
+            size += getsizeof(bare[-1]) + getsizeof(tokens[-1]) + sum(map(getsizeof, _texts(item)))
+        return cls(tuple(bare), tuple(tokens), size)
 
     def restored(self) -> tuple[StoredItem, ...]:
         return tuple(
             item if isinstance(item, ToolResult) else replace(item, tokens=tuple(array("I", tokens)))
             for item, tokens in zip(self.items, self.tokens, strict=True)
         )
+
+
+def _first_text(items: Sequence[Item]) -> str:
+    """Return the first text of the user."""
+    for item in items:
+        if isinstance(item, UserMessage):
+            return item.text
+    return ""
 
 
 def _texts(item: StoredItem) -> tuple[str, ...]:
@@ -105,6 +123,17 @@ class ConversationCache:
 
         A `dated` conversation keeps its own date.
         """
+        preamble, items = conversation.preamble, conversation.items
+        if not _GENERATED.isdisjoint(map(type, items)):
+            items = self._recall_items(tenant, conversation)
+        if not dated and (date := self._date(tenant, conversation)) != preamble.date:
+            preamble = replace(preamble, date=date)
+        if items is conversation.items and preamble is conversation.preamble and not conversation.reasoning_from:
+            return conversation
+        return replace(conversation, items=items, reasoning_from=0, preamble=preamble)
+
+    def _recall_items(self, tenant: str, conversation: Conversation) -> tuple[Item, ...]:
+        """Return the items of a conversation with the model's generated token ids."""
         items: list[Item] = []
         turn: list[Generated] = []
         sent = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
@@ -123,10 +152,7 @@ class ConversationCache:
                     turn = []
                     items.append(item)
         items += self._recall_answer(tenant, turn)
-        preamble = conversation.preamble
-        if not dated and (date := self._date(tenant, conversation)) != preamble.date:
-            preamble = replace(preamble, date=date)
-        return replace(conversation, items=tuple(items), reasoning_from=0, preamble=preamble)
+        return tuple(items)
 
     def record(
         self,
@@ -208,9 +234,8 @@ class ConversationCache:
         A change at midnight would invalidate prefix caches.
         """
         today = conversation.preamble.date
-        first = next((item.text for item in conversation.items if isinstance(item, UserMessage)), "")
-        key = _key(tenant, "date", conversation.preamble.instructions, first)
-        begun = any(isinstance(item, AssistantMessage | AssistantCall) for item in conversation.items)
+        key = _key(tenant, "date", conversation.preamble.instructions, _first_text(conversation.items))
+        begun = not _ANSWERED.isdisjoint(map(type, conversation.items))
         date = self._dates.get(key, today) if begun else today
         self._dates[key] = date
         self._dates.move_to_end(key)
