@@ -86,6 +86,13 @@ def test_the_digest_identifies_the_tool_list() -> None:
     assert one.digest == same.digest != other.digest
 
 
+def test_requests_without_tools_share_an_empty_list() -> None:
+    empty = plan_tools([])
+    assert plan_tools(()) is empty
+    assert (empty.declared, empty.declarations, empty.characters) == (frozenset(), (), 0)
+    assert empty.digest != plan_tools([FunctionTool("a")]).digest
+
+
 def test_an_identical_repeated_tool_counts_once(encoding: Encoding) -> None:
     tools = plan_tools([FunctionTool("f", "d"), FunctionTool("g"), FunctionTool("f", "d")])
     assert tools_section(tools.declarations).count("type f = ") == 1

@@ -49,7 +49,7 @@ class Transcript:
         self._limits = ReadingLimits(encoding, router, controller.requirements, controller.obligations)
         self.is_broken_off = False  # the answer ends here, because the model repeats itself
         self._is_noted = is_noted
-        self._start = tuple(encoding.encode_marked("<|start|>assistant"))
+        self._start = encoding.assistant_start
         self._unchecked_to = 0  # journal length up to which only the router can stop the stream
         self._ended: FinishReason | None = None
         self.opening: Tokens = ()  # tokens of the message that the step's prompt leaves open
@@ -57,9 +57,10 @@ class Transcript:
     @property
     def constraint(self) -> Constraint | None:
         """Return the constraint for the next generation."""
+        constraint = self.controller.constraint
         # A body that has begun has none, since a constraint would begin another body.
-        is_body_empty = self.journal.tail_length == self.controller.step.header_end
-        return self.controller.constraint if is_body_empty else None
+        is_body_empty = constraint is not None and self.journal.tail_length == self.controller.step.header_end
+        return constraint if is_body_empty else None
 
     def start_step(self, opening: Tokens, *, is_first: bool) -> None:
         """Begin a step; `opening` are the tokens of the unfinished message at its prompt's end."""

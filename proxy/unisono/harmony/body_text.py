@@ -39,7 +39,8 @@ class TableBodyText:
 
     def start(self, body: Sequence[int] = ()) -> None:
         self._withheld = b""
-        self.text_of(body)
+        if body:
+            self.text_of(body)
 
     def text_of(self, tokens: Sequence[int]) -> str:
         if self._withheld:

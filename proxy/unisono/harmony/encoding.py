@@ -113,11 +113,16 @@ class Encoding:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode ids, with U+FFFD for bytes that are not UTF-8. Special tokens are spelled out."""
-        return self.decode_bytes(tokens).decode("utf-8", errors="replace")
+        return self._bpe.decode(tokens, errors="replace")
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
         """Decode ids to bytes. Raises KeyError for an id outside the vocabulary."""
         return self._bpe.decode_bytes(tokens)
+
+    @cached_property
+    def assistant_start(self) -> tuple[int, ...]:
+        """Tokens at the end of a prompt, with which the model's first message begins."""
+        return tuple(self.encode_marked("<|start|>assistant"))
 
     @cached_property
     def special_names(self) -> frozenset[str]:

@@ -48,7 +48,7 @@ class HeaderReader:
         self._encoding = encoding
         self.declared = declared
         self._builtins = builtins
-        self._start = _tokens(encoding, "<|start|>assistant")
+        self._start = encoding.assistant_start
 
     def text(self, held: HeldHeader) -> tuple[str, bool]:
         """Return the text, and whether all of it was UTF-8."""

@@ -26,7 +26,12 @@ class LruCache(Generic[K, V]):
         return self._weight
 
     def get(self, key: K) -> V | None:
-        return self.get_all((key,))[0]
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry[0]
 
     def get_all(self, keys: Iterable[K]) -> list[V | None]:
         """Return one value per key, None for a missing one."""

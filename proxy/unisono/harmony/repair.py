@@ -20,6 +20,9 @@ from unisono.harmony.message_parts import Legal, OpenPart
 from unisono.harmony.recipients import RecipientKind
 from unisono.harmony.repaired_output import BodyHandling, OpenMessage, RepairedOutput
 
+# Header of a message that the prompt leaves open, until the output begins one.
+_ANSWER: Final = Header()
+
 
 class Repair:
     """State machine that repairs generated tokens; they may be fed in portions of any size.
@@ -59,7 +62,7 @@ class Repair:
             encoding, reader, position=position, origin=origin, closed_to=closed_to, has_answer=answered
         )
         self._state = State.HEADER if opening is None else State.BODY
-        self._message = OpenMessage(self.output, encoding, opening or Header())
+        self._message = OpenMessage(self.output, encoding, opening or _ANSWER)
         self._header = HeaderBuffer(self.output, reader)
         self._run: list[int] = []  # body tokens of the current portion
         self.has_restored_stop = False

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 from unisono.core.conversation import AddedTools, Conversation, FunctionTool
 from unisono.errors import InvalidRequest, well_formed
@@ -112,6 +113,8 @@ def plan_tools(
     Raises InvalidRequest with the field for: a missing name, two equal names, a schema that is no object or is
     too deep or too big, and names or values with control characters.
     """
+    if not tools:
+        return NO_TOOLS
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"At most {MAX_TOOLS} tools can be declared.", param=at.partition(".")[0])
     budget, digest = SchemaBudget(), hashlib.sha256()
@@ -143,6 +146,9 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
         characters += len(_as_sent(tool, SchemaBudget()))
     texts = frozenset(tool.name for tool in tools if tool.free_text)
     return ToolSet(names, declarations, digest, characters, texts=texts)
+
+
+NO_TOOLS: Final = ToolSet({}, (), hashlib.sha256().digest(), 0)
 
 
 @contextmanager
@@ -236,10 +242,10 @@ def declarations_by_message(
     The latter are by position in the conversation. An item declares only tools that no earlier message declared, and
     tools with a new definition.
     """
+    if not conversation.deferred and AddedTools not in map(type, conversation.items):
+        return tools.declarations, {}
     added = {index: item for index, item in enumerate(conversation.items) if isinstance(item, AddedTools)}
     deferred = {tools.wire(tool.name) for tool in conversation.deferred}
-    if not added and not deferred:
-        return tools.declarations, {}
     newest = {each.name: each for each in tools.declarations}
     latest = {tools.wire(tool.name): tool for tool in conversation.preamble.tools}
     later = {tools.wire(tool.name) for item in added.values() for tool in item.tools} - latest.keys()

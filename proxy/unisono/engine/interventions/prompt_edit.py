@@ -225,7 +225,7 @@ class HeaderSpelling:
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
-        self._start = tuple(encoding.encode_marked("<|start|>assistant"))
+        self._start = encoding.assistant_start
 
     @property
     def answer(self) -> Tokens:
