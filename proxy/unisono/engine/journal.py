@@ -136,6 +136,8 @@ class JournalWriter:
     @property
     def new_tokens(self) -> list[int]:
         """Return the tokens after the last entry."""
+        if len(self.numbers) == self._segment.start:
+            return []
         return [number for number in self.numbers[self._segment.start :] if number < FIRST_MARK]
 
     @property

@@ -167,15 +167,17 @@ class MessageGate:
         if kind not in (MessageKind.LATE_THOUGHT, MessageKind.THOUGHT):
             step.has_skipped = False
         act = OPENING[self._obligations.next, kind]
+        if act is HeaderAction.PASS:
+            return True
         # Reasoning after an opened answer header is the model's decision: another attempt would lead to it again.
         is_inserted = message.end == step.header_end
         if is_inserted or self._controller.is_spent or (act is HeaderAction.SKIP and step.is_answering):
             return True
-        return act is HeaderAction.PASS or (
-            act is HeaderAction.GUIDE and not self._controller.can_guide(message.header)
-        )
+        return act is HeaderAction.GUIDE and not self._controller.can_guide(message.header)
 
     def is_buffered(self, header: Header) -> bool:
+        if self._is_free_text(header):
+            return False
         message = self._obligations.message_kind(header)
         if message in REFUSED or header.recipient.full_name in self._requirements.tools.buffered:
             return True
@@ -184,10 +186,16 @@ class MessageGate:
         return is_free and self._obligations.has_form(message)
 
     def limits_blanks(self, header: Header) -> bool:
+        if self._is_free_text(header):
+            return False
         message, form = self._obligations.message_kind(header), self._requirements.form
         is_json_answer = form is not None and form.is_json and self._obligations.has_form(message)
         is_json = is_json_answer or self._checks.is_json_call(message, header)
         return is_json and not self._controller.is_spent and self._requirements.detects_repetition
+
+    def _is_free_text(self, header: Header) -> bool:
+        """Return whether the message is neither a call nor an answer of a required form."""
+        return not header.is_call and self._requirements.form is None
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
         message = self._obligations.message_kind(header)
@@ -246,7 +254,9 @@ class BodyChecks:
             if content is not None and self._form_fault(form, content) is BodyFault.NONE:
                 return BodyFault.NONE, content
             return fault, text
-        if message in CALLS and header.recipient.full_name in self._tools.texts:
+        if message not in CALLS:
+            return BodyFault.NONE, text
+        if header.recipient.full_name in self._tools.texts:
             return self._free_text(self._tools.texts[header.recipient.full_name], text)
         if not self.is_json_call(message, header):
             return BodyFault.NONE, text

@@ -219,7 +219,7 @@ class Obligations:
 
     def has_form(self, message: MessageKind) -> bool:
         """Return whether a message has to have the required form."""
-        return message is MessageKind.ANSWER and self.next is Obligation.FORM
+        return message is MessageKind.ANSWER and self.is_form_owed and not self.is_call_owed
 
     def record_message(self, message: MessageKind, *, is_faulty: bool) -> None:
         """Record a message that was accepted; `is_faulty` means that its retries are used up."""
