@@ -17,12 +17,14 @@ MAX_PROMPT_LOGPROBS: Final = 200_000
 
 def required_abilities(request: GenerationRequest, *, prompt_logprobs: bool = False) -> frozenset[str]:
     """Return the names of abilities that the backend of a request needs for its next generation."""
-    needed = {
-        "logit_bias": bool(request.answer.sampling.logit_bias),
-        "logprobs": request.logprobs is not None,
-        "prompt_logprobs": prompt_logprobs,
-    }
-    return frozenset(name for name, is_needed in needed.items() if is_needed)
+    needed: set[str] = set()
+    if request.answer.sampling.logit_bias:
+        needed.add("logit_bias")
+    if request.logprobs is not None:
+        needed.add("logprobs")
+    if prompt_logprobs:
+        needed.add("prompt_logprobs")
+    return frozenset(needed)
 
 
 def check_abilities(request: GenerationRequest, capabilities: Capabilities, *, prompt_logprobs: bool = False) -> None:
@@ -59,13 +61,13 @@ def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> Non
 
 def logprob_recorder(
     request: GenerationRequest, report: GenerationReport, encoding: Encoding
-) -> Callable[[Sequence[int], Chunk], None]:
-    """Return a function that records the tokens of a chunk and their log probabilities.
+) -> Callable[[Sequence[int], Chunk], None] | None:
+    """Return a function that records the tokens of a chunk and their log probabilities; None if nobody asked for them.
 
     Call this once for each generation. `report.facts.logprobs` holds the records of the whole answer.
     """
     if request.logprobs is None:
-        return _ignore
+        return None
     if report.facts.logprobs is None:
         report.facts.logprobs = LogprobLog(lambda token: encoding.decode_bytes([token]))
     log = report.facts.logprobs
@@ -93,8 +95,4 @@ def prompt_recorder(job: CompletionJob, report: GenerationReport) -> Callable[[C
 
 
 def _ignore_chunk(chunk: Chunk) -> None:
-    """Record nothing."""
-
-
-def _ignore(tokens: Sequence[int], chunk: Chunk) -> None:
     """Record nothing."""

@@ -22,8 +22,10 @@ from unisono.core.events import (
     Ran,
     Repaired,
 )
+from unisono.core.frozen import statically_frozen
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class CollectedAnswer:
     """A finished answer.
@@ -81,5 +83,5 @@ async def collect_run(batches: AsyncIterable[list[Event]]) -> CollectedAnswer:
     """
     needed: list[Event] = []
     async for batch in batches:
-        needed += (event for event in batch if not isinstance(event, Delta))
+        needed += [event for event in batch if not isinstance(event, Delta)]
     return collect(needed)

@@ -10,7 +10,7 @@ left, the stream ends with the error after all events so far.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
@@ -275,7 +275,9 @@ class HarmonyGeneration(BatchStream):
             visible=() if request.server_tools is None else request.server_tools.visible,
         )
         usage = await builder.count_prompt(reader.items.context) + finished.usage
-        return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost_tokens))
+        if self._lost_tokens:
+            usage = replace(usage, completion_tokens=usage.completion_tokens + self._lost_tokens)
+        return replace(finished, usage=usage)
 
 
 async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
@@ -295,11 +297,13 @@ async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) ->
             yield reader.record_outcome(await loop.run(calls, calls.pending))
 
 
-def _with_whole_deltas(batch: Sequence[Event]) -> Iterator[Event]:
-    """Yield the same events with a single delta for each item, before its end."""
+def _with_whole_deltas(batch: Sequence[Event]) -> list[Event]:
+    """Return the same events with a single delta for each item, before its end."""
     # One object per token until the end of the answer would prolong garbage collections.
+    events: list[Event] = []
     for event in batch:
         if isinstance(event, Closed) and event.text:
-            yield Delta(event.item, event.text)
+            events.append(Delta(event.item, event.text))
         if not isinstance(event, Delta):
-            yield event
+            events.append(event)
+    return events

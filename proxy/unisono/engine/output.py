@@ -196,6 +196,8 @@ class OutputReader:
         is_answered = self._state.has_final and self.transcript.controller.obligations.is_call_missing
         has_cut_tools = self._state.has_cut_tools and self.stop_sequence is None
         cut_call = (finished.cut_call and not is_answered) or has_cut_tools
+        if not paused and cut_call is finished.cut_call:
+            return finished
         return replace(finished, cut_call=cut_call, paused=paused)
 
     # -- server tools

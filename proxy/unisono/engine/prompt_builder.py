@@ -30,7 +30,7 @@ class StepPrompt:
     with_text: RenderedPrompt | None = None
 
     def is_of(self, context: StepContext) -> bool:
-        return (self.number, self.is_final_open) == (context.number, context.is_final_open)
+        return self.number == context.number and self.is_final_open == context.is_final_open
 
 
 class PromptBuilder:
@@ -79,8 +79,9 @@ class PromptBuilder:
         window = capabilities.context or DEFAULT_CONTEXT
         if self._request.prompt.truncate and window != self._fitted_to:
             await self._fit(window)
-        await self.count_prompt(context)
         current = await self._step_prompt(context)
+        if not self.usage.prompt_tokens:
+            await self._count_first(current, context)
         if capabilities.prompt is not OutputForm.TEXT:
             return current.rendered
         if current.with_text is not None:
@@ -115,11 +116,15 @@ class PromptBuilder:
         """Return the known usage of the prompts, even without a backend."""
         current = await self._step_prompt(context)
         if not self.usage.prompt_tokens:
-            # A journal may begin in a later step, whose prompt also contains generated tokens.
-            first = current.rendered if not context.number else await self._render(self.conversation)
-            self.usage = replace(self.usage, prompt_tokens=len(first.prompt.tokens))
-            self._report.facts.prompt_tokens = self.usage.prompt_tokens
+            await self._count_first(current, context)
         return self.usage
+
+    async def _count_first(self, current: StepPrompt, context: StepContext) -> None:
+        """Count the first prompt of the answer; `current` is that of the current step."""
+        # A journal may begin in a later step, whose prompt also contains generated tokens.
+        first = current.rendered if not context.number else await self._render(self.conversation)
+        self.usage = replace(self.usage, prompt_tokens=len(first.prompt.tokens))
+        self._report.facts.prompt_tokens = self.usage.prompt_tokens
 
     async def has_room(self, context: StepContext, capabilities: Capabilities, completed: int) -> bool:
         """Return whether a step in this context could generate tokens after `completed` ones."""

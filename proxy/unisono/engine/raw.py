@@ -315,7 +315,8 @@ class RawGeneration(BatchStream):
                     self._cached = self._cached or chunk.cached_tokens
                 add_prompt_logprobs(chunk)
                 tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
-                add_logprobs(tokens, chunk)
+                if add_logprobs is not None:
+                    add_logprobs(tokens, chunk)
                 if tokens:
                     telemetry.pace.record(len(tokens), monotonic())
                 finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish

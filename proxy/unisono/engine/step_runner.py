@@ -271,7 +271,8 @@ class StepRunner:
                     if first is not None:
                         first.record_cached(chunk)
                 tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
-                add_logprobs(tokens, chunk)
+                if add_logprobs is not None:
+                    add_logprobs(tokens, chunk)
                 if tokens:
                     record_pace(len(tokens), monotonic())
                 finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish

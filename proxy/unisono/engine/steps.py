@@ -90,6 +90,9 @@ class StepContext:
         return replace(conversation, items=(*conversation.items, *self.items), prefill=prefill)
 
 
+FIRST_STEP: Final = StepContext()
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerDone:
     """The answer is complete, or the client has to act.
@@ -273,7 +276,7 @@ class AnswerItems:
     def __init__(self, step_filter: ServerToolFilter | None, *, rejects_preambles: bool) -> None:
         self._filter = step_filter
         self._rejects_preambles = rejects_preambles
-        self.context = StepContext()  # what the steps before the current one add to the conversation
+        self.context = FIRST_STEP  # what the steps before the current one add to the conversation
         self._closed_before = 0  # number of `closed` items that belong to earlier steps
         self.closed: list[Closed] = []
         self.has_started = False  # a generation was started
@@ -286,8 +289,9 @@ class AnswerItems:
     def start_generation(self) -> None:
         """Begin a generation in the current step, after the results so far."""
         self.has_started = True
-        results = (item for item in self.context.items if isinstance(item, ToolResult))
-        self.context = replace(self.context, results=tuple(results))
+        if self.context.items:
+            results = (item for item in self.context.items if isinstance(item, ToolResult))
+            self.context = replace(self.context, results=tuple(results))
 
     def start_step(self, step: Generate | ContinueTurn | OpenFinal) -> None:
         """Begin the generation of another step."""
@@ -319,19 +323,27 @@ class AnswerItems:
 
     def state(self, reason: FinishReason, *, cut_call: bool, exhausted: bool) -> AnswerState:
         """Return the state of the answer at the end of a step."""
-        closed = self.closed[self._closed_before :]
-        output = [each.item for each in closed if not isinstance(each.item, Reasoning)]
-        preambles = [item for item in output if isinstance(item, Text) and item.phase is Phase.COMMENTARY]
+        has_output = has_final = needs_client = False
+        has_preambles_only = True
+        for closed in self.closed[self._closed_before :]:
+            item = closed.item
+            if isinstance(item, Reasoning):
+                continue
+            has_output = True
+            phase = item.phase if isinstance(item, Text) else None
+            has_final = has_final or phase is Phase.FINAL
+            has_preambles_only = has_preambles_only and phase is Phase.COMMENTARY
+            needs_client = needs_client or (isinstance(item, ToolCall) and closed.complete)
         return AnswerState(
             reason,
-            has_output=bool(output),
-            has_final=any(isinstance(item, Text) and item.phase is Phase.FINAL for item in output),
+            has_output=has_output,
+            has_final=has_final,
             cut_call=cut_call,
-            is_dangling=self._rejects_preambles and bool(preambles) and len(preambles) == len(output),
+            is_dangling=self._rejects_preambles and has_output and has_preambles_only,
             was_continued=self.context.was_continued,
             is_final_open=self.context.is_final_open,
             calls=() if self._filter is None else self._filter.calls,
-            needs_client=any(isinstance(each.item, ToolCall) and each.complete for each in closed),
+            needs_client=needs_client,
             exhausted=exhausted,
         )
 
