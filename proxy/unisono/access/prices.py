@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from unisono.config import ModelEntry
 from unisono.config.prices import MODE_UNITS, UNIT_KEYS
-from unisono.core.billed_units import BilledUnits
+from unisono.core.billed_units import NO_UNITS, BilledUnits
 from unisono.core.observer import StepDone
 from unisono.core.quotas import MILLION
 
@@ -51,12 +51,16 @@ class Price:
 
     def unit_cost(self, units: BilledUnits) -> int:
         """Return the cost of units besides tokens in micro-USD."""
-        return _rounded_up(ceil(sum(getattr(self, name) * getattr(units, name) for name in UNITS)))
+        amount = (
+            self.queries * units.queries
+            + self.images * units.images
+            + self.seconds * units.seconds
+            + self.characters * units.characters
+        )
+        return _rounded_up(ceil(amount))
 
 
 FREE: Final = Price()
-# Names of the units besides tokens.
-UNITS: Final = BilledUnits.__slots__
 
 
 def _rounded_up(amount: int) -> int:
@@ -77,15 +81,22 @@ class PriceList:
 
     def ceiling(self, *models: str) -> Price:
         """Return the highest price of requests that any of the models may answer."""
+        if len(models) == 1:
+            return self.ceilings.get(models[0], FREE)
         return _highest(*(self.ceilings.get(model, FREE) for model in models))
 
     def settled(self, model: str, deployment: str) -> Price:
         """Return the price of `deployment`, or the ceiling of `model` if that price is unknown."""
-        return self.of_deployment.get(deployment, self.ceiling(model))
+        price = self.of_deployment.get(deployment)
+        return self.ceiling(model) if price is None else price
 
     def unit_cost(self, model: str, steps: Iterable[StepDone]) -> int:
         """Return the cost of units besides tokens, each at the price of its deployment."""
-        return sum(self.settled(model, step.deployment).unit_cost(step.units) for step in steps)
+        cost = 0
+        for step in steps:
+            if step.units is not NO_UNITS:
+                cost += self.settled(model, step.deployment).unit_cost(step.units)
+        return cost
 
 
 def price_list(
