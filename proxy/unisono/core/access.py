@@ -61,7 +61,9 @@ class Caller:
 
     @property
     def is_limited(self) -> bool:
-        return self.limits.limited or any(shared.limits.limited for shared in self.shared_limits)
+        if self.limits.limited or not self.shared_limits:
+            return self.limits.limited
+        return any(shared.limits.limited for shared in self.shared_limits)
 
     @property
     def is_restricted(self) -> bool:
@@ -70,6 +72,8 @@ class Caller:
 
     def may_use_model(self, *names: str) -> bool:
         """Return True if one of the names or groups of a model is permitted."""
+        if self.models is None and not self.shared_models:
+            return True
         own = () if self.models is None else (self.models,)
         return all(any(name in permitted for name in names) for permitted in (*own, *self.shared_models))
 

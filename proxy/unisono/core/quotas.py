@@ -52,8 +52,14 @@ class KeyLimits:
 
         A soft budget counts, because the store sums what reservations spend.
         """
-        limits = (self.rpm, self.tpm, self.max_parallel, self.token_budget, self.money_budget, self.soft_budget)
-        return any(limit is not None for limit in limits)
+        return (
+            self.rpm is not None
+            or self.tpm is not None
+            or self.max_parallel is not None
+            or self.token_budget is not None
+            or self.money_budget is not None
+            or self.soft_budget is not None
+        )
 
     @property
     def has_budget(self) -> bool:
@@ -69,6 +75,7 @@ class KeyLimits:
 NO_LIMITS = KeyLimits()
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Account:
     """Account: a tenant and a virtual key by its public id, empty if there is no key."""
@@ -240,14 +247,31 @@ class TokenUsage:
         return self.input + self.output
 
     def __sub__(self, other: TokenUsage) -> TokenUsage:
-        return TokenUsage(*(max(getattr(self, name) - getattr(other, name), 0) for name in USED))
+        return TokenUsage(
+            max(self.requests - other.requests, 0),
+            max(self.errors - other.errors, 0),
+            max(self.input - other.input, 0),
+            max(self.cached - other.cached, 0),
+            max(self.output - other.output, 0),
+            max(self.reasoning - other.reasoning, 0),
+            max(self.cost - other.cost, 0),
+        )
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        return TokenUsage(*(getattr(self, name) + getattr(other, name) for name in USED))
+        return TokenUsage(
+            self.requests + other.requests,
+            self.errors + other.errors,
+            self.input + other.input,
+            self.cached + other.cached,
+            self.output + other.output,
+            self.reasoning + other.reasoning,
+            self.cost + other.cost,
+        )
 
 
 # Names of the counted amounts, in order.
 USED: Final = TokenUsage.__slots__
+NO_USAGE: Final = TokenUsage()
 
 
 @statically_frozen
@@ -293,8 +317,8 @@ def entries_of(
     """
     for model in sorted(totals):
         others = {other: used for (requested, other), used in sorted(served.items()) if requested == model}
-        own = totals[model] - sum(others.values(), TokenUsage())
-        if own != TokenUsage():
+        own = totals[model] - sum(others.values(), NO_USAGE)
+        if own != NO_USAGE:
             yield LedgerLine(account, model, day, own)
         for other, used in others.items():
             yield LedgerLine(account, model, day, used, other)
