@@ -18,13 +18,13 @@ from unisono.access.budget_watch import BudgetWatch
 from unisono.access.local_limits import LocalLimits
 from unisono.access.usage_spool import SCAN_INTERVAL_S, UsageSpool
 from unisono.core.quotas import (
+    NO_USAGE,
     Account,
     AccountStore,
     LedgerLine,
     QuotaObserver,
     QuotaReservation,
     QuotaStatus,
-    TokenUsage,
     UsageRecord,
 )
 from unisono.errors import StoreError, StoreUnavailable
@@ -58,7 +58,7 @@ class _Waiting:
 
     @property
     def has_usage(self) -> bool:
-        return self.settlement.entry.used != TokenUsage()
+        return self.settlement.entry.used != NO_USAGE
 
     def finish(self) -> None:
         if not self.durable.done():
@@ -160,7 +160,7 @@ class UsageLedger:
     def release(self, *claims: QuotaReservation) -> None:
         """Release reservations that were not used and may not exist, in the background."""
         for claim in claims:
-            self.record(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", TokenUsage()), claim))
+            self.record(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", NO_USAGE), claim))
 
     def record(self, settlement: UsageRecord) -> None:
         """Queue a settlement, to be written in the background; `settle` waits until it is durable."""
@@ -191,9 +191,11 @@ class UsageLedger:
         waiting = [self._queue(settlement) for settlement in settlements]
         # A store in memory writes at once.
         await asyncio.sleep(0)
-        if not self._is_slow and not all(each.durable.done() for each in waiting):
-            await asyncio.wait({each.durable for each in waiting}, timeout=LEDGER_WAIT_S)
-        if pending := [each for each in waiting if not each.durable.done()]:
+        pending = _pending(waiting)
+        if pending and not self._is_slow:
+            await asyncio.wait({each.durable for each in pending}, timeout=LEDGER_WAIT_S)
+            pending = _pending(pending)
+        if pending:
             self._is_slow = True
             await self._spooled(pending)
 
@@ -309,6 +311,11 @@ class UsageLedger:
             self._on_failure()
         self._down = self._is_slow = True
         await self._spooled(batch)
+
+
+def _pending(records: Sequence[_Waiting]) -> list[_Waiting]:
+    """Return the settlements that are not durable yet."""
+    return [record for record in records if not record.durable.done()]
 
 
 def _about(settlement: UsageRecord) -> dict[str, object]:

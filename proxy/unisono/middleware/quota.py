@@ -47,6 +47,8 @@ EXTRA_TOKENS: Final = 100
 EXPECTED_TOKENS: Final = 1024
 # Maximum tokens of an answer without its own limit.
 MAX_TOKENS: Final = 131_072
+# Usage of a request that continues no journal.
+NO_TOKENS: Final = Usage()
 # Retry delay sent to clients if waiting does not help, in seconds.
 NEVER_S: Final = 86_400.0
 
@@ -175,7 +177,7 @@ class Metering:
     async def journal_usage(self, request: GenerationRequest) -> Usage:
         """Return the usage of the earlier streams whose journal `request` continues."""
         if not request.resumption.journal:
-            return Usage()
+            return NO_TOKENS
         prompt = 0
         # The stream raises the same error.
         with suppress(UnisonoError):
@@ -239,7 +241,7 @@ class QuotaGate(Gate):
         # True if the budget limits the answer.
         self._is_capped = False
         # Usage of earlier streams, whose journal this stream continues.
-        self._journal_usage = Usage()
+        self._journal_usage = NO_TOKENS
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Reserve quota for a key with limits.
@@ -276,18 +278,25 @@ class QuotaGate(Gate):
 
     def _settlements(self, record: UsageRecord) -> list[UsageRecord]:
         """Return the usage records of the key, and of the team and the user that it reserved for."""
+        if not self._reservations:
+            return [record, *self._counted_only(record)]
         own = record.entry.account
         mine = next((claim for claim in self._reservations if claim.account == own), None)
         others = (claim for claim in self._reservations if claim.account != own)
         shared = [replace(record, entry=replace(record.entry, account=claim.account), claim=claim) for claim in others]
         return [replace(record, claim=mine), *shared, *self._counted_only(record)]
 
-    def _counted_only(self, record: UsageRecord) -> Iterator[UsageRecord]:
-        """Yield the records of accounts that count usage without a reservation."""
-        caller, reserved = self._request.origin.caller, {claim.account for claim in self._reservations}
-        for shared in () if caller is None else caller.shared_limits:
-            if shared.is_counted and shared.account not in reserved:
-                yield replace(record, entry=replace(record.entry, account=shared.account), claim=None)
+    def _counted_only(self, record: UsageRecord) -> list[UsageRecord]:
+        """Return the records of accounts that count usage without a reservation."""
+        caller = self._request.origin.caller
+        if caller is None or not caller.shared_limits:
+            return []
+        reserved = {claim.account for claim in self._reservations}
+        return [
+            replace(record, entry=replace(record.entry, account=shared.account), claim=None)
+            for shared in caller.shared_limits
+            if shared.is_counted and shared.account not in reserved
+        ]
 
     def release(self) -> None:
         if self._is_owed:
