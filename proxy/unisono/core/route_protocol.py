@@ -83,6 +83,7 @@ class RouteRequirements:
     resumes: bool = False
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt on a deployment; `failure` is the code of its error, empty for none.

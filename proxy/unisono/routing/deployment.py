@@ -16,7 +16,8 @@ from random import uniform
 from typing import cast
 
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
-from unisono.core.generation import Capabilities, Load, Timeouts
+from unisono.core.frozen import statically_frozen
+from unisono.core.generation import Capabilities, Load
 from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
@@ -50,6 +51,7 @@ DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # f
 log = logging.getLogger(__name__)
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class SlotReservation:
     """Reserved slot; `at` is the time of the reservation in monotonic seconds."""
@@ -78,6 +80,7 @@ class LiveDeployment:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.terms = DeploymentConfig(terms) if isinstance(terms, str) else terms
+        self.name, self.timeouts = self.terms.name, self.terms.timeouts
         self.endpoint = endpoint
         self.passes = passes
         self.context = context
@@ -109,10 +112,6 @@ class LiveDeployment:
         self.become(self.terms)
 
     @property
-    def name(self) -> str:
-        return self.terms.name
-
-    @property
     def backend(self) -> Backend:
         """Harmony backend; must not be used if the deployment is pass-through."""
         return cast(Backend, self.endpoint)
@@ -122,15 +121,11 @@ class LiveDeployment:
         """Pass-through backend; must not be used for a Harmony deployment."""
         return cast(PassthroughBackend, self.endpoint)
 
-    @property
-    def timeouts(self) -> Timeouts:
-        return self.terms.timeouts
-
     def become(self, terms: DeploymentConfig) -> None:
         """Apply a reloaded configuration from now on; requests in progress continue."""
         if terms.is_drained and not self.terms.is_drained:
             self.drained_since = self.clock()
-        self.terms = terms
+        self.terms, self.name, self.timeouts = terms, terms.name, terms.timeouts
         one = self.candidate
         one.name, one.seed, one.order = terms.name, number_of(terms.name), terms.order
         self.apply_weight()

@@ -111,7 +111,7 @@ class DeploymentGroup:
         self.budget = RetryBudget(clock())
         self.line: WaitingQueue[SlotReservation] = WaitingQueue(self.rules.bounds, _give_back, clock)
         self._prefixes = prefixes
-        self._clock = clock
+        self.now = self._clock = clock
         self._candidates = [live.candidate for live in self.members]
         self._choosing = Selector(model, self._candidates, prefixes, self.rules.strategy)
         self.by_bit: Mapping[int, LiveDeployment] = {live.candidate.bit: live for live in self.members}
@@ -127,16 +127,23 @@ class DeploymentGroup:
     @property
     def in_flight(self) -> int:
         """Number of requests of the group that have a slot or wait for one."""
-        return sum(candidate.running for candidate in self._candidates) + len(self.line)
+        number = len(self.line)
+        for candidate in self._candidates:
+            number += candidate.running
+        return number
 
     @property
     def knows_caches(self) -> bool:
         """True if the cached part of a prompt is estimated for each deployment."""
         return len(self.members) > 1 and self.rules.strategy is Strategy.PREFIX_AWARE
 
-    def now(self) -> float:
-        """Return the time of the group's clock, in monotonic seconds."""
-        return self._clock()
+    @property
+    def longest_answer_s(self) -> float:
+        """Longest time limit that a deployment has for an answer."""
+        longest_s = 0.0
+        for live in self.members:
+            longest_s = max(longest_s, live.timeouts.total_s)
+        return longest_s
 
     def listen(self, live: LiveDeployment) -> None:
         """Subscribe to changes of a member, such as freed slots."""

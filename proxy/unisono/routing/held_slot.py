@@ -82,12 +82,9 @@ class HeldSlot:
         self._patience_s: float | None = None
         self._limit: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def deployment(self) -> Deployment:
-        if self._group.rules.hedge is None or self._live.passes:
-            return self._live
-        return HedgedDeployment(lambda: self._live, self._complete)
+        self.deployment: Deployment = self._live
+        if group.rules.hedge is not None and not self._live.passes:
+            self.deployment = HedgedDeployment(lambda: self._live, self._complete)
 
     def _complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         """Start a generation, with a second deployment if the first one sends nothing."""
@@ -194,7 +191,8 @@ class HeldSlot:
         wait, self._wait = self._wait, None
         if wait is not None:
             self._live.waits.remove(wait)
-        self._end_limit()
+        if self._limit is not None:
+            self._end_limit()
 
     def _end_attempt(self) -> None:
         self._end_wait()
@@ -239,6 +237,8 @@ class HeldSlot:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end_attempt()
+        # A hedged deployment refers to this slot. The cycle would keep both in memory.
+        self.deployment = self._live
         hold, self._hold = self._hold, None
         if hold is not None:
             self._live.give_back(hold)

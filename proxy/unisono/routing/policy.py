@@ -206,7 +206,8 @@ class SelectionRequest:
 
     def known(self, bit: int) -> int:
         """Return the number of prefix tokens that a deployment holds."""
-        return max((tokens for mask, tokens in self.cached_prefixes if mask & bit), default=0)
+        held = self.cached_prefixes
+        return max((tokens for mask, tokens in held if mask & bit), default=0) if held else 0
 
     def work(self, bit: int) -> int:
         """Return the work of the request on a deployment; even a fully cached prompt costs 1."""
@@ -245,6 +246,7 @@ def to_selection_request(
     )
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Chosen candidate; None if there is none, or if waiting for `waits_for` is better."""
@@ -276,6 +278,8 @@ def choose(
     tokens = selection.tokens
     # Most candidates have no limit, and a call for each of many would dominate the cost.
     free = [c for c in serving if not c.bit & barred and (not c.bounded or c.has_room(tokens))]
+    if len(free) == 1:
+        return Choice(free[0])
     if free:
         return Choice(_best(_least(free, selection), selection, turn, strategy))
     if serving[0].rank < Rank.HALF_OPEN:
@@ -283,10 +287,7 @@ def choose(
             on_trial = c.rank == Rank.HALF_OPEN and not c.running and not c.bit & (barred | selection.excluded)
             if on_trial and c.has_room(tokens) and c.can(selection) is not unable:
                 return Choice(c)
-    mask = 0
-    for c in serving:
-        mask |= c.bit
-    return Choice(None, mask)
+    return Choice(None, sum(c.bit for c in serving))
 
 
 def _without_avoided(candidates: Sequence[Candidate], selection: SelectionRequest) -> SelectionRequest:

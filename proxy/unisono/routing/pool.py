@@ -16,6 +16,7 @@ from math import inf
 from random import uniform
 
 from unisono.config import StandIns
+from unisono.config.fallbacks import NO_STAND_INS
 from unisono.core.answer_faults import AnswerFault
 from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.core.route_protocol import RouteRequest
@@ -117,7 +118,7 @@ class RoutingPool:
         passes through, or if a fallback that the client chose cannot answer the request.
         """
         groups, other = (self._passing, self._speaking) if request.passing else (self._speaking, self._passing)
-        others = self._stand_ins.get(request.model, StandIns()).for_request(request.model, request.requested)
+        others = self._stand_ins.get(request.model, NO_STAND_INS).for_request(request.model, request.requested)
         if not request.has_both_kinds:
             for name in request.requested.fallbacks or ():
                 if name not in groups and name in other:
@@ -127,10 +128,9 @@ class RoutingPool:
                         param="fallbacks",
                     )
         ruled_out = self._ruled_out(request, (request.model, *others.fallbacks, *others.larger))
-        own, fallbacks, larger = (
-            [group for name in names if (group := groups.get(name)) and _is_usable(group, ruled_out)]
-            for names in ((request.model,), others.fallbacks, others.larger)
-        )
+        own = _usable(groups, (request.model,), ruled_out)
+        fallbacks = _usable(groups, others.fallbacks, ruled_out)
+        larger = _usable(groups, others.larger, ruled_out)
         if not (first := own or fallbacks or larger):
             if request.model in groups or (ruled_out and request.model in other):
                 raise self._without_deployments(request, ruled_out)
@@ -347,8 +347,15 @@ class RoutingPool:
         await asyncio.gather(*(one.live.aclose() for one in owned))
 
 
+def _usable(groups: Mapping[str, DeploymentGroup], models: Sequence[str], ruled_out: int) -> Sequence[DeploymentGroup]:
+    """Return the groups of `models` that have a deployment outside of the mask `ruled_out`."""
+    if not models:
+        return ()
+    return [group for name in models if (group := groups.get(name)) and _is_usable(group, ruled_out)]
+
+
 def _is_usable(group: DeploymentGroup, ruled_out: int) -> bool:
-    return any(not live.candidate.bit & ruled_out for live in group.members)
+    return not ruled_out or any(not live.candidate.bit & ruled_out for live in group.members)
 
 
 def _window(deployment: LiveDeployment) -> int | None:

@@ -9,7 +9,7 @@ that continue an answer are free and limited by MAX_FAILED_ATTEMPTS.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from random import random, uniform
 from typing import Final
@@ -70,6 +70,7 @@ class GroupFailoverRoute:
     ) -> None:
         self._request = request
         self._group = group
+        self._now = group.now
         self._fallbacks = tuple(fallbacks)
         self._larger = tuple(larger)
         self._tries: list[Attempt] = []
@@ -235,7 +236,7 @@ class GroupFailoverRoute:
             self._judge(demand)
         refusal: BackendError | None = None
         last_resorts: list[DeploymentGroup] = []
-        groups = list(self._groups(demand))
+        groups = self._groups(demand)
         for group in groups:
             if len(groups) > 1 and not group.serves(self._selection_request(group, demand)):
                 last_resorts.append(group)
@@ -288,16 +289,19 @@ class GroupFailoverRoute:
                 error.retry_after_s = group.line.expected_s()
             raise error
 
-    def _groups(self, demand: RouteRequirements) -> Iterator[DeploymentGroup]:
-        """Yield the groups that may be tried, in order, each once."""
-        seen: set[DeploymentGroup] = set()
-        too_long = isinstance(self._failure, ContextTooLong) or self._too_long(demand)
-        for group in (self._group, *(self._larger if too_long else ()), *self._fallbacks):
-            if group not in seen and (demand.resumes or self._retries_left(group, pending=False)):
-                seen.add(group)
-                yield group
+    def _groups(self, demand: RouteRequirements) -> list[DeploymentGroup]:
+        """Return the groups that may be tried, in order, each once."""
+        larger = self._larger if self._larger and self._is_too_long(demand) else ()
+        groups: list[DeploymentGroup] = []
+        for group in (self._group, *larger, *self._fallbacks):
+            if group not in groups and (demand.resumes or self._retries_left(group, pending=False)):
+                groups.append(group)
+        return groups
 
-    def _too_long(self, demand: RouteRequirements) -> bool:
+    def _is_too_long(self, demand: RouteRequirements) -> bool:
+        """Return whether the prompt is too long for the deployments of the requested model."""
+        if isinstance(self._failure, ContextTooLong):
+            return True
         usable = (one.candidate for one in self._group.members if not one.candidate.bit & self._ruled_out)
         sizes = [one.context for one in usable]
         return all(size is not None and size <= demand.prompt_tokens for size in sizes)
@@ -349,8 +353,7 @@ class GroupFailoverRoute:
         """Return a slot in a group, waiting in its queue. Raises the `BackendError` family."""
         number = group.line.number()
         # A slot that becomes free after the time for the answer is useless.
-        longest_s = max(live.timeouts.total_s for live in group.members)
-        until = asyncio.get_running_loop().time() + min(group.rules.bounds.timeout_s, longest_s)
+        until = asyncio.get_running_loop().time() + min(group.rules.bounds.timeout_s, group.longest_answer_s)
         wanted = self._selection_request(group, demand)
         error: BackendError | None = None
         examined: tuple[tuple[str, str], ...] = ()
@@ -389,9 +392,6 @@ class GroupFailoverRoute:
         self._failure, self._paused = None, False
         self._at = (group, live)
         return HeldSlot(self, group, hold, capabilities, demand, self._failed_mask)
-
-    def _now(self) -> float:
-        return self._group.now()
 
 
 def _is_transient(error: UnisonoError) -> bool:
