@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from unisono.core.generation import Timeouts
 from unisono.routing.attempt_timeouts import (
+    LONG_PROMPT_TOKENS,
     MAX_SAMPLE_AGE_S,
     MAX_SAMPLES,
     MIN_READING_SPEED,
@@ -239,3 +240,37 @@ def test_only_the_last_samples_are_kept(
 def test_limits_are_finite_without_configured_timeouts() -> None:
     endless = Timeouts(inf, inf, inf, inf)
     assert attempt_timeouts(endless, MINIMUM, PendingAttempt(100), learned_from(FAST, 10**6)).first_token_s < inf
+
+
+SAMPLES = st.lists(
+    st.builds(
+        AttemptSample,
+        at=st.floats(0, 2 * MAX_SAMPLE_AGE_S),
+        first_token_s=st.sampled_from([0.1, 0.2, 5.0]) | st.floats(0, 100),
+        largest_gap_s=st.none() | st.sampled_from([0.1, 0.2]),
+        read_tokens=st.none() | st.integers(0, 2 * LONG_PROMPT_TOKENS),
+    ),
+    max_size=2 * MAX_SAMPLES,
+)
+
+
+@given(samples=SAMPLES)
+def test_percentiles_are_those_of_the_samples_in_use(samples: list[AttemptSample]) -> None:
+    times = AttemptTimes()
+    samples.sort(key=lambda sample: sample.at)
+    for sample in samples:
+        times.record(sample)
+    now = samples[-1].at if samples else 0.0
+    used = [sample for sample in samples[-MAX_SAMPLES:] if now - sample.at <= MAX_SAMPLE_AGE_S]
+    long = [one for one in used if one.read_tokens is not None and one.read_tokens >= LONG_PROMPT_TOKENS]
+    learned = times.learned(now)
+    assert learned.is_warm == bool(used)
+    assert learned.first_token_s == (percentile_95([one.first_token_s for one in used if one not in long]) or 0.0)
+    assert learned.s_per_token == percentile_95([one.first_token_s / (one.read_tokens or 1) for one in long])
+    assert learned.gap_s == percentile_95([one.largest_gap_s for one in used if one.largest_gap_s is not None])
+    times.clear()
+    assert times.learned(now) == LearnedTimes()
+
+
+def percentile_95(values: list[float]) -> float | None:
+    return sorted(values)[ceil(0.95 * len(values)) - 1] if values else None

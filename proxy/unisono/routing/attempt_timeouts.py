@@ -5,12 +5,14 @@ Pure: times are arguments, in seconds of one monotonic clock.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil, inf
 from typing import Final
 
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import Timeouts
 
 # Attempts on one deployment that wait for their first token, and the probes they trigger.
@@ -130,6 +132,7 @@ class MinTimeouts:
     silence_s: float = 10.0
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class PendingAttempt:
     """Attempt before it begins.
@@ -143,6 +146,7 @@ class PendingAttempt:
     retries_left: int = 0
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class LearnedTimes:
     """95th percentiles of recent samples, None without samples.
@@ -160,6 +164,7 @@ class LearnedTimes:
     timeouts: int = 0
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AttemptSample:
     """One attempt that answered.
@@ -178,7 +183,12 @@ class AttemptTimes:
     """Samples of one deployment: the last MAX_SAMPLES that are not older than MAX_SAMPLE_AGE_S."""
 
     def __init__(self) -> None:
-        self._samples: deque[AttemptSample] = deque(maxlen=MAX_SAMPLES)
+        self._samples: deque[AttemptSample] = deque()
+        # Values of all samples in ascending order: seconds to the first token of short prompts, those per token of
+        # long prompts, and largest gaps.
+        self._first: list[float] = []
+        self._per_token: list[float] = []
+        self._gaps: list[float] = []
         self._timeouts = 0
         self._learned: LearnedTimes | None = None
 
@@ -187,10 +197,14 @@ class AttemptTimes:
 
     def record(self, sample: AttemptSample) -> None:
         """Add an attempt that answered; samples must be added in the order of their times."""
+        if len(self._samples) == MAX_SAMPLES:
+            self._remove_oldest()
         self._samples.append(sample)
+        for values, value in self._values_of(sample):
+            insort(values, value)
         self._timeouts = 0
         # Now, and not when the next attempt begins: a client may be waiting for it.
-        self._learned = _learned(self._samples, self._timeouts)
+        self._learned = self._learn()
 
     def record_timeout(self) -> None:
         """Count an attempt that timed out: the next one without an alternative waits longer."""
@@ -199,18 +213,42 @@ class AttemptTimes:
 
     def clear(self) -> None:
         """Discard everything: the server process may be another one."""
-        self._samples.clear()
+        for values in (self._samples, self._first, self._per_token, self._gaps):
+            values.clear()
         self._timeouts = 0
         self._learned = None
 
     def learned(self, now: float) -> LearnedTimes:
         samples = self._samples
         while samples and now - samples[0].at > MAX_SAMPLE_AGE_S:
-            samples.popleft()
+            self._remove_oldest()
             self._learned = None
         if self._learned is None:
-            self._learned = _learned(samples, self._timeouts)
+            self._learned = self._learn()
         return self._learned
+
+    def _remove_oldest(self) -> None:
+        for values, value in self._values_of(self._samples.popleft()):
+            del values[bisect_left(values, value)]
+
+    def _values_of(self, sample: AttemptSample) -> list[tuple[list[float], float]]:
+        """Return the values of a sample, each with the list that contains it."""
+        if sample.read_tokens is not None and sample.read_tokens >= LONG_PROMPT_TOKENS:
+            found = [(self._per_token, sample.first_token_s / sample.read_tokens)]
+        else:
+            found = [(self._first, sample.first_token_s)]
+        if sample.largest_gap_s is not None:
+            found.append((self._gaps, sample.largest_gap_s))
+        return found
+
+    def _learn(self) -> LearnedTimes:
+        return LearnedTimes(
+            is_warm=bool(self._samples),
+            first_token_s=_percentile_95(self._first) or 0.0,
+            s_per_token=_percentile_95(self._per_token),
+            gap_s=_percentile_95(self._gaps),
+            timeouts=self._timeouts,
+        )
 
 
 def attempt_timeouts(
@@ -228,11 +266,11 @@ def attempt_timeouts(
     silent = learned if learned.gap_s is not None else LearnedTimes()
     silence_s = _limit(minimum.silence_s, gap_s, gap_s, timeouts.total_s, attempt, silent)
     connect_s = max(MIN_CONNECT_S, _share_s(timeouts.total_s, attempt)) if attempt.retries_left else inf
-    return replace(
-        timeouts,
+    return Timeouts(
         connect_s=min(timeouts.connect_s, connect_s, timeouts.total_s),
         first_token_s=min(timeouts.first_token_s, first_token_s, timeouts.total_s),
         silence_s=min(timeouts.silence_s, silence_s, timeouts.total_s),
+        total_s=timeouts.total_s,
     )
 
 
@@ -267,25 +305,5 @@ def _share_s(time_left_s: float, attempt: PendingAttempt) -> float:
     return time_left_s / (attempt.retries_left + 1)
 
 
-def _learned(samples: Sequence[AttemptSample], timeouts: int) -> LearnedTimes:
-    first: list[float] = []
-    per_token: list[float] = []
-    gaps: list[float] = []
-    for sample in samples:
-        if sample.read_tokens is not None and sample.read_tokens >= LONG_PROMPT_TOKENS:
-            per_token.append(sample.first_token_s / sample.read_tokens)
-        else:
-            first.append(sample.first_token_s)
-        if sample.largest_gap_s is not None:
-            gaps.append(sample.largest_gap_s)
-    return LearnedTimes(
-        is_warm=bool(samples),
-        first_token_s=_percentile_95(first) or 0.0,
-        s_per_token=_percentile_95(per_token),
-        gap_s=_percentile_95(gaps),
-        timeouts=timeouts,
-    )
-
-
-def _percentile_95(values: list[float]) -> float | None:
-    return sorted(values)[ceil(0.95 * len(values)) - 1] if values else None
+def _percentile_95(ordered: list[float]) -> float | None:
+    return ordered[ceil(0.95 * len(ordered)) - 1] if ordered else None

@@ -167,7 +167,8 @@ class GroupFailoverRoute:
         for group in (self._group, *self._larger, *self._fallbacks):
             if not resumes and not self._retries_left(group, pending=group is pending):
                 continue
-            for one in (live.candidate for live in group.members):
+            for live in group.members:
+                one = live.candidate
                 if one.bit & last or one.rank > worst:
                     continue
                 if not one.bit & self._failed_mask or one.bit & back:
