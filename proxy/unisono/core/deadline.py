@@ -5,8 +5,6 @@ Pure: the time is an argument, in seconds of a monotonic clock.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from unisono.core.generation import Timeouts
 
 
@@ -35,8 +33,7 @@ class Deadline:
         `total_s` is the remaining time, 0 when it is used up.
         """
         total_s = max(timeouts.total_s - self.spent(now), 0.0)
-        return replace(
-            timeouts,
+        return Timeouts(
             connect_s=min(timeouts.connect_s, total_s),
             first_token_s=min(timeouts.first_token_s, total_s),
             silence_s=min(timeouts.silence_s, total_s),

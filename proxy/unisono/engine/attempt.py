@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -60,7 +60,6 @@ class SlotSession:
         self._earlier = tuple(report.tries)
         self._deadline = request.routing.deadline or Deadline(self._now())
         self.slot: Slot | None = None
-        self._exit_stack = ExitStack()
         self._is_used = False
         self._timeouts: Timeouts | None = None
         self._is_failover = False  # the next slot counts as a failover
@@ -89,11 +88,13 @@ class SlotSession:
         If no slot is available, raises the error of the last attempt or of the queue.
         """
         slot = await self._wait_for_slot(demand, None if self._timeouts is None else self.remaining_s)
-        self.slot = self._exit_stack.enter_context(slot)
+        # Held until `release`, over several calls: no `with` block can hold it.
+        self.slot = slot.__enter__()
         self._is_used = False
-        self._timeouts = slot.deployment.timeouts
+        deployment = slot.deployment
+        self._timeouts = deployment.timeouts
         self._report.model = self._request.model
-        self._report.backend = slot.deployment.name
+        self._report.backend = deployment.name
         self._report.tries = (*self._earlier, *self._route.tries)
         if self._is_failover:
             self._is_failover = False
@@ -126,7 +127,8 @@ class SlotSession:
 
         Raises BackendTimeout if no time is left for the answer.
         """
-        timeouts = self._deadline.remaining(slot.deployment.timeouts, self._now())
+        configured = slot.deployment.timeouts
+        timeouts = self._deadline.remaining(configured, self._now())
         route = self._route
         limits = slot.attempt_timeouts(
             timeouts,
@@ -135,7 +137,7 @@ class SlotSession:
             other_kind=self._request.routing.has_other_kind,
         )
         if timeouts.total_s <= 0.0:
-            raise BackendTimeout(f"The answer was not complete within {slot.deployment.timeouts.total_s:g} seconds.")
+            raise BackendTimeout(f"The answer was not complete within {configured.total_s:g} seconds.")
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
     def record_first_token(self, slot: Slot) -> str:
@@ -226,8 +228,9 @@ class SlotSession:
 
     def release(self) -> None:
         """Release the held slot, if any."""
-        self.slot = None
-        self._exit_stack.close()
+        slot, self.slot = self.slot, None
+        if slot is not None:
+            slot.__exit__(None, None, None)
 
     @staticmethod
     def _now() -> float:
