@@ -46,12 +46,12 @@ class ConnectionPool:
         if (connection := self._pop_idle()) is not None:
             response = connection.send(head, body)
             try:
-                return await _with_head(response)
+                return await response.with_head()
             except (ClosedBeforeResponse, ConnectionLost):
                 if response.has_data:
                     raise
         connection = await self._connect(connect_s)
-        return await _with_head(connection.send(head, body))
+        return await connection.send(head, body).with_head()
 
     async def send_upload(self, head: bytes, pieces: AsyncIterator[bytes], connect_s: float) -> HttpResponse:
         """Send a request with a large body on a new connection; return the response after its head.
@@ -61,7 +61,8 @@ class ConnectionPool:
         connection = await self._connect(connect_s, UploadConnection)
         assert isinstance(connection, UploadConnection)
         try:
-            return await _with_head(await connection.send_pieces(head, pieces))
+            response = await connection.send_pieces(head, pieces)
+            return await response.with_head()
         except BaseException:
             connection.close()
             raise
@@ -167,15 +168,6 @@ class ConnectionPool:
         self._idle = kept
         if kept:
             self._timer = loop.call_at(kept[0].idle_since + KEEP_ALIVE_S, self._close_expired)
-
-
-async def _with_head(response: HttpResponse) -> HttpResponse:
-    try:
-        await response.wait_for_head()
-    except BaseException:
-        response.close()
-        raise
-    return response
 
 
 def _new_socket(address: AddrInfoType) -> socket.socket:

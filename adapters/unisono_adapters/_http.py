@@ -38,6 +38,7 @@ LINGER_S = 0.1  # for the end of a finished answer, so that its connection can b
 NO_STATUS = "the backend did not answer a status request in time"
 NO_PAGE = (400, 403, 404, 405, 501)  # for a page that a server does not have or was started without
 
+ACCEPT_ANY = "Accept: */*\r\n"
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
 
 
@@ -175,15 +176,20 @@ class BackendHttp:
         timeouts = job.timeouts
         started = asyncio.get_running_loop().time()
         deadline = started + min(timeouts.first_token_s, timeouts.total_s)
-        with _mapped_failures(NOT_STARTED):
+        # `_mapped_failures` and `_send` inlined, as this runs for every generation.
+        try:
             async with asyncio.timeout_at(deadline):
-                headers = self._headers_for(job, framing.content_type)
-                response = await self._send("POST", path, headers, body, timeouts.connect_s)
+                head = self._head("POST", path, self._headers_for(job, framing.content_type), len(body))
+                response = await self._pool.send(head, body, timeouts.connect_s)
                 try:
                     await self._expect_events(response, framing)
                 except BaseException:
                     response.close()
                     raise
+        except TimeoutError as error:
+            raise BackendTimeout(NOT_STARTED) from error
+        except CAUGHT as error:
+            raise fault(error) from error
         return BackendAnswer(response, framing, AbortTimer(started, timeouts, response))
 
     async def post_whole(self, path: str, body: bytes, job: Job) -> object:
@@ -217,12 +223,16 @@ class BackendHttp:
                     raise self.failures.refusal(response.status, body_read, response.headers)
         return BackendBytes(response, job.timeouts, ends_at)
 
-    def _headers_for(self, job: Job, accept: str) -> dict[str, str]:
-        headers = {"Accept": accept}
+    def _headers_for(self, job: Job, accept: str) -> str:
+        """Return the header lines of a request that belongs to a job."""
+        lines = f"Accept: {accept}\r\n"
         if _HEADER_SAFE.fullmatch(job.request_id):
             # Numbered, since one client request may become several concurrent generations.
-            headers["X-Request-Id"] = f"{job.request_id}-{next(self._serial)}"
-        return headers if job.trace is None else headers | job.trace.headers
+            lines += f"X-Request-Id: {job.request_id}-{next(self._serial)}\r\n"
+        if job.trace is not None:
+            for name, value in job.trace.headers.items():
+                lines += f"{name}: {value}\r\n"
+        return lines
 
     async def get_json(self, path: str, request_body: object = None) -> Any:
         """Request a small JSON document. POST `request_body` if given. Raises BackendError."""
@@ -231,7 +241,7 @@ class BackendHttp:
         not_json = "the backend answered a status request with something other than JSON"
         with _mapped_failures(NO_STATUS):
             async with asyncio.timeout(PROBE_S):
-                response = await self._send(method, path, {"Accept": "*/*"}, body, PROBE_S)
+                response = await self._send(method, path, ACCEPT_ANY, body, PROBE_S)
                 try:
                     return await self._json_of(response, MAX_RESPONSE_BYTES, not_json)
                 finally:
@@ -251,7 +261,7 @@ class BackendHttp:
         Raises the `BackendError` family: BackendProtocolError for more than `max_bytes` bytes."""
         with _mapped_failures(NO_STATUS):
             async with asyncio.timeout(within_s):
-                response = await self._send("GET", path, {"Accept": "*/*"}, b"", within_s)
+                response = await self._send("GET", path, ACCEPT_ANY, b"", within_s)
                 try:
                     if response.status in NO_PAGE:
                         return None
@@ -270,23 +280,18 @@ class BackendHttp:
         """Close all connections; the readers of open answers fail. Repeatable."""
         self._pool.close()
 
-    async def _send(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, connect_s: float
-    ) -> HttpResponse:
-        """Send a request and return its response after the head has arrived."""
+    async def _send(self, method: str, path: str, headers: str, body: bytes, connect_s: float) -> HttpResponse:
+        """Send a request with these header lines and return its response after the head has arrived."""
         return await self._pool.send(self._head(method, path, headers, len(body)), body, connect_s)
 
-    def _head(
-        self, method: str, path: str, headers: dict[str, str], size: int, media_type: str = "application/json"
-    ) -> bytes:
+    def _head(self, method: str, path: str, headers: str, size: int, media_type: str = "application/json") -> bytes:
         target = self._targets.get(path)
         if target is None:
             # A backend has a few paths, which do not depend on requests.
             target = self._targets[path] = self._base.joinpath(path).raw_path_qs
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if method == "POST":
-            lines += f"Content-Type: {media_type}\r\nContent-Length: {size}\r\n"
-        return f"{method} {target} HTTP/1.1\r\n{self._fixed_lines}{lines}\r\n".encode("latin-1")
+            headers += f"Content-Type: {media_type}\r\nContent-Length: {size}\r\n"
+        return f"{method} {target} HTTP/1.1\r\n{self._fixed_lines}{headers}\r\n".encode("latin-1")
 
     async def _expect_events(self, response: HttpResponse, framing: Framing) -> None:
         if response.status != 200:

@@ -12,7 +12,7 @@ import struct
 from asyncio import Future
 from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
+from typing import Self, cast
 
 import httptools
 
@@ -76,12 +76,18 @@ class HttpResponse:
         """Media type in lower case, without parameters."""
         return self.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
 
-    async def wait_for_head(self) -> None:
-        """Wait for the head. Raises ConnectionFault."""
-        while not self.status and self._fault is None:
-            await self.next_data()
+    async def with_head(self) -> Self:
+        """Return this response once its head has arrived, or close it. Raises ConnectionFault."""
+        try:
+            while not self.status and self._fault is None:
+                await self.next_data()
+        except BaseException:
+            self.close()
+            raise
         if not self.status and self._fault is not None:
+            self.close()
             raise self._fault
+        return self
 
     def read_nowait(self, limit: int) -> bytes | None:
         """Return at most `limit` bytes of the body that have arrived; None if there are none yet.
