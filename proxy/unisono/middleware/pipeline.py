@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
 from typing import TypeAlias
 
 from unisono.core.events import Event, Finished
@@ -133,7 +132,7 @@ class GuardedStream(BatchStream):
         try:
             interruption.enter()
             stream = self._stream = self._stream or await self._admit()
-            async with aclosing(stream):
+            try:
                 outward = [*reversed(self._gates)]
                 observers = [gate.observe for gate in outward if type(gate).observe is not Gate.observe]
                 filters = [gate.filter for gate in outward if type(gate).filter is not Gate.filter]
@@ -153,6 +152,8 @@ class GuardedStream(BatchStream):
                     interruption.waiting_task = None
                     yield batch
                     interruption.resume()
+            finally:
+                await stream.aclose()
         except asyncio.CancelledError as error:
             if not interruption.undo_cancellation():
                 failure = error
