@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.depth import DEEP, examples
+from tests.mcp.conftest import Upstream, start_upstream
 from unisono.harmony.encoding import Encoding, load_encoding
 
 settings.register_profile(
@@ -86,6 +87,20 @@ def _separate_data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data-home")))
         yield
+
+
+@pytest.fixture(scope="session")
+def _tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    # Its process imports the SDK, which takes two seconds of processor time.
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def upstream(_tool_server: Upstream) -> Upstream:
+    """The shared tool server, without notes of other modules. Tests that change or end a server start their own."""
+    _tool_server.notes.unlink(missing_ok=True)
+    return _tool_server
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ import uvloop
 
 from tests.contract.servers import Server
 from tests.e2e.administered import AdminClient, administered
-from tests.mcp.conftest import Upstream, start_upstream
 
 ON_UVLOOP = (
     "test_engines.py",
@@ -43,20 +42,6 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server.start()
     finally:
         server.end()
-
-
-@pytest.fixture(scope="session")
-def _tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    # Its process imports the SDK, which takes two seconds of processor time.
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
-
-
-@pytest.fixture(scope="module")
-def upstream(_tool_server: Upstream) -> Upstream:
-    """The shared tool server, without notes of other modules. Tests that change or end a server start their own."""
-    _tool_server.notes.unlink(missing_ok=True)
-    return _tool_server
 
 
 @pytest.fixture(params=["file", "redis"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.e2e.hosting import calls, hosts, result
 from tests.e2e.keyed import MASTER, bearing, with_keys
 from tests.e2e.replicas import Client, replica
 from tests.fakes import FakeVllm, Refusal, VllmScript
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -27,12 +27,6 @@ TOOL_S = 1.0
 AFTER_TOOL = ENCODING.encode_marked(result("slow", "done"))
 
 Script = Callable[[Any], VllmScript | Refusal]
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
-        yield server
 
 
 def has_result(prompt: Sequence[int]) -> bool:

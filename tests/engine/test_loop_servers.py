@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,19 +11,13 @@ import pytest
 from tests.engine.hosting import ANSWER, ENCODING, FREE, Talk, call, calls_of
 from tests.harmony.fold import items_of
 from tests.harmony.recoveries import F, R
-from tests.mcp.conftest import Upstream, start_upstream
+from tests.mcp.conftest import Upstream
 from unisono.core.events import Listed
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.request import ServerTools
 from unisono.engine.service import Engine
 from unisono.mcp import McpHost
-
-
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,13 +55,6 @@ class Upstream:
 def _import_sdk() -> None:
     """Import the SDK once, so that no test is timed with it."""
     importlib.import_module("unisono.mcp.calls")
-
-
-@pytest.fixture(scope="session")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    notes = tmp_path_factory.mktemp("upstream")
-    with start_upstream(notes) as (_, server):
-        yield server
 
 
 class start_upstream:  # noqa: N801 - used like a function
