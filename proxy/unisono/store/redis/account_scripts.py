@@ -268,16 +268,15 @@ SETTLE = Script(
     + """
 local ledger, mark, served_ledger, minute, open, held, spent = unpack(KEYS)
 local model, served, settled_ms, claimed, once = arg(), arg(), arg(), arg() == '1', arg()
-local past_ms = tonumber(arg())
+local past_ms, used = tonumber(arg()), arg()
 -- The mark holds the amounts that are counted, as '<name>=<amount>'. An empty one is of an earlier version, which
 -- counted everything at once.
 local mark_before = redis.call('GET', mark)
 local counted, added, amounts, has_more = {}, {}, {}, not mark_before
 for name, amount in string.gmatch(mark_before or '', '(%a+)=(%d+)') do counted[name] = tonumber(amount) end
-for n = next_arg, #ARGV, 2 do
-  local name, amount = ARGV[n], tonumber(ARGV[n + 1])
+for name, amount in string.gmatch(used, '(%a+)=(%d+)') do
   local before = counted[name] or 0
-  added[name] = mark_before ~= '' and math.max(amount - before, 0) or 0
+  added[name] = mark_before ~= '' and math.max(tonumber(amount) - before, 0) or 0
   if added[name] > 0 then has_more = true end
   amounts[#amounts + 1] = string.format('%s=%.0f', name, before + added[name])
 end

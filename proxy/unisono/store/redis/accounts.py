@@ -123,18 +123,12 @@ class RedisAccounts:
         # One field name for both models.
         served = json.dumps([entry.model, entry.served]) if entry.served else ""
         ends = -1 if claim is None or claim.period_ends is None else milliseconds(claim.period_ends + PAST_PERIOD_S)
+        # One argument for all amounts: redis-py spends more time on each than the script on reading it.
+        used = " ".join([f"{name}={getattr(entry.used, name)}" for name in USED])
         args: Args = [
-            *(
-                entry.model,
-                served,
-                milliseconds(SETTLED_S),
-                int(claim is not None),
-                "" if claim is None else claim.once,
-                ends,
-            ),
+            *(entry.model, served, milliseconds(SETTLED_S), int(claim is not None)),
+            *("" if claim is None else claim.once, ends, used),
         ]
-        for name in USED:
-            args += [name, getattr(entry.used, name)]
         return bool(await self._link.act(SETTLE, [*named, *(_named(claim) if claim is not None else ())], args))
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
