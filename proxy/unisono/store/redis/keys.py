@@ -39,8 +39,13 @@ LEDGERS = "t:ledgers"
 VIRTUAL_KEYS = "t:{keys}:r"
 KEY_DIGESTS = "t:{keys}:d"
 AUDIT = "t:{keys}:a"
-# Most records have the facets of an earlier one: the team, the key, the model, the deployment and the status.
-FACETS_CACHED = 4096
+# Most names occur often: tenants, keys and models, and the facets of requests.
+NAMES_CACHED = 4096
+
+
+@lru_cache(maxsize=NAMES_CACHED)
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors="replace")
 
 
 def directory(kind: str) -> str:
@@ -48,12 +53,12 @@ def directory(kind: str) -> str:
 
 
 def tag(tenant: str, id: str) -> str:
-    return f"t:{{{quote(tenant, safe='', errors='replace')}:{quote(id, safe='', errors='replace')}}}:"
+    return f"t:{{{_quoted(tenant)}:{_quoted(id)}}}:"
 
 
 def response(tenant: str, anchor: str, id: str) -> list[str]:
     """Return the Redis keys of a response: its record, event stream and tokens."""
-    here, name = tag(tenant, anchor), quote(id, safe="", errors="replace")
+    here, name = tag(tenant, anchor), _quoted(id)
     return [f"{here}{kind}:{name}" for kind in "rsk"]
 
 
@@ -84,7 +89,7 @@ def once(tenant: str, key: str) -> str:
 def counter(tenant: str, name: str, once: str) -> list[str]:
     """Return the Redis keys of a counter, and of the mark that prevents counting `once` twice."""
     here = tag(tenant, name) + "n"
-    return [here, f"{here}:{quote(once, safe='', errors='replace')}"]
+    return [here, f"{here}:{_quoted(once)}"]
 
 
 def account(account: Account, period: str) -> list[str]:
@@ -102,7 +107,7 @@ def ledger_served(account: Account, day: str) -> str:
 
 
 def settled(account: Account, once: str) -> str:
-    return f"{tag(account.tenant, account.key)}a:s:{quote(once, safe='', errors='replace')}"
+    return f"{tag(account.tenant, account.key)}a:s:{_quoted(once)}"
 
 
 def traces(tenant: str) -> list[str]:
@@ -123,17 +128,17 @@ def deleted_request_keys() -> str:
 
 def request_facet(facet: str) -> str:
     """Return the Redis key of the ids of records with this facet; empty for all records."""
-    return f"t:{{requests}}:f:{quote(facet, safe='', errors='replace')}"
+    return f"t:{{requests}}:f:{_quoted(facet)}"
 
 
-@lru_cache(maxsize=FACETS_CACHED)
+@lru_cache(maxsize=NAMES_CACHED)
 def request_facets(facets: tuple[str, ...]) -> str:
     """Return the Redis keys of these facets, each on a line."""
     return "\n".join(map(request_facet, facets))
 
 
 def request_counts(step_s: int, start: int, facet: str) -> str:
-    return f"t:{{requests}}:c:{step_s}:{start}:{quote(facet, safe='', errors='replace')}"
+    return f"t:{{requests}}:c:{step_s}:{start}:{_quoted(facet)}"
 
 
 def secret(name: str) -> str:
