@@ -84,7 +84,9 @@ class GenAiMetrics:
         self._request.series[*answered, error].observe(done.ended_s)
         if done.outcome is GenerationOutcome.COMPLETED and done.first_s is not None:
             self._first.series[answered].observe(done.first_s)
-            rest = sum(step.generated for step in done.steps) - 1
+            rest = -1
+            for step in done.steps:
+                rest += step.generated
             if rest > 0:
                 self._next.series[answered].observe((done.ended_s - done.first_s) / rest)
         for step in done.steps:

@@ -69,13 +69,31 @@ class KnownMetric(MetricWrapperBase):
 
 
 class KnownCounter(KnownMetric, Counter):
-    """Counter with known series."""
+    """Counter with known series.
+
+    With one worker, a series keeps its number itself, without the library's lock: one thread counts each series, and
+    a scrape in another thread reads it.
+    """
+
+    # None if other workers read the number from a file.
+    _number: float | None = None
+
+    def _metric_init(self) -> None:
+        if values.ValueClass is values.MutexValue:
+            self._number = 0.0
+        else:
+            super()._metric_init()
 
     def inc(self, amount: float = 1, exemplar: Mapping[str, str] | None = None) -> None:
         if amount < 0:
             raise ValueError("a counter cannot decrease")
-        if amount:
+        if self._number is not None:
+            self._number += amount
+        elif amount:
             self._value.inc(amount)
+
+    def _child_samples(self) -> Iterable[Sample]:
+        return super()._child_samples() if self._number is None else (Sample("_total", {}, self._number),)
 
 
 class KnownGauge(KnownMetric, Gauge):
@@ -91,8 +109,7 @@ class KnownGauge(KnownMetric, Gauge):
 class KnownHistogram(KnownMetric, Histogram):
     """Histogram with known series that also accepts pre-aggregated counts for the same bounds.
 
-    With one worker, a series keeps its numbers itself: the library would take a lock for each. Only the event loop
-    observes values; a scrape in another thread reads them.
+    With one worker, a series keeps its numbers itself, as a counter does.
     """
 
     # Observations by bound; None if other workers read the values from files.

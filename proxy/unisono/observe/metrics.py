@@ -141,9 +141,10 @@ class Metrics(Observer):
         every.in_flight.series[model].dec()
         every.requests.series[model, surface, done.outcome.value, done.error].inc()
         every.duration.series[model, surface].observe(done.ended_s)
-        first = next((step.first_token_s for step in done.steps if step.first_token_s is not None), None)
-        if first is not None:
-            every.first.series[model, surface].observe(first)
+        for step in done.steps:
+            if step.first_token_s is not None:
+                every.first.series[model, surface].observe(step.first_token_s)
+                break
         if done.waits:
             every.queue.series[model].observe(done.waited_s)
         if done.failovers:
@@ -151,7 +152,8 @@ class Metrics(Observer):
         if done.unmet:
             every.unmet.series[model].inc()
         self._count_tokens(done, model)
-        self._count_recoveries(done, model)
+        if done.recoveries or done.repairs:
+            self._count_recoveries(done, model)
         for step in done.steps:
             self._count_step(step, model)
         for backend, faults in faults_by_deployment(done).items():
@@ -177,13 +179,15 @@ class Metrics(Observer):
         if usage is not None:
             every.cached.series[model].inc(usage.cached_tokens)
             every.tool_output.series[model].inc(usage.tool_output_tokens)
-        generated = sum(step.generated for step in done.steps)
+        # Headers and markers, and messages that were cut off.
+        other = 0
+        for step in done.steps:
+            other += step.generated
         for channel, tokens in done.channels.items():
             every.tokens.series[model, channel].inc(tokens)
-        # Headers and markers, and messages that were cut off.
-        rest = generated - sum(done.channels.values())
-        if rest > 0:
-            every.tokens.series[model, OTHER].inc(rest)
+            other -= tokens
+        if other > 0:
+            every.tokens.series[model, OTHER].inc(other)
 
     def _count_recoveries(self, done: GenerationDone, model: str) -> None:
         for repair in done.repairs:
