@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import random
 from secrets import token_hex
-from typing import Final, TypeVar
+from typing import Final
 
 from unisono.core.conversation import FunctionTool, Phase, Tokens
 from unisono.core.events import (
@@ -39,8 +39,6 @@ from unisono.errors import InternalError, UnisonoError
 from unisono.middleware.pipeline import Gate
 
 log = logging.getLogger("unisono.middleware.telemetry")
-
-Told = TypeVar("Told", GenerationStarted, GenerationDone)
 
 # Channel under which an item's tokens are counted; text is counted by its phase.
 CHANNELS: Final[dict[type[Item], str]] = {Reasoning: "analysis", ToolCall: "call", HostedCall: "hosted_call"}
@@ -147,9 +145,15 @@ def is_free(request: GenerationRequest) -> bool:
     """Return whether nothing but the model decides on the tokens: no constraint and no penalty."""
     answer, sampling = request.answer, request.answer.sampling
     is_forced = answer.form is not None or answer.choice is not None or answer.reasoning_budget is not None
-    is_strict = any(isinstance(tool, FunctionTool) and tool.strict for tool in request.conversation.tools)
-    is_usual = replace(sampling, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None) == Sampling()
-    return is_usual and sampling.temperature <= 1 and not is_forced and not is_strict and request.raw is None
+    if is_forced or request.raw is not None or sampling.temperature > 1 or _has_penalty(sampling):
+        return False
+    return not any(isinstance(tool, FunctionTool) and tool.strict for tool in request.conversation.tools)
+
+
+def _has_penalty(sampling: Sampling) -> bool:
+    """Return whether a parameter changes the probabilities otherwise than temperature and cut-offs do."""
+    has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
+    return bool(has_penalty or sampling.logit_bias)
 
 
 @dataclass(slots=True)
@@ -217,7 +221,10 @@ class ObservationGate(Gate):
     def start(self) -> None:
         self._seen = ObservedProgress()
         for observer in self._observers:
-            _call_observer(observer.generation_started, self._start)
+            try:
+                observer.generation_started(self._start)
+            except Exception as error:
+                log.exception("an observer failed", exc_info=error)
 
     def observe(self, batch: Sequence[Event]) -> None:
         seen = self._seen
@@ -239,7 +246,10 @@ class ObservationGate(Gate):
         outcome, code = _outcome(error, has_finished=self._seen.finished is not None)
         done = to_done(self._start, self.report, self._seen, outcome, code)
         for observer in self._observers:
-            _call_observer(observer.ended, done)
+            try:
+                observer.ended(done)
+            except Exception as error:
+                log.exception("an observer failed", exc_info=error)
 
 
 def _outcome(error: BaseException | None, *, has_finished: bool) -> tuple[GenerationOutcome, str]:
@@ -282,13 +292,6 @@ def to_done(
         unmet=report.unmet,
         journal=report.journal,
         output=seen.collected,
-        usage_so_far=facts.usage,
+        usage_so_far=facts.usage if finished is None else finished.usage,
         cost=facts.cost,
     )
-
-
-def _call_observer(tell: Callable[[Told], None], result: Told) -> None:
-    try:
-        tell(result)
-    except Exception as error:
-        log.exception("an observer failed", exc_info=error)
