@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from secrets import token_hex
+from os import urandom
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -29,6 +29,7 @@ from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
 from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
+from unisono.api.gateway_app import GatewayApp
 from unisono.api.health import HEALTH, ReadinessCheck
 from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
 from unisono.api.metrics import METRICS, MetricsSource
@@ -182,7 +183,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models
     sinks = observing.sinks(writers)
     in_background = GuardedService(engine, (observing.gates(pool, fidelity, recorder, sinks, background=True), *gates))
     background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=metering.charge_journal)
-    runner = BackgroundRunner(background, process=token_hex(8))
+    runner = BackgroundRunner(background, process=urandom(8).hex())
     gateway = replace(gateway, runner=runner)
     live = LiveOutputs()
     # Live tokens would show what hooks and guardrails hold back.
@@ -260,7 +261,7 @@ def _make_app(
     config = gateway.config
     master_key = config.general_settings.master_key
     keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), gateway.virtual_keys)
-    app = FastAPI(
+    app = GatewayApp(
         title="Unisono",
         version=__version__,
         # The OpenAPI document is one of the routes, because it requires a key.
@@ -273,7 +274,7 @@ def _make_app(
             *asgi_layers(
                 authenticate=keys.identify,
                 keyless=master_key is None,
-                new_id=lambda: token_hex(16),
+                new_id=lambda: urandom(16).hex(),
                 origins=config.unisono.cors_origins,
                 open_paths=HEALTH_PATHS | PATHS,
                 max_body_bytes=config.unisono.max_body_bytes,
@@ -299,15 +300,11 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int, live:
     """Return the dependencies of the routes on the state of the gateway."""
     config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
     observing, zone = gateway.parts.observing, config.litellm_settings.zone
-    is_keyless = config.general_settings.master_key is None
+    is_keyless, prices = config.general_settings.master_key is None, build_prices(config, catalogue)
     return (
         ReadinessCheck(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unwritten_records)),
         MetricsSource(observing.metrics_page, names_keys=config.unisono.metrics_per_key),
-        ModelCards(
-            lambda caller: cards(catalogue, pool, gateway.models, caller),
-            int(time.time()),
-            build_prices(config, catalogue),
-        ),
+        ModelCards(lambda caller: cards(catalogue, pool, gateway.models, caller), int(time.time()), prices),
         UsageSource(store.ledger, time.time),
         RequestSource(store, time.time, config.unisono.request_records.ttl_s),
         BackendHealth(lambda: [*deployment_health(pool), *health_of(gateway.models)]),
@@ -329,7 +326,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
         service=service,
         resolve=lambda name, caller: chat_model(catalogue, gateway.rules, name, hosting, caller),
         today=lambda: current_date(config.unisono),
-        new_id=lambda: token_hex(16),
+        new_id=lambda: urandom(16).hex(),
         clock=time.time,
         fingerprint=f"unisono-{__version__}",
         find_way=answer_modes(catalogue),
@@ -347,7 +344,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             switched_on=config.unisono.raw_completions,
             spell=load_encoding().decode,
             cut=load_encoding().encode_as_server,
-            new_id=lambda: token_hex(16),
+            new_id=lambda: urandom(16).hex(),
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
         ),
@@ -366,7 +363,7 @@ def responses_deps(gateway: Gateway, service: GenerationService, servers: Server
         resolve=partial(responses_model, gateway.catalogue, gateway.rules, gateway.pool),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
-        new_id=lambda prefix: prefix + token_hex(16),
+        new_id=lambda prefix: prefix + urandom(16).hex(),
         clock=time.time,
         lease_s=gateway.config.store.lease_s,
         retention_s=gateway.config.store.ttl_s,
@@ -386,7 +383,7 @@ def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToo
         ),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
-        new_id=lambda: token_hex(12),
+        new_id=lambda: urandom(12).hex(),
         clock=time.time,
     )
 
