@@ -212,7 +212,11 @@ def shortened(name: str) -> str:
 
 def smallest(budgets: Iterable[int | None]) -> int | None:
     """Return the smallest budget that is not negative, or None."""
-    return min((budget for budget in budgets if budget is not None and budget >= 0), default=None)
+    least: int | None = None
+    for budget in budgets:
+        if budget is not None and budget >= 0 and (least is None or budget < least):
+            least = budget
+    return least
 
 
 def only_neutral(name: str) -> Any:

@@ -74,8 +74,11 @@ def text_of(parts: Sequence[ContentPart], *, param: str) -> str:
 
     Raises InvalidRequest as `join` does.
     """
-    visible = (part for part in parts if part.type not in REASONING_PARTS)
-    return join(((part.refusal if part.type == "refusal" else part.text) or "" for part in visible), param=param)
+    texts = []
+    for part in parts:
+        if part.type not in REASONING_PARTS:
+            texts.append((part.refusal if part.type == "refusal" else part.text) or "")
+    return join(texts, param=param)
 
 
 def join(texts: Iterable[str], between: str = "", *, param: str) -> str:
@@ -84,7 +87,7 @@ def join(texts: Iterable[str], between: str = "", *, param: str) -> str:
     Raises InvalidRequest if the result is too long for the tokenizer: each part was checked alone, but together they
     may form a run that is too long.
     """
-    some = [text for text in texts if text]
+    some = [*filter(None, texts)]
     joined = between.join(some)
     if len(some) > 1 and has_piece_of_length(joined, MAX_RUN):
         raise InvalidRequest(RUN_TOO_LONG, param=param)

@@ -68,6 +68,8 @@ class ServerToolSetup:
 
         A server that implements a builtin tool appears as that tool.
         """
+        if not self.rules.configured:
+            return ()
         rules = self.rules.for_model(labels).for_caller(caller)
         named = {server.label for server in rules.trained.values()}
         others = [server for label, server in rules.configured.items() if label not in named]

@@ -18,19 +18,20 @@ def requested_form(request: ChatRequest) -> AnswerForm | None:
 
 def requested_effort(request: ChatRequest) -> Effort | None:
     """Return the requested reasoning effort; None if no field sets it."""
-    return next((effort for _, effort in _efforts(request)), None)
+    efforts = _efforts(request)
+    return efforts[0][1] if efforts else None
 
 
 def notes_on_effort(request: ChatRequest) -> Iterator[str]:
     """Yield a note on each field that sets another effort than the one that counts."""
-    efforts = [*_efforts(request)]
+    efforts = _efforts(request)
     for field, effort in efforts[1:]:
         if effort != efforts[0][1]:
             yield f"{field}: no effect, because {efforts[0][0]} is set"
 
 
-def _efforts(request: ChatRequest) -> Iterator[tuple[str, Effort]]:
-    """Yield the fields that set an effort, with its value. The first one counts."""
+def _efforts(request: ChatRequest) -> list[tuple[str, Effort]]:
+    """Return the fields that set an effort, with its value. The first one counts."""
     # OpenAI, OpenRouter, Ollama, vLLM and Anthropic have different fields.
     template = request.chat_template_kwargs
     spelled: dict[str, Effort | None] = {
@@ -42,17 +43,19 @@ def _efforts(request: ChatRequest) -> Iterator[tuple[str, Effort]]:
         "thinking": Effort.LOW if request.thinking and request.thinking.type == "disabled" else None,
         "reasoning.enabled": Effort.LOW if request.reasoning and request.reasoning.enabled is False else None,
     }
-    for field, effort in spelled.items():
-        if effort is not None:
-            yield field, effort
+    return [(field, effort) for field, effort in spelled.items() if effort is not None]
 
 
-def budgets(request: ChatRequest) -> Iterator[int | None]:
-    """Yield the reasoning budget from each of its spellings."""
-    yield request.reasoning.max_tokens if request.reasoning else None
-    yield request.thinking.budget_tokens if request.thinking else None
-    yield request.chat_template_kwargs.thinking_budget if request.chat_template_kwargs else None
-    yield from (request.thinking_token_budget, request.thinking_budget, request.reasoning_budget)
+def budgets(request: ChatRequest) -> tuple[int | None, ...]:
+    """Return the reasoning budget from each of its spellings."""
+    return (
+        request.reasoning.max_tokens if request.reasoning else None,
+        request.thinking.budget_tokens if request.thinking else None,
+        request.chat_template_kwargs.thinking_budget if request.chat_template_kwargs else None,
+        request.thinking_token_budget,
+        request.thinking_budget,
+        request.reasoning_budget,
+    )
 
 
 def requested_logprobs(request: ChatRequest) -> int | None:

@@ -86,14 +86,18 @@ class ChatFrame:
 
 def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
     """Return the usage of all choices together. The choices share one prompt, which counts once."""
-    prompt = max((usage.prompt_tokens for usage in usages), default=0)
-    completion = sum(usage.completion_tokens for usage in usages)
+    prompt = completion = cached = reasoning = 0
+    for usage in usages:
+        prompt = max(prompt, usage.prompt_tokens)
+        completion += usage.completion_tokens
+        cached = max(cached, usage.cached_tokens)
+        reasoning += usage.reasoning_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": max((usage.cached_tokens for usage in usages), default=0)},
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 
