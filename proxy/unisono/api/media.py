@@ -208,7 +208,8 @@ async def with_file_texts(source: MediaSource, reader: FileReader | None) -> Map
 
 async def _media_in(source: MediaSource, begin: int = 0) -> MediaRemoval:
     """Return the media parts of a body by position, oldest first."""
-    removal = MediaRemoval(source.kind.HISTORY, replace(ALL_REPLACED, begin=begin), source.kind.INSTRUCTIONS)
+    rules = replace(ALL_REPLACED, begin=begin) if begin else ALL_REPLACED
+    removal = MediaRemoval(source.kind.HISTORY, rules, source.kind.INSTRUCTIONS)
     await off_loop(lambda: removal.body_without_media(source.body), source.size)
     return removal
 
@@ -252,9 +253,14 @@ class MediaRemoval:
         if isinstance(body.get(self._instructions), list):
             return True
         items = body.get(self._path)
-        return isinstance(items, list) and any(
-            isinstance(item.get(field), list) for item in items if isinstance(item, dict) for field in PART_FIELDS
-        )
+        if not isinstance(items, list):
+            return False
+        for item in items:
+            if isinstance(item, dict):
+                for field in PART_FIELDS:
+                    if isinstance(item.get(field), list):
+                        return True
+        return False
 
     def _items(self, items: list[Any]) -> list[Any]:
         newest = next((index for index in range(len(items) - 1, -1, -1) if _is_user_message(items[index])), -1)

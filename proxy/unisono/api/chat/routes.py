@@ -16,6 +16,7 @@ from unisono.api.chat.answers import ChatCompletion, ChatCompletionChunk
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
+from unisono.api.error_responses import REPORTS
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaRules, MediaSource, media_context, with_file_texts
@@ -28,7 +29,7 @@ from unisono.api.passthrough_routes import (
     way_for,
     with_passthrough,
 )
-from unisono.api.request_options import NO_RULES, ModelRules, ReasoningField
+from unisono.api.request_options import NO_RULES, NOTES, ModelRules, ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, ByteSource, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
@@ -82,11 +83,13 @@ class ChatRoute:
 
     async def complete(self, request: Request) -> Response:
         body = await read_model_request(request, "user", "safety_identifier")
-        caller: Caller = request.state.caller
+        state: dict[str, Any] = request.scope["state"]
+        caller: Caller = state["caller"]
+        request_id: str = state["request_id"]
         served = way_for(self.find_way, body, caller)
         way = served.way
         size = len(await request.body())
-        source = MediaSource(body, caller, ChatRequest, request.state.request_id, size, request=request)
+        source = MediaSource(body, caller, ChatRequest, request_id, size, request=request)
 
         async def pass_through() -> Response:
             readable = await with_file_texts(source, self.passing_files)
@@ -98,7 +101,7 @@ class ChatRoute:
         if way is AnswerMode.PASSING:
             return await pass_through()
         context = await media_context(self.resolve, source, self.describer, self.files)
-        parse = partial(self._parse, body, caller, request.state.request_id, way, context)
+        parse = partial(self._parse, body, caller, request_id, way, context)
         try:
             chat, model, generation = await off_loop(parse, size)
         except (InvalidRequest, ValidationError):
@@ -109,11 +112,11 @@ class ChatRoute:
         passes = generation.request.passthrough is not None
         if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
             return await pass_through()
-        request.state.notes = generation.notes
+        state[NOTES] = generation.notes
         frame = self._frame(chat, model, generation)
         identify(response_id=frame.id)
         streams = await start_all(self.service, generation.requests)
-        reports = request.state.reports = [stream.report for stream in streams]
+        reports = state[REPORTS] = [stream.report for stream in streams]
         if generation.stream:
             return self._stream(frame, streams, passes=passes)
         if passes:
