@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import AsyncExitStack, suppress
 from http import HTTPStatus
 from time import monotonic
 
@@ -253,7 +253,7 @@ class AppSwitch:
 
         state = scope.setdefault("state", {})
         state[SEND_BODY], state[WRITE_BODY] = send, body_writer(send)
-        with _opened(application) as request:
+        with _Opened(application) as request:
             try:
                 await application.app(scope, receive, watched)
             except asyncio.CancelledError:
@@ -267,7 +267,7 @@ class AppSwitch:
                     await to_response(shutdown_error(), scope)(scope, receive, watched)
 
     async def _websocket(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
-        with _opened(application, socket=True) as request:
+        with _Opened(application, socket=True) as request:
 
             async def heard() -> Message:
                 message = await receive()
@@ -309,19 +309,26 @@ def _is_stream(head: Message) -> bool:
     return MutableHeaders(scope=head).get("content-type", "").startswith("text/event-stream")
 
 
-@contextmanager
-def _opened(application: Application, *, socket: bool = False) -> Iterator[OpenRequest]:
-    """Register a request of the current task with its application, and set `OPEN`."""
-    task = asyncio.current_task()
-    assert task is not None
-    request = OpenRequest(task, socket)
-    application.open.add(request)
-    token = OPEN.set(request)
-    try:
-        yield request
-    finally:
-        OPEN.reset(token)
-        application.open.discard(request)
+class _Opened:
+    """Context in which a request of the current task is registered with its application.
+
+    `OPEN` has the request there.
+    """
+
+    def __init__(self, application: Application, *, socket: bool = False) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._application = application
+        self._request = OpenRequest(task, socket)
+
+    def __enter__(self) -> OpenRequest:
+        self._application.open.add(self._request)
+        self._token = OPEN.set(self._request)
+        return self._request
+
+    def __exit__(self, *_: object) -> None:
+        OPEN.reset(self._token)
+        self._application.open.discard(self._request)
 
 
 def log_rejected_reload(error: ConfigError) -> None:
