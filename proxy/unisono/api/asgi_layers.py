@@ -144,8 +144,9 @@ def _noted(state: Mapping[str, Any]) -> list[str]:
 
 def trace_of(scope: Scope) -> TraceContext | None:
     """Return the trace context that the client sent."""
-    parents = header_values(scope, b"traceparent")
-    return TraceContext.read(parents[0], ",".join(header_values(scope, b"tracestate"))) if len(parents) == 1 else None
+    headers = headers_of(scope)
+    parents = headers.get(b"traceparent", ())
+    return TraceContext.read(parents[0], ",".join(headers.get(b"tracestate", ()))) if len(parents) == 1 else None
 
 
 class Cors:
@@ -156,7 +157,7 @@ class Cors:
         self._allowed_origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origins = header_values(scope, b"origin") if scope["type"] == "http" else []
+        origins = headers_of(scope).get(b"origin", ()) if scope["type"] == "http" else ()
         if len(origins) != 1 or not self._is_allowed(origins[0]):
             await self._app(scope, receive, send)
             return

@@ -150,7 +150,7 @@ def without_options(connection: HTTPConnection, body: dict[str, Any]) -> dict[st
     """Return the body without the fields that `caller_with_options` reads."""
     rest = {name: value for name, value in body.items() if name != GUARDRAILS} if GUARDRAILS in body else body
     for name in TAG_OBJECTS:
-        if isinstance(inner := rest.get(name), Mapping) and GUARDRAILS in inner:
+        if isinstance(inner := rest.get(name), dict) and GUARDRAILS in inner:
             left = {key: value for key, value in inner.items() if key != GUARDRAILS}
             rest = {**rest, name: left or None}
     return _rules_of(connection).routing.without(rest)
@@ -177,7 +177,7 @@ def _guardrails(body: Mapping[str, Any], known: Collection[str]) -> Iterator[str
     """Yield the guardrails that a body names, itself or in an object such as `metadata`."""
     objects = [("", body)]
     for name in TAG_OBJECTS:
-        if isinstance(inner := body.get(name), Mapping):
+        if isinstance(inner := body.get(name), dict):
             objects.append((f"{name}.", inner))
     for prefix, values in objects:
         path, names = f"{prefix}{GUARDRAILS}", values.get(GUARDRAILS)

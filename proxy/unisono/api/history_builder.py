@@ -202,9 +202,12 @@ class History:
         """
         if self._left_out:
             raise self._left_out[0]
-        is_waiting = any(not pending.results for same in self._exchange.values() for pending in same)
-        if self._orphans and (has_stored_history or is_waiting):
+        if self._orphans and (has_stored_history or self._has_unanswered_call()):
             raise self._orphans[0]
+
+    def _has_unanswered_call(self) -> bool:
+        """Return True if a call in the current exchange has no result."""
+        return any(not pending.results for same in self._exchange.values() for pending in same)
 
     def result(self, result: ToolResult) -> None:
         """Add the result of a call.

@@ -61,7 +61,7 @@ def _collect(model: OpenModel, path: str, skipped: Collection[str], found: list[
     if unused := model.unused():
         found += without_effect(path, unused)
     for name, value in model.__dict__.items():
-        if type(value) in _PLAIN or name in skipped:
+        if type(value) in _PLAIN or name in skipped or not value:
             continue
         if inner := _objects_in(value):
             step = "" if name in model.FLATTENED else f"{type(model).model_fields[name].alias or name}."

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from unisono.api.chat.answer_options import (
     budgets,
@@ -64,6 +65,8 @@ from unisono.engine.request import (
     ServerTools,
 )
 from unisono.errors import InvalidRequest
+
+_PROMPT_OPTIONS: Final = PromptOptions(fields=request_fields("messages", tool="tools.{index}.function"))
 
 
 @statically_frozen
@@ -133,7 +136,7 @@ def to_generation_request(
         model=model,
         conversation=conversation,
         server_tools=hosting,
-        prompt=PromptOptions(fields=request_fields("messages", tool="tools.{index}.function")),
+        prompt=_PROMPT_OPTIONS,
         answer=AnswerOptions(
             sampling=to_sampling(request, defaults),
             max_tokens=request.max_completion_tokens or request.max_tokens or defaults.max_tokens,
@@ -216,6 +219,8 @@ def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) 
     if (request.n or 1) > 1:
         return None
     servers = runnable.servers_for(request.unisono.run_tools if request.unisono else None, tenant)
+    if not servers and not browser:
+        return None
     labels = {server.label for server in servers}
     return server_tools_of((*servers, *(server for server in browser if server.label not in labels)))
 
@@ -223,7 +228,8 @@ def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) 
 def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choice_at: str) -> Iterator[str]:
     yield from notes_on_unused(request)
     yield from notes_on_effort(request)
-    yield from without_effect("web_search_options.", request.web_search_options or {})
+    if request.web_search_options:
+        yield from without_effect("web_search_options.", request.web_search_options)
     yield from request.media_notes
     if request.unisono and request.unisono.run_tools and generation_request.server_tools is None:
         yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
@@ -266,7 +272,7 @@ def to_conversation(
     # position.
     while leading < len(messages) and messages[leading].role in {"system", "developer"}:
         leading += 1
-    instructions = join((_text(message.content) for message in messages[:leading]), "\n\n", param="messages")
+    instructions = join([_text(message.content) for message in messages[:leading]], "\n\n", param="messages")
     rest = messages[leading:]
     prefill: str | None = None
     history = _History()
