@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.core.generation import FinishReason
 from unisono.harmony.header import Header
-from unisono.harmony.held_header import MAX_REREAD_LENGTH, HeaderReader, HeldHeader
+from unisono.harmony.held_header import MAX_REREAD_LENGTH, CompleteHeader, HeaderReader, HeldHeader
 from unisono.harmony.incomplete_header import is_whole_message, may_be_answer, may_be_header, without_markers
 from unisono.harmony.recipients import respell
 from unisono.harmony.repaired_output import RepairedOutput
@@ -38,13 +38,12 @@ class HeaderBuffer:
 
     # -- headers
 
-    def read(self) -> Header:
-        """Return the meaning of the complete header."""
-        return self._reader.read(self.held, self.text())
-
-    def legal(self, header: Header) -> tuple[int, ...]:
-        """Return the legal tokens of the complete header."""
-        return self._reader.legal(self.held, header)
+    def read(self) -> CompleteHeader:
+        """Return the meaning of the complete header; record a repair for bytes that are not UTF-8."""
+        complete = self._reader.read(self.held)
+        if not complete.is_text:
+            self._output.note("undecodable-header")
+        return complete
 
     def read_bodyless(self) -> Header:
         """Return the meaning of the text as header and body in one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from unisono.core.frozen import statically_frozen
 from unisono.core.generation import MESSAGE, START
@@ -17,9 +17,10 @@ from unisono.harmony.recipients import offered
 # A header that is started again is parsed again only up to this length, so that work stays linear.
 MAX_REREAD_LENGTH: Final = 256  # characters
 _MAX_TOKENS_PER_CHARACTER: Final = 4
-# Maximum length of a cached header, in characters and in tokens. It bounds the memory of the caches.
-MAX_CACHED_LENGTH: Final = 128
+# Maximum length of a cached header, in tokens and, spelled canonically, in characters. It bounds the memory of the
+# caches.
 MAX_CACHED_TOKENS: Final = 32
+MAX_CACHED_LENGTH: Final = 128
 
 
 @statically_frozen
@@ -41,6 +42,17 @@ class HeldHeader:
         return len(self.tokens) <= _MAX_TOKENS_PER_CHARACTER * MAX_REREAD_LENGTH
 
 
+class CompleteHeader(NamedTuple):
+    """Meaning of a complete header, its legal tokens, and whether all of its text was UTF-8.
+
+    The legal tokens begin with `<|start|>` and end with `<|message|>`.
+    """
+
+    header: Header
+    legal: tuple[int, ...]
+    is_text: bool
+
+
 class HeaderReader:
     """Reader of buffered headers; `declared` and `builtins` are as for `Repair`."""
 
@@ -48,17 +60,18 @@ class HeaderReader:
         self._encoding = encoding
         self.declared = declared
         self._builtins = builtins
-        self._start = encoding.assistant_start
 
     def text(self, held: HeldHeader) -> tuple[str, bool]:
         """Return the text, and whether all of it was UTF-8."""
         read = header_text if len(held.tokens) > MAX_CACHED_TOKENS else _cached_text
         return read(self._encoding, tuple(held.tokens))
 
-    def read(self, held: HeldHeader, text: str) -> Header:
+    def read(self, held: HeldHeader) -> CompleteHeader:
         """Return the meaning of a header that reached `<|message|>`."""
-        read = _meaning if len(text) > MAX_CACHED_LENGTH else _cached_meaning
-        return read(text, self.declared, self._builtins, held.role_given, held.is_supplied)
+        read = _complete if len(held.tokens) > MAX_CACHED_TOKENS else _cached_complete
+        return read(
+            self._encoding, tuple(held.tokens), self.declared, self._builtins, held.role_given, held.is_supplied
+        )
 
     def read_bodyless(self, held: HeldHeader, text: str, *, first: bool) -> Header:
         """Return the meaning of a header without `<|message|>`.
@@ -68,31 +81,38 @@ class HeaderReader:
         header = read_bodyless(text, self.declared, role_given=held.role_given, first=first)
         return _as_offered(header, self.declared, self._builtins)
 
-    def legal(self, held: HeldHeader, header: Header) -> tuple[int, ...]:
-        """Return the whole legal header, from `<|start|>` to `<|message|>`."""
-        if not header.verbatim:
-            return self.spelled(header)
-        # A header begun by the prompt gets the prompt's own start.
-        return (*((START,) if held.role_given else self._start), *held.tokens, MESSAGE)
-
     def spelled(self, header: Header) -> tuple[int, ...]:
         """Return the canonical tokens of a header."""
-        text = header.spelled()
-        if len(text) > MAX_CACHED_LENGTH:
-            return (*self._start, *self._encoding.encode_marked(text))
-        return (*self._start, *_tokens(self._encoding, text))
+        return _spelled(self._encoding, header)
 
 
-def _meaning(
-    text: str, declared: frozenset[str] | None, builtins: frozenset[str], role_given: bool, is_supplied: bool
-) -> Header:
+def _complete(
+    encoding: Encoding,
+    tokens: tuple[int, ...],
+    declared: frozenset[str] | None,
+    builtins: frozenset[str],
+    role_given: bool,
+    is_supplied: bool,
+) -> CompleteHeader:
+    text, is_text = header_text(encoding, tokens)
     header = read_header(text, declared, role_given=role_given, supplied=is_supplied)
-    return _as_offered(header, declared, builtins)
+    header = _as_offered(header, declared, builtins)
+    if not header.verbatim:
+        return CompleteHeader(header, _spelled(encoding, header), is_text)
+    # A header begun by the prompt gets the prompt's own start.
+    start = (START,) if role_given else encoding.assistant_start
+    return CompleteHeader(header, (*start, *tokens, MESSAGE), is_text)
 
 
 # A model repeats a few headers, so nearly all lookups hit the caches.
-_cached_meaning = lru_cache(maxsize=1024)(_meaning)
+_cached_complete = lru_cache(maxsize=1024)(_complete)
 _cached_text = lru_cache(maxsize=1024)(header_text)
+
+
+def _spelled(encoding: Encoding, header: Header) -> tuple[int, ...]:
+    text = header.spelled()
+    tokens = encoding.encode_marked(text) if len(text) > MAX_CACHED_LENGTH else _tokens(encoding, text)
+    return (*encoding.assistant_start, *tokens)
 
 
 @lru_cache(maxsize=1024)

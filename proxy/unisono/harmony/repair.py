@@ -156,7 +156,7 @@ class Repair:
     def _resolve(self, token: int, rule: str | None) -> None:
         """Interpret the complete header and open its message."""
         output = self.output
-        header = self._header.read()
+        header, legal, _ = self._header.read()
         handling = BodyHandling.of(header)
         if self._header.held.cuts_preamble:
             calls = header.recipient.kind is not RecipientKind.NONE
@@ -169,7 +169,7 @@ class Repair:
             output.settle(followed=True)
         opened = None
         if handling is BodyHandling.FORWARD:
-            opened = OpenPart(header, self._header.legal(header), output.closed_to, output.position)
+            opened = OpenPart(header, legal, output.closed_to, output.position)
         self._message = OpenMessage(output, self._encoding, header, handling, opened)
         self._state, self._header.is_first = State.BODY, False
 
