@@ -135,6 +135,7 @@ class Preamble:
     form: AnswerForm | None = None
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class UserMessage:
     text: str
@@ -147,12 +148,14 @@ class DeveloperMessage:
     text: str
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AssistantReasoning:
     text: str
     tokens: Tokens = ()
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
     text: str
@@ -160,6 +163,7 @@ class AssistantMessage:
     tokens: Tokens = ()
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AssistantCall:
     """Tool call that the model made.
@@ -174,6 +178,7 @@ class AssistantCall:
     tokens: Tokens = ()
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     call_id: str

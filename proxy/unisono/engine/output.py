@@ -24,6 +24,8 @@ from unisono.engine.request import GenerationRequest
 from unisono.engine.server_tools.calls import CALL, CallOutcome, Note, ToolRound
 from unisono.engine.server_tools.tools import LISTED, OfferedServerTools, decided_calls
 from unisono.engine.steps import (
+    ANSWER_DONE,
+    GENERATE,
     LATE_CALL,
     AnswerDone,
     AnswerItems,
@@ -84,7 +86,7 @@ class OutputReader:
         # journal length at the start
         self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)
         calls = () if self.round is None else tuple(self.round.calls)
-        self.next_step: Step = RunTools(calls) if calls else Generate()  # action after the last step
+        self.next_step: Step = RunTools(calls) if calls else GENERATE  # action after the last step
 
     @property
     def stop_sequence(self) -> str | None:
@@ -167,7 +169,7 @@ class OutputReader:
             return events
         exhausted = self.round is not None and self.round.budget.exhausted
         self._state = self.items.state(reason, cut_call=self.transcript.router.cut_call, exhausted=exhausted)
-        self.next_step = AnswerDone() if self.stop_sequence is not None else next_step(self._state)
+        self.next_step = ANSWER_DONE if self.stop_sequence is not None else next_step(self._state)
         if not self._state.calls or self._filter is None or self.round is None:
             return events
         if isinstance(self.next_step, RunTools):

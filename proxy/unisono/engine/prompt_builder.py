@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unisono.core.conversation import Conversation
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import DEFAULT_CONTEXT, Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import RouteRequirements, blocks_of
@@ -20,6 +21,7 @@ from unisono.harmony.tools import ToolSet
 MIN_ANSWER_TOKENS = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class StepPrompt:
     """The rendered prompt of one step, with its text too once a backend needed text."""
@@ -123,7 +125,7 @@ class PromptBuilder:
         """Count the first prompt of the answer; `current` is that of the current step."""
         # A journal may begin in a later step, whose prompt also contains generated tokens.
         first = current.rendered if not context.number else await self._render(self.conversation)
-        self.usage = replace(self.usage, prompt_tokens=len(first.prompt.tokens))
+        self.usage += Usage(prompt_tokens=len(first.prompt.tokens))
         self._report.facts.prompt_tokens = self.usage.prompt_tokens
 
     async def has_room(self, context: StepContext, capabilities: Capabilities, completed: int) -> bool:
@@ -154,7 +156,7 @@ class PromptBuilder:
         if self._current is None or not self._current.is_of(context):
             rendered = await self._render(context.extended(self.conversation))
             self._current = StepPrompt(context.number, context.is_final_open, rendered)
-            results = (self._renderer.item(result, self._tools) for result in context.results)
+            results = [self._renderer.item(result, self._tools) for result in context.results]
             if (count := sum(map(len, results))) != self.usage.tool_output_tokens:
                 self.usage = replace(self.usage, tool_output_tokens=count)
         return self._current

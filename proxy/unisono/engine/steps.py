@@ -103,9 +103,15 @@ class AnswerDone:
     paused: bool = False
 
 
+ANSWER_DONE: Final = AnswerDone()
+
+
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Let the model continue freely."""
+
+
+GENERATE: Final = Generate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,24 +149,24 @@ def next_step(answer: AnswerState) -> Step:
         return _after_results(answer)
     # A cut answer ends, even with complete calls: the model may have wanted to write more before their results.
     if answer.reason is not FinishReason.STOP:
-        return AnswerDone()
+        return ANSWER_DONE
     if answer.calls and not answer.exhausted:
         return RunTools(answer.calls)
     if answer.is_dangling and not answer.cut_call and not answer.is_final_open:
         return OpenFinal(DANGLING_PREAMBLE) if answer.was_continued else ContinueTurn()
     if answer.has_output or answer.cut_call or answer.is_final_open:
-        return AnswerDone()
+        return ANSWER_DONE
     return OpenFinal(TOOLS_ENDED) if answer.calls else OpenFinal()
 
 
 def _after_results(answer: AnswerState) -> Step:
     # The model cannot continue before the client sends the results of its own calls.
     if answer.needs_client:
-        return AnswerDone()
+        return ANSWER_DONE
     if answer.exhausted:
         # Text on `final` beside the calls is the answer; nothing has to be opened then.
-        return AnswerDone() if answer.has_final else OpenFinal(TOOLS_ENDED)
-    return AnswerDone(paused=True) if answer.paused else Generate()
+        return ANSWER_DONE if answer.has_final else OpenFinal(TOOLS_ENDED)
+    return AnswerDone(paused=True) if answer.paused else GENERATE
 
 
 def to_item(closed: Closed) -> Item | None:

@@ -117,8 +117,9 @@ class Transcript:
             journal += rest[:size]
             events += self._read(rest[:size])
             rest = rest[size:]
-        journal += rest
-        self.router.count(len(rest))
+        if rest:
+            journal += rest
+            self.router.count(len(rest))
         # The tokens of a tool's name are not read by the router, so each of them takes the slow path.
         is_checked = self._is_stopped or self.controller.is_naming
         self._unchecked_to = 0 if is_checked else len(journal) + self._limits.unchecked_tokens(self.journal.read)

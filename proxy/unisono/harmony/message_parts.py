@@ -31,6 +31,7 @@ class OpenPart:
     is_whole: bool = False
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class BodyPart:
     tokens: Sequence[int]

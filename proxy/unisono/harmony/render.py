@@ -38,6 +38,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
+from unisono.core.frozen import statically_frozen
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.encoding import Encoding
@@ -116,6 +117,7 @@ class PromptPart(NamedTuple):
 Piece: TypeAlias = PromptPart | Tokens
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
     """Messages of a prompt, with the cached tokens of each.
@@ -165,8 +167,8 @@ class Renderer:
         """Look up the messages of a prompt in the cache, without tokenizing or writing anything."""
         cold = len(conversation.prefill or "")
         first, added = declarations_by_message(conversation, tools)
-        sections = [declarations for declarations in (first, *added.values()) if declarations]
-        if any(self._sections.get(_section_key(tools, section)) is None for section in sections):
+        sections = [part for part in (first, *added.values()) if part] if first or added else []
+        if sections and any(self._sections.get(_section_key(tools, section)) is None for section in sections):
             # Writing a section is the expensive part, so the whole text counts.
             cold += tools.characters + len(conversation.preamble.instructions)
             parts = self._messages_of(conversation, tools, {})

@@ -99,8 +99,10 @@ class ReadingLimits:
 
         `tokens_read` returns the tokens since the last note or step.
         """
+        if self._budget is None or not self._has_budget:
+            return True
         used, is_reasoning = self._router.counter.reasoning, self._router.is_reasoning
-        if self._budget is None or not self._has_budget or used < self._budget:
+        if used < self._budget:
             return True
         # The rest of a character that bytes were read of may exceed the budget. Bytes that never make a character must
         # not: hence the limit.
