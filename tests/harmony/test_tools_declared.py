@@ -235,7 +235,10 @@ def test_the_weight_of_cached_tools_bounds_their_memory(monkeypatch: pytest.Monk
     tracemalloc.start()
     try:
         for index in range(200):
-            plan_tools([FunctionTool(f"weight_{tools}_{index}_{place}") for place in range(tools)])
+            names = [f"weight_{tools}_{index}_{place}" for place in range(tools)]
+            assert plan_tools([FunctionTool(name) for name in names]).recipients == tuple(
+                f"functions.{name}" for name in names
+            )
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()
     finally:

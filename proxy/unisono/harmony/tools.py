@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from unisono.core.conversation import AddedTools, Conversation, FunctionTool
@@ -20,6 +20,7 @@ from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.limits import MAX_TOOLS, SchemaBudget, breaks_out
 from unisono.harmony.lru_cache import LruCache
+from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.ts_from_schema import SchemaReading, read_parameters
 from unisono.harmony.ts_types import BlockType, Shape, without_null
 
@@ -70,6 +71,11 @@ class ToolSet:
         # Offered tools of gpt-oss's training; they are not part of the digest.
         self.builtins = builtins
 
+    @cached_property
+    def recipients(self) -> tuple[str, ...]:
+        """Recipients of the declared functions, in the order of their declaration."""
+        return tuple(f"{FUNCTIONS}{each.name}" for each in self.declarations)
+
     def with_builtins(self, builtins: Iterable[str]) -> ToolSet:
         """Return the same tools together with some that gpt-oss was trained on."""
         return ToolSet(self._wire, self.declarations, self.digest, self.characters, frozenset(builtins), self.texts)
@@ -119,8 +125,10 @@ def plan_tools(
         raise InvalidRequest(f"At most {MAX_TOOLS} tools can be declared.", param=at.partition(".")[0])
     budget, digest = SchemaBudget(), hashlib.sha256()
     for index, tool in enumerate(tools):
-        with _blamed(f"{at.format(index=index)}.{schema_field}"):
+        try:
             digest.update(_as_sent(tool, budget))
+        except InvalidRequest as refusal:
+            raise _blamed(refusal, f"{at.format(index=index)}.{schema_field}") from refusal
     planned = _PLANNED.get(digest.digest())
     if planned is None:
         planned = _plan(tools, at, schema_field, budget, digest.digest())
@@ -139,9 +147,11 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
             if distinct[tool.name] != tool:
                 raise InvalidRequest("Two different tools have the same name; rename one.", param=f"{place}.name")
             continue
-        with _blamed(f"{place}.{schema_field}"):
+        try:
             budget.spend(characters=len(tool.description))
             reading = None if tool.parameters is None else read_parameters(tool.parameters, budget)
+        except InvalidRequest as refusal:
+            raise _blamed(refusal, f"{place}.{schema_field}") from refusal
         declarations.append(_declare(names[tool.name], tool.description, reading))
         characters += len(_as_sent(tool, SchemaBudget()))
     texts = frozenset(tool.name for tool in tools if tool.free_text)
@@ -151,20 +161,21 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
 NO_TOOLS: Final = ToolSet({}, (), hashlib.sha256().digest(), 0)
 
 
-@contextmanager
-def _blamed(field: str) -> Iterator[None]:
-    """Add the field's name to an InvalidRequest that is raised inside."""
-    try:
-        yield
-    except InvalidRequest as refusal:
-        raise InvalidRequest(refusal.message, param=field) from refusal
+def _blamed(refusal: InvalidRequest, field: str) -> InvalidRequest:
+    """Return the error with the field's name."""
+    return InvalidRequest(refusal.message, param=field)
+
+
+_JSON: Final = json.JSONEncoder(allow_nan=False)
 
 
 def _as_sent(tool: FunctionTool, budget: SchemaBudget) -> bytes:
     """Return a tool's content as bytes, different for different tools."""
-    parameters = dict(tool.parameters) if isinstance(tool.parameters, Mapping) else tool.parameters
+    parameters = tool.parameters
+    if not isinstance(parameters, dict) and isinstance(parameters, Mapping):
+        parameters = dict(parameters)
     try:
-        sent = json.dumps([tool.name, tool.description, parameters, tool.free_text], allow_nan=False).encode()
+        sent = _JSON.encode([tool.name, tool.description, parameters, tool.free_text]).encode()
     except (ValueError, TypeError, RecursionError) as failure:
         raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent; remove it.") from failure
     budget.spend(json=len(sent))

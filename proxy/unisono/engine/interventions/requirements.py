@@ -6,7 +6,7 @@ Tools are named by their recipients, as in headers: `functions.NAME`, `python`, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -329,18 +329,17 @@ def _tool_requirements(
         buffered=frozenset(name for name, tool in client.items() if tool.kind or tool.free_text),
         own=frozenset(client),
         calls_allowed=request.answer.calls_allowed,
-        declared=None if is_passed_on else frozenset(f"{FUNCTIONS}{each.name}" for each in tools.declarations),
+        declared=None if is_passed_on else frozenset(tools.recipients),
         servers=None if server_tools is None else _server_labels(request),
         removed=_removed(request, tools),
     )
 
 
-def _functions_on_offer(request: GenerationRequest, tools: ToolSet, not_found_yet: Collection[str]) -> Iterator[str]:
-    """Yield the recipients of the functions that the model knows from the start and may call."""
+def _functions_on_offer(request: GenerationRequest, tools: ToolSet, not_found_yet: Collection[str]) -> Sequence[str]:
+    """Return the recipients of the functions that the model knows from the start and may call."""
     deferred = (*(tool.name for tool in request.conversation.deferred), *not_found_yet)
     hidden = _removed(request, tools).union(f"{FUNCTIONS}{tools.wire(name)}" for name in deferred)
-    recipients = (f"{FUNCTIONS}{each.name}" for each in tools.declarations)
-    yield from (recipient for recipient in recipients if recipient not in hidden)
+    return [recipient for recipient in tools.recipients if recipient not in hidden] if hidden else tools.recipients
 
 
 def _removed(request: GenerationRequest, tools: ToolSet) -> frozenset[str]:
