@@ -40,7 +40,7 @@ MESSAGE_SEPARATOR: Final = "\n\n"
 
 def join_messages(texts: Iterable[str]) -> str:
     """Join the visible messages of an answer into one text; empty messages are skipped."""
-    return MESSAGE_SEPARATOR.join(text for text in texts if text)
+    return MESSAGE_SEPARATOR.join(filter(None, texts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ class TokenSource:
         return FIRST_MARK + 2 * self.guessed + self.stop_hidden
 
 
+MODEL_IDS: Final = TokenSource()  # ids of the model, with its stop tokens
+
 SOURCES_BY_MARK: Final = {
     source.mark: source
     for source in (TokenSource(guessed, hidden) for guessed in (False, True) for hidden in (False, True))
@@ -119,6 +121,9 @@ class JournalSegment:
     generated: int = 0
 
 
+FIRST_SEGMENT: Final = JournalSegment()
+
+
 class JournalWriter:
     """Writer of a journal, which also tracks the tail of the current step's prompt.
 
@@ -128,8 +133,8 @@ class JournalWriter:
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        self.source = TokenSource()
-        self._segment = JournalSegment()
+        self.source = MODEL_IDS
+        self._segment = FIRST_SEGMENT
 
     @property
     def read(self) -> int:

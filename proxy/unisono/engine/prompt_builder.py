@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from unisono.core.conversation import Conversation
 from unisono.core.frozen import statically_frozen
@@ -18,6 +19,7 @@ from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
 
+NO_USAGE: Final = Usage()
 MIN_ANSWER_TOKENS = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
 
 
@@ -57,7 +59,7 @@ class PromptBuilder:
         self._original = self.conversation = conversation
         self._current = None if first is None else StepPrompt(0, is_final_open=False, rendered=first)
         self._fitted_to = 0
-        self.usage = Usage()
+        self.usage = NO_USAGE
 
     async def slot_requirements(
         self, context: StepContext, tail: Sequence[int], *, completed: int, wants: frozenset[str], resumes: bool

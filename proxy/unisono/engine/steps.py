@@ -61,6 +61,9 @@ class AnswerState:
         return replace(self, has_run=True, needs_client=needs_client, exhausted=exhausted, paused=paused)
 
 
+BEGUN: Final = AnswerState()
+
+
 @statically_frozen
 @dataclass(frozen=True, slots=True)
 class StepContext:

@@ -158,6 +158,7 @@ class MessageGate:
         self._controller = controller
         self._obligations = controller.obligations
         self._requirements = controller.requirements
+        self._has_form = controller.requirements.form is not None
         self._checks = BodyChecks(controller.requirements, violation)
 
     @property
@@ -178,7 +179,7 @@ class MessageGate:
         return act is HeaderAction.GUIDE and not self._controller.can_guide(message.header)
 
     def is_buffered(self, header: Header) -> bool:
-        if self._is_free_text(header):
+        if not (header.is_call or self._has_form):
             return False
         message = self._obligations.message_kind(header)
         if message in REFUSED or header.recipient.full_name in self._requirements.tools.buffered:
@@ -188,16 +189,12 @@ class MessageGate:
         return is_free and self._obligations.has_form(message)
 
     def limits_blanks(self, header: Header) -> bool:
-        if self._is_free_text(header):
+        if not (header.is_call or self._has_form):
             return False
         message, form = self._obligations.message_kind(header), self._requirements.form
         is_json_answer = form is not None and form.is_json and self._obligations.has_form(message)
         is_json = is_json_answer or self._checks.is_json_call(message, header)
         return is_json and not self._controller.is_spent and self._requirements.detects_repetition
-
-    def _is_free_text(self, header: Header) -> bool:
-        """Return whether the message is neither a call nor an answer of a required form."""
-        return not header.is_call and self._requirements.form is None
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
         message = self._obligations.message_kind(header)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
 
@@ -188,6 +188,8 @@ class PromptEdit:
         return remaining
 
 
+NO_EDIT: Final = PromptEdit()
+
 NOT_AVAILABLE: Final = "This tool is not available now. Use another one, or answer without."
 
 
@@ -204,7 +206,7 @@ class StepInterventions:
     is_answering: bool = False  # the answer's header was inserted
     has_call: bool = False  # a complete call was made
     pending: PromptEdit | None = None  # edit to be made before anything else is generated
-    last: PromptEdit = field(default_factory=PromptEdit)  # the edit that was made last
+    last: PromptEdit = NO_EDIT  # the edit that was made last
     header_end: int = -1  # position after the header that was inserted last; -1 for none
     name_start: int = 0  # position of the message whose recipient is being named
 
