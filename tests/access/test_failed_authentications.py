@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.access.failed_authentications import WINDOW_S, FailedAuthentications
+from unisono.access.failed_authentications import MAX_CACHED, WINDOW_S, FailedAuthentications, _known_network_of
 from unisono.errors import TooManyFailures
 from unisono.net.client_networks import ClientNetworks
 
@@ -53,3 +53,14 @@ ADDRESSES = {
 def test_client_address_is_honest_behind_proxies(peer: str, forwarded: str, client: str) -> None:
     failures = FailedAuthentications(3, ClientNetworks(["10.0.0.0/8"]))
     assert failures.client(peer, forwarded) == client
+
+
+def test_cache_of_networks_is_bounded() -> None:
+    failures = FailedAuthentications(3, ClientNetworks(["10.0.0.0/8"]))
+    for number in range(MAX_CACHED + 10):
+        failures.client("10.0.0.1", f"2.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+    assert _known_network_of.cache_info().currsize == MAX_CACHED
+    misses = _known_network_of.cache_info().misses
+    # A long text is cut off, and never cached.
+    assert failures.client("10.0.0.1", "x" * 1000) == "x" * 64
+    assert _known_network_of.cache_info().misses == misses

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container
+from functools import lru_cache
 from typing import Final
 
 from unisono.errors import TooManyFailures
@@ -19,6 +20,12 @@ WINDOW_S: Final = 60.0
 # Further addresses displace the least recently counted one, further keys the least recently accepted one.
 MAX_ADDRESSES: Final = 10_000
 MAX_ACCEPTED: Final = 10_000
+
+# Addresses whose network is cached, and the longest of them: a proxy may forward a text of any length.
+MAX_CACHED: Final = 4_096
+MAX_CACHED_LENGTH: Final = 64
+
+_known_network_of = lru_cache(MAX_CACHED)(network_of)
 
 
 class FailedAuthentications:
@@ -51,7 +58,7 @@ class FailedAuthentications:
             if not (hop := hop.strip()):
                 break
             address = hop
-        return network_of(address)
+        return _known_network_of(address) if len(address) <= MAX_CACHED_LENGTH else network_of(address)
 
     def check(self, client: str, key: str) -> None:
         """Raise `TooManyFailures` if the address had too many failures, unless its key is known."""

@@ -369,7 +369,9 @@ class MasterKey:
 
     def _digest_of(self, key: str) -> bytes:
         # Header bytes reach Python as latin-1 or with lone surrogates; both must encode.
-        return hmac.digest(self._pepper, key.encode("utf-8", errors="surrogatepass"), hashlib.sha256)
+        # BLAKE2 with a key is a MAC of its own, and takes a third of the time of an HMAC.
+        data = key.encode("utf-8", errors="surrogatepass")
+        return hashlib.blake2b(data, key=self._pepper, digest_size=32).digest()
 
     async def identify(self, presented: str | None) -> Caller:
         if presented is None:
