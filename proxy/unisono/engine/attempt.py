@@ -58,6 +58,7 @@ class SlotSession:
         # An answer that cannot continue elsewhere must not get a shortened silence limit either.
         self._can_resume = request.routing.failover and not passing
         self._earlier = tuple(report.tries)
+        self._now = asyncio.get_running_loop().time
         self._deadline = request.routing.deadline or Deadline(self._now())
         self.slot: Slot | None = None
         self._is_used = False
@@ -231,10 +232,6 @@ class SlotSession:
         slot, self.slot = self.slot, None
         if slot is not None:
             slot.__exit__(None, None, None)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 class AttemptTelemetry:
