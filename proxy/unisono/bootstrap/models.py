@@ -50,7 +50,7 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     except UnknownModel:
         if not caller.is_restricted or not name:
             raise
-    if model is None or not caller.may_use_model(name, model.name, *model.access_groups):
+    if model is None or (caller.is_restricted and not caller.may_use_model(name, model.name, *model.access_groups)):
         raise ModelNotAllowed(
             f"This key may not use the model `{name[:256]}`; use one from `/v1/models`.", param="model"
         )

@@ -72,8 +72,6 @@ class Caller:
 
     def may_use_model(self, *names: str) -> bool:
         """Return True if one of the names or groups of a model is permitted."""
-        if self.models is None and not self.shared_models:
-            return True
         own = () if self.models is None else (self.models,)
         return all(any(name in permitted for name in names) for permitted in (*own, *self.shared_models))
 

@@ -133,7 +133,7 @@ class GuardedStream(BatchStream):
             interruption.enter()
             stream = self._stream = self._stream or await self._admit()
             try:
-                outward = [*reversed(self._gates)]
+                outward = self._gates[::-1]
                 observers = [gate.observe for gate in outward if type(gate).observe is not Gate.observe]
                 filters = [gate.filter for gate in outward if type(gate).filter is not Gate.filter]
                 async for whole in stream:

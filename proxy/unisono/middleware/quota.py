@@ -253,7 +253,8 @@ class QuotaGate(Gate):
             request = await self._reserve(request, request.origin.caller)
         # A cancellation from here on settles the reservation.
         self._is_owed = True
-        await self.read_journal()
+        if request.resumption.journal:
+            await self.read_journal()
         return request
 
     async def read_journal(self) -> None:
