@@ -6,6 +6,7 @@ object get the same response, byte for byte.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -51,6 +52,13 @@ ROUTES_WITH_IDS = [
     for place in CLOSED_ROUTES
     if place.parameters and place.parameters != ("model",) and place.path not in PERMISSIONS
 ]
+
+
+def is_variant(place: Place) -> bool:
+    """Whether another listed route has the same handler, with another method or prefix."""
+    with_prefix = Place(place.method, f"/v1{place.path}")
+    return place.method == "HEAD" or place.path.startswith("/open-responses/") or with_prefix in ROUTES
+
 
 MODEL_PATHS = re.compile(
     r".*/(completions|responses|responses/compact|responses/input_tokens|messages|messages/count_tokens)"
@@ -168,12 +176,14 @@ async def bad_keys(ring: Ring) -> dict[str, str]:
 async def test_only_health_and_page_routes_answer_without_a_valid_key(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
     keys = await bad_keys(ring)
+    # All keys are sent to every handler. Its variants get three of them in turn.
+    turns = itertools.cycle(keys.items())
     for place in CLOSED_ROUTES:
         path, bodies = filled_path(place), set()
         status, headers, body = await send(running, place, path)
         assert (status, headers.get("www-authenticate")) == (401, "Bearer"), place
         assert place.method == "HEAD" or is_refusal(body, place, "invalid_api_key", "authentication_error")
-        for name, key in keys.items():
+        for name, key in itertools.islice(turns, 3) if is_variant(place) else keys.items():
             status, headers, body = await send(running, place, path, **bearing(key))
             assert status == 401, (place, name)
             bodies.add(body.replace(headers["x-request-id"].encode(), b""))
@@ -359,8 +369,9 @@ async def test_an_object_of_another_tenant_is_indistinguishable_from_an_unknown_
     _, ann = await ring.issue("ann's")
     _, bob = await ring.issue("bob's")
     ids, conversation, item = await create_objects(running, ann)
+    one_of_each_kind = {id.partition("_")[0]: id for id in sorted(ids)}.values()
     for place in ROUTES_WITH_IDS:
-        for id in sorted(ids):
+        for id in one_of_each_kind if is_variant(place) else sorted(ids):
             first, *others = place.parameters
             known_ids = {first: id, **dict.fromkeys(others, item)}
             unknown_ids = {first: unknown_id_like(id), **dict.fromkeys(others, unknown_id_like(item))}
