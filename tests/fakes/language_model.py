@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from math import log
 from typing import Any
@@ -36,15 +37,7 @@ class LanguageModel:
 
     def distribution(self, prompt: Sequence[int], position: int) -> Distribution:
         """Return the log probabilities of the most likely tokens."""
-        form = HEADER + [0] * REASONING_TOKENS + BETWEEN + [0] * FINAL_TOKENS + [RETURN]
-        fixed = form[position] if position < len(form) else RETURN
-        digest = blake2b(repr((list(prompt), position)).encode(), digest_size=2 * ALTERNATIVES).digest()
-        words = [int.from_bytes(digest[at : at + 2]) for at in range(0, len(digest), 2)]
-        best = 0.999 if fixed else 0.4 + words[0] % 500 / 1000
-        tokens = [fixed or 1000 + words[0], *(1000 + word for word in words[1:])]
-        rest = (1 - best) / 2
-        shares = [best, *(rest / 2**at for at in range(1, ALTERNATIVES))]
-        return self.fault(prompt, position, {token: log(share) for token, share in zip(tokens, shares, strict=True)})
+        return self.fault(prompt, position, dict(_healthy_distribution(tuple(prompt), position)))
 
     def greedy(self, prompt: Sequence[int], tokens: int = 10**6) -> list[int]:
         return [_best(self.distribution(prompt, at)) for at in range(min(tokens, ANSWER_TOKENS))]
@@ -68,6 +61,20 @@ class LanguageModel:
             ],
         }
         return VllmScript(tokens=answer[:1] or [RETURN], echo=echo)
+
+
+# The tests compare models with different faults on the same prompts.
+@lru_cache(maxsize=10_000)
+def _healthy_distribution(prompt: tuple[int, ...], position: int) -> Distribution:
+    form = HEADER + [0] * REASONING_TOKENS + BETWEEN + [0] * FINAL_TOKENS + [RETURN]
+    fixed = form[position] if position < len(form) else RETURN
+    digest = blake2b(repr((list(prompt), position)).encode(), digest_size=2 * ALTERNATIVES).digest()
+    words = [int.from_bytes(digest[at : at + 2]) for at in range(0, len(digest), 2)]
+    best = 0.999 if fixed else 0.4 + words[0] % 500 / 1000
+    tokens = [fixed or 1000 + words[0], *(1000 + word for word in words[1:])]
+    rest = (1 - best) / 2
+    shares = [best, *(rest / 2**at for at in range(1, ALTERNATIVES))]
+    return {token: log(share) for token, share in zip(tokens, shares, strict=True)}
 
 
 def _top(row: Distribution, count: int) -> list[tuple[int, float]]:
