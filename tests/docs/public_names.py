@@ -279,7 +279,10 @@ _VARIABLE = re.compile(r"(UNISONO|XDG|OTEL|PROMETHEUS)_[A-Z0-9_]*[A-Z0-9]|NO_COL
 def _of_sources(source: Path) -> Iterator[str]:
     """Yield headers, environment variables, and the `extra` keys of log messages."""
     for path in [*(source / "proxy").rglob("*.py"), *(source / "adapters").rglob("*.py")]:
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if not (_HEADER.search(text) or _VARIABLE.search(text) or "extra" in text):
+            continue
+        tree = ast.parse(text)
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield from (f"header {name.lower()}" for name in _HEADER.findall(node.value))
