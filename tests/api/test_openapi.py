@@ -48,7 +48,7 @@ def document() -> dict[str, Any]:
     return to_document(ROUTES)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def app() -> FastAPI:
     return build(parse(CONFIG, {}).config)
 
