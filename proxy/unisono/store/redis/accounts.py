@@ -101,7 +101,10 @@ class RedisAccounts:
         new = used - self._known_accounts
         await self._list(new)
         # The failure of one does not affect the others: each is one operation, and each may be repeated.
-        results = await asyncio.gather(*(self._settled(one) for one in settlements))
+        if len(settlements) == 1:
+            results = [await self._settled(settlements[0])]
+        else:
+            results = await asyncio.gather(*(self._settled(one) for one in settlements))
         # A server that restarted without recent writes has lost the list too.
         lost = {place for place, first in zip(places, results, strict=True) if first} - new
         self._known_accounts -= lost
