@@ -71,8 +71,11 @@ class Repair:
         """Return the parts that further generated tokens give."""
         for token in tokens:
             self.output.position += 1
+            # Text inside of a message needs no table: nearly all tokens are that.
             if self._state is State.BODY and 0 <= token < FIRST_SPECIAL:
                 self._run.append(token)
+            elif self._state is State.HEADER and 0 <= token < FIRST_SPECIAL:
+                self._header.held.tokens.append(token)
             else:
                 self._act(token)
         if self._run:
