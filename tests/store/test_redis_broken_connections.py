@@ -144,7 +144,6 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.sampled(one_in=4)
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("replicas", [0, 1])
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 async def test_broken_connection_is_a_store_error_for_every_operation(
