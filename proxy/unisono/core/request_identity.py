@@ -27,7 +27,10 @@ IDENTITY: ContextVar[RequestIdentity] = ContextVar("IDENTITY", default=UNKNOWN)
 
 
 def identify(*, user: str | None = None, response_id: str | None = None, conversation_id: str | None = None) -> None:
-    """Set ids of the current request, for the generations that start after it in this task; None keeps an id."""
+    """Set ids of the current request; None keeps an id.
+
+    They apply to the generations that start after it in this task.
+    """
     known = IDENTITY.get()
     IDENTITY.set(
         RequestIdentity(

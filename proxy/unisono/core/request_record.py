@@ -12,12 +12,14 @@ from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from unisono.core.frozen import statically_frozen
+from unisono.core.generation import Usage
 from unisono.core.observer import GenerationDone, GenerationOutcome
 
 # Maximum characters of a value that the client chooses.
 MAX_VALUE_LENGTH: Final = 256
 # Maximum number of attempts, recoveries and notes of a record.
 MAX_ENTRIES: Final = 32
+NO_USAGE: Final = Usage()
 # Method of the record of an answer on a WebSocket or in the background.
 NO_METHOD: Final = ""
 
@@ -67,16 +69,11 @@ class RequestRecord:
             return self
         first, last = generations[0], generations[-1]
         error, served_model, first_token_s = self.error, "", None
-        input_tokens = cached_tokens = output_tokens = reasoning_tokens = cost = 0
-        waited_s = 0.0
+        usage, cost, waited_s = NO_USAGE, 0, 0.0
         attempts: list[tuple[str, str]] = []
         for done in generations:
             error = error or done.error
-            usage = done.usage or done.usage_so_far
-            input_tokens += usage.prompt_tokens
-            cached_tokens += usage.cached_tokens
-            output_tokens += usage.completion_tokens
-            reasoning_tokens += usage.reasoning_tokens
+            usage += done.usage or done.usage_so_far
             waited_s += done.waited_s
             cost += done.cost
             if done.first_s is not None:
@@ -103,10 +100,10 @@ class RequestRecord:
             served_model=served_model,
             deployment=last.backend,
             attempts=tuple(attempts[:MAX_ENTRIES]),
-            input_tokens=input_tokens,
-            cached_tokens=cached_tokens,
-            output_tokens=output_tokens,
-            reasoning_tokens=reasoning_tokens,
+            input_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
             first_token_s=first_token_s,
             waited_s=waited_s,
             finish="left" if last.outcome is GenerationOutcome.LEFT else last.finish,

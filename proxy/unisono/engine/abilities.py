@@ -62,9 +62,9 @@ def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> Non
 def logprob_recorder(
     request: GenerationRequest, report: GenerationReport, encoding: Encoding
 ) -> Callable[[Sequence[int], Chunk], None] | None:
-    """Return a function that records the tokens of a chunk and their log probabilities; None if nobody asked for them.
+    """Return a function that records the tokens of a chunk and their log probabilities.
 
-    Call this once for each generation. `report.facts.logprobs` holds the records of the whole answer.
+    None if the request asks for none. Call this once for each generation. `report.facts.logprobs` holds the records of the whole answer.
     """
     if request.logprobs is None:
         return None

@@ -254,11 +254,10 @@ class StepRunner:
         deployment, transcript = slot.deployment, reader.transcript
         stream = deployment.backend.complete(job)
         self.session.record_use()
-        is_waiting = True
         telemetry = AttemptTelemetry(self._report, self._request, deployment.name, job, reader.items.step)
         is_text = slot.capabilities.output is not OutputForm.IDS
         cap, pauses = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text), PauseSchedule()
-        record_pace = telemetry.pace.record
+        is_waiting, record_pace = True, telemetry.pace.record
         add_logprobs = logprob_recorder(self._request, self._report, self._deps.encoding)
         async with telemetry.measure(stream, slot):
             async for chunk in stream:

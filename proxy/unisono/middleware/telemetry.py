@@ -151,7 +151,7 @@ def is_free(request: GenerationRequest) -> bool:
 
 
 def _has_penalty(sampling: Sampling) -> bool:
-    """Return whether a parameter changes the probabilities otherwise than temperature and cut-offs do."""
+    """Return whether penalties or biases change the probabilities of the model."""
     has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
     return bool(has_penalty or sampling.logit_bias)
 

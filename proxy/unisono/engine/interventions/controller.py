@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from unisono.core.generation import Constraint, FinishReason
 from unisono.core.recovery_rules import (
@@ -52,7 +51,6 @@ class InterventionController:
     """
 
     def __init__(self, encoding: Encoding, requirements: OutputRequirements) -> None:
-        self._encoding = encoding
         self._spelling = HeaderSpelling(encoding)
         self.requirements = requirements
         self.obligations = Obligations(requirements)
@@ -60,14 +58,10 @@ class InterventionController:
         self.found: Sequence[str] = ()  # functions that searches found during the answer
         self.has_call_as_text = False  # a call of an undeclared tool was emitted as text
         self.step = StepInterventions()
+        self.tool_naming = ToolNaming(encoding, requirements.tools.forced or ())
         self.enforced_kinds: frozenset[str] = frozenset()  # constraint kinds that the backend enforces
 
     # -- state of the answer
-
-    @cached_property
-    def tool_naming(self) -> ToolNaming:
-        """Return the name of the tool that the model has to call, as far as it was read."""
-        return ToolNaming(self._encoding, self.requirements.tools.forced or ())
 
     @property
     def constraint(self) -> Constraint | None:
