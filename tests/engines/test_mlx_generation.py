@@ -70,7 +70,7 @@ async def test_probe_reports_the_capabilities(backend: Backend) -> None:
     )
 
 
-@pytest.mark.sampled(one_in=6)
+@pytest.mark.sampled(one_in=12)
 @pytest.mark.parametrize(("user", "expected"), CHATS.values(), ids=CHATS)
 async def test_chat_is_answered_exactly_as_trained(backend: Backend, user: str, expected: str) -> None:
     tokens, finish = await answer(backend, greedy(prompt_for(user)))
