@@ -93,9 +93,9 @@ async def disconnected(receive: Receive) -> None:
 
 
 class DisconnectWatch:
-    """Call of `notify` when the client of a request disconnects. It may also be called soon after `stop`.
+    """Call of `notify` when the client of a request disconnects.
 
-    The request's body must have been read before.
+    It may also be called soon after `stop`. The request's body must have been read before.
     """
 
     def __init__(self, request: Request, notify: Callable[[], None]) -> None:

@@ -32,7 +32,10 @@ class Origin:
 
 
 def origin_of(reports: Sequence[GenerationReport]) -> Origin:
-    """Return the origin of an answer of one or several choices. Names occur once, in order of first occurrence."""
+    """Return the origin of an answer of one or several choices.
+
+    Names occur once, in order of first occurrence.
+    """
     backends: dict[str, None] = {}
     served: dict[str, None] = {}
     model, failovers = "", 0
