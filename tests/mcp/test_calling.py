@@ -15,6 +15,7 @@ from tests.mcp.conftest import HTTP_TRANSPORTS, SLOW_STDIO, TRANSPORTS, Upstream
 from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import ToolTimeouts
 from unisono.mcp import McpHost, McpLimits
+from unisono.mcp.http_transport import default_tls
 
 # Transports whose servers stop working when a call is cancelled. The SDK's server does not notice it in the other two
 # cases; the tests of raw sockets check that the connection is closed.
@@ -34,6 +35,17 @@ async def test_call_returns_text_for_each_content_type(host: McpHost, upstream: 
     assert (await host.call(server, "mixed", sent({}))).text == MIXED
     facts = await host.call(server, "facts", sent({}))
     assert (facts.text, facts.structured) == ('{"answer":42}', {"answer": 42})
+
+
+async def test_connections_share_the_certificate_authorities(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default_tls()
+    # The library loads them here if a connection has no context.
+    monkeypatch.delattr("httpcore2.default_ssl_context")
+    host = McpHost()
+    assert (await host.call(upstream.server("modern"), "echo", sent({"text": "hello"}))).text == "hello"
+    await host.aclose()
 
 
 @pytest.mark.sampled(one_in=2)

@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import anyio
@@ -44,6 +45,15 @@ _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (httpx2.RemoteProtocolError, "the answer was not valid HTTP"),
     (httpx2.TransportError, "the connection was lost"),
 )
+
+
+@cache
+def default_tls() -> ssl.SSLContext:
+    """Return the context for servers of the usual certificate authorities.
+
+    They are loaded once per process.
+    """
+    return httpx2.create_ssl_context(trust_env=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import ToolServerUnavailable
 from unisono.mcp.admission import admit
 from unisono.mcp.fingerprints import key_of
-from unisono.mcp.http_transport import Path
+from unisono.mcp.http_transport import Path, default_tls
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.session import McpSession
 from unisono.net.ssrf_guard import SsrfGuard
@@ -102,13 +102,17 @@ class SessionPool:
         await asyncio.gather(*(session.aclose() for session in sessions), *self._closing)
 
     async def _start(self, server: ToolServer, key: str) -> _PooledSession:
+        tls = self.tls
+        if tls is None and server.transport is not ToolTransport.STDIO:
+            # In a thread, since loading the certificate authorities takes up to a tenth of a second.
+            tls = await asyncio.to_thread(default_tls)
         target = await admit(server, self.guard)
         if self._closed:
             raise ToolServerUnavailable("The gateway is shutting down.")
         self._part(key)
         self._make_room()
         issuer = server.oauth.issuer if server.oauth is not None else None
-        path = Path(server.url, target, self.tls, server.timeouts.connect_s, issuer)
+        path = Path(server.url, target, tls, server.timeouts.connect_s, issuer)
         session = McpSession(server, path, self._auth(server, key), self.limits, lambda: self.changed(key))
         pooled = self._sessions[key] = _PooledSession(session, server.timeouts.idle_s)
         if self._sweeper is None or self._sweeper.done():
