@@ -38,6 +38,7 @@ LINGER_S = 0.1  # for the end of a finished answer, so that its connection can b
 NO_STATUS = "the backend did not answer a status request in time"
 NO_PAGE = (400, 403, 404, 405, 501)  # for a page that a server does not have or was started without
 
+# Header line of a request that accepts any media type.
 ACCEPT_ANY = "Accept: */*\r\n"
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
 
@@ -176,7 +177,7 @@ class BackendHttp:
         timeouts = job.timeouts
         started = asyncio.get_running_loop().time()
         deadline = started + min(timeouts.first_token_s, timeouts.total_s)
-        # `_mapped_failures` and `_send` inlined, as this runs for every generation.
+        # `_mapped_failures` and `_send` are inlined here, because this code runs for every generation.
         try:
             async with asyncio.timeout_at(deadline):
                 head = self._head("POST", path, self._headers_for(job, framing.content_type), len(body))
@@ -280,18 +281,20 @@ class BackendHttp:
         """Close all connections; the readers of open answers fail. Repeatable."""
         self._pool.close()
 
-    async def _send(self, method: str, path: str, headers: str, body: bytes, connect_s: float) -> HttpResponse:
-        """Send a request with these header lines and return its response after the head has arrived."""
-        return await self._pool.send(self._head(method, path, headers, len(body)), body, connect_s)
+    async def _send(self, method: str, path: str, header_lines: str, body: bytes, connect_s: float) -> HttpResponse:
+        """Send a request and return its response after the head has arrived."""
+        return await self._pool.send(self._head(method, path, header_lines, len(body)), body, connect_s)
 
-    def _head(self, method: str, path: str, headers: str, size: int, media_type: str = "application/json") -> bytes:
+    def _head(
+        self, method: str, path: str, header_lines: str, size: int, media_type: str = "application/json"
+    ) -> bytes:
         target = self._targets.get(path)
         if target is None:
             # A backend has a few paths, which do not depend on requests.
             target = self._targets[path] = self._base.joinpath(path).raw_path_qs
         if method == "POST":
-            headers += f"Content-Type: {media_type}\r\nContent-Length: {size}\r\n"
-        return f"{method} {target} HTTP/1.1\r\n{self._fixed_lines}{headers}\r\n".encode("latin-1")
+            header_lines += f"Content-Type: {media_type}\r\nContent-Length: {size}\r\n"
+        return f"{method} {target} HTTP/1.1\r\n{self._fixed_lines}{header_lines}\r\n".encode("latin-1")
 
     async def _expect_events(self, response: HttpResponse, framing: Framing) -> None:
         if response.status != 200:

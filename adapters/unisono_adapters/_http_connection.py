@@ -77,7 +77,7 @@ class HttpResponse:
         return self.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
 
     async def with_head(self) -> Self:
-        """Return this response once its head has arrived, or close it. Raises ConnectionFault."""
+        """Return this response after its head; close it on a failure. Raises ConnectionFault."""
         try:
             while not self.status and self._fault is None:
                 await self.next_data()

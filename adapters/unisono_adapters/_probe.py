@@ -361,7 +361,7 @@ class _Probing:
             return
         targets = self._encoding.encode_marked(OPENED)
         job = ScoreJob(self.prompt_with(), targets, top=2, timeouts=self._timeouts, request_id=REQUEST_ID)
-        # The first scoring of a server that has just started may take as long as its first generation.
+        # The first scoring request after the start of a server may take as long as its first generation.
         scored = await _answer(self._subject.score(job), self._timeouts.total_s) or ()
         can_score = len(scored) == len(targets) and all(map(_is_plausible, scored))
         self._capabilities = replace(self._capabilities, scores=can_score)
@@ -376,7 +376,7 @@ class _Probing:
 
 
 async def _answer(request: Awaitable[T | None] | None, limit_s: float | None = None) -> T | None:
-    """Return the result of an optional request; None if it fails or takes longer than `limit_s`."""
+    """Return the result of a request; None without one, if it fails, or after `limit_s`."""
     if request is None:
         return None
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.access.failed_authentications import MAX_CACHED, WINDOW_S, FailedAuthentications, _known_network_of
+from unisono.access.failed_authentications import MAX_CACHED, WINDOW_S, FailedAuthentications, _cached_network_of
 from unisono.errors import TooManyFailures
 from unisono.net.client_networks import ClientNetworks
 
@@ -59,8 +59,8 @@ def test_cache_of_networks_is_bounded() -> None:
     failures = FailedAuthentications(3, ClientNetworks(["10.0.0.0/8"]))
     for number in range(MAX_CACHED + 10):
         failures.client("10.0.0.1", f"2.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-    assert _known_network_of.cache_info().currsize == MAX_CACHED
-    misses = _known_network_of.cache_info().misses
+    assert _cached_network_of.cache_info().currsize == MAX_CACHED
+    misses = _cached_network_of.cache_info().misses
     # A long text is cut off, and never cached.
     assert failures.client("10.0.0.1", "x" * 1000) == "x" * 64
-    assert _known_network_of.cache_info().misses == misses
+    assert _cached_network_of.cache_info().misses == misses

@@ -1,4 +1,4 @@
-"""Requests reach the gateway's own layers first, unless others observe the application."""
+"""Requests go directly to the gateway's own layers, except with an instrumentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.api.gateway_app import GatewayApp
 
 
 class Outermost:
-    """Layer that notes the class of the layer that called it."""
+    """Layer that notes through which layer each request came."""
 
     def __init__(self, app: ASGIApp, callers: list[str]) -> None:
         self._app = app
@@ -36,7 +36,7 @@ def gateway(callers: list[str]) -> GatewayApp:
 
 
 def observe(app: GatewayApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Surround all layers with one of another package, as instrumentations do."""
+    """Surround all layers with a layer of another package, as instrumentations do."""
     build = app.build_middleware_stack
 
     def observed() -> ASGIApp:
@@ -70,7 +70,7 @@ async def test_a_layer_of_an_instrumentation_is_kept(monkeypatch: pytest.MonkeyP
     assert callers == ["instrumentation"]
 
 
-async def test_requests_pass_all_layers_if_telemetry_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_pass_through_all_layers_if_telemetry_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     app = gateway([])
     monkeypatch.setattr(app._native_telemetry, "enabled", lambda: True)
     assert await answered(app) == {"done": True}

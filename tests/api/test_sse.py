@@ -192,8 +192,8 @@ async def test_no_task_is_left_running() -> None:
     assert asyncio.all_tasks() == before
 
 
-def client(receive: Receive) -> Request:
-    """Return a request whose client disconnects when `receive` says so."""
+def request_with(receive: Receive) -> Request:
+    """Return a request whose client disconnects when `receive` reports it."""
     return Request({"type": "http", "state": {}}, receive)
 
 
@@ -213,7 +213,7 @@ async def test_work_is_cancelled_when_the_client_disconnects() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientGone):
-        await until_disconnect(client(receive), work())
+        await until_disconnect(request_with(receive), work())
     assert cancelled.is_set()
 
 
@@ -228,9 +228,9 @@ async def test_work_that_finishes_before_a_disconnect_returns_or_raises() -> Non
     async def bad() -> int:
         raise BackendUnavailable("no")
 
-    assert await until_disconnect(client(receive), good()) == 5
+    assert await until_disconnect(request_with(receive), good()) == 5
     with pytest.raises(BackendUnavailable):
-        await until_disconnect(client(receive), bad())
+        await until_disconnect(request_with(receive), bad())
 
 
 async def test_a_server_can_report_the_disconnect_without_a_reader() -> None:

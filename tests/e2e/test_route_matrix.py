@@ -55,7 +55,7 @@ ROUTES_WITH_IDS = [
 
 
 def is_variant(place: Place) -> bool:
-    """Whether another listed route has the same handler, with another method or prefix."""
+    """Return whether another listed route has the same handler, with another method or prefix."""
     with_prefix = Place(place.method, f"/v1{place.path}")
     return place.method == "HEAD" or place.path.startswith("/open-responses/") or with_prefix in ROUTES
 
@@ -176,7 +176,7 @@ async def bad_keys(ring: Ring) -> dict[str, str]:
 async def test_only_health_and_page_routes_answer_without_a_valid_key(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
     keys = await bad_keys(ring)
-    # All keys are sent to every handler. Its variants get three of them in turn.
+    # Every handler gets all keys once. Each variant of its route gets three of them in turn.
     turns = itertools.cycle(keys.items())
     for place in CLOSED_ROUTES:
         path, bodies = filled_path(place), set()

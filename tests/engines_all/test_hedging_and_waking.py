@@ -1,4 +1,4 @@
-"""Second requests while a real engine is silent, and the start of an engine that sleeps."""
+"""Hedged requests while a real engine is silent, and the wake of a sleeping engine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-# Seconds until the second request.
+# Seconds until the hedged request.
 HEDGE_AFTER_S = 1.0
-# Requests that wait for one engine to wake up.
+# Number of requests that wait for one engine to wake up.
 WAITING = 30
 
 
@@ -71,7 +71,7 @@ async def test_another_engine_answers_while_the_first_is_silent(
         # mlx_lm.server drops the space at the start of its text.
         texts = [each.body["choices"][0]["message"]["content"].strip() for each in (answer, expected)]
         assert texts[0] == texts[1]
-        # The request of the slower engine was cancelled, also in the engine.
+        # The request to the silent engine was cancelled, in the engine too.
         await wait_until_idle(silent, 30.0)
         deployments = (await site.get("/v1/status")).body["models"][0]["deployments"]
         assert [each["running"] for each in deployments] == [0, 0]
@@ -79,7 +79,7 @@ async def test_another_engine_answers_while_the_first_is_silent(
 
 @pytest.fixture
 def sleeping(tmp_path: Path) -> Iterator[tuple[str, list[str], Path]]:
-    """Yield the URL of an engine that does not run, the command that starts it, and the file with its process ids."""
+    """Yield the URL of a sleeping engine, the command that starts it, and the file of its pids."""
     port, pids = free_port(), tmp_path / "pids"
     command = ENGINES["llamacpp"].command
     assert command is not None

@@ -63,7 +63,7 @@ class LanguageModel:
         return VllmScript(tokens=answer[:1] or [RETURN], echo=echo)
 
 
-# The tests compare models with different faults on the same prompts.
+# Cached, because the tests compare models with different faults on the same prompts.
 @lru_cache(maxsize=10_000)
 def _healthy_distribution(prompt: tuple[int, ...], position: int) -> Distribution:
     form = HEADER + [0] * REASONING_TOKENS + BETWEEN + [0] * FINAL_TOKENS + [RETURN]

@@ -1,4 +1,4 @@
-"""Headers that are read, and the caches of their text and meaning."""
+"""Reading of headers, and the caches of their text and meaning."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_the_text_of_a_header_follows_its_tokens(encoding: Encoding) -> None:
 def test_a_complete_header_has_its_meaning_and_its_legal_tokens(encoding: Encoding) -> None:
     reader = HeaderReader(encoding, None, frozenset())
     legal = HeldHeader(role_given=True, tokens=encoding.encode_marked("assistant<|channel|>final"))
-    start = tuple(encoding.encode_marked("<|start|>assistant<|channel|>final<|message|>"))
-    assert reader.read(legal) == (Header(FINAL, verbatim=True), start, True)
+    legal_tokens = tuple(encoding.encode_marked("<|start|>assistant<|channel|>final<|message|>"))
+    assert reader.read(legal) == (Header(FINAL, verbatim=True), legal_tokens, True)
     # The prompt ends in the role, so the output must not repeat it.
     repeated = HeldHeader(tokens=legal.tokens)
-    assert reader.read(repeated) == (Header(FINAL, rules=("glued-role",)), start, True)
+    assert reader.read(repeated) == (Header(FINAL, rules=("glued-role",)), legal_tokens, True)
 
 
 @pytest.mark.parametrize("read", [HeaderReader.text, HeaderReader.read])

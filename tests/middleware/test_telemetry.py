@@ -1,4 +1,4 @@
-"""Reports of generations: what a request asks for, and observers that fail."""
+"""Observation of generations: who decides on their tokens, and observers that fail."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from unisono.engine.request import AnswerOptions, GenerationReport, GenerationRe
 from unisono.middleware.telemetry import GenerationObservation, is_free
 
 REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()))
-CUT_OFFS: dict[str, Any] = {"temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 1}
-PENALTIES: dict[str, Any] = {
+# Sampling options with which the model alone decides on the tokens, and others.
+FREE_OPTIONS: dict[str, Any] = {"temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 1}
+OTHER_OPTIONS: dict[str, Any] = {
     "temperature": 1.5,
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
@@ -31,10 +32,10 @@ def sampled(**values: Any) -> GenerationRequest:
 
 
 def test_the_model_alone_decides_without_constraints_and_penalties() -> None:
-    assert {*CUT_OFFS, *PENALTIES} == {field.name for field in fields(Sampling)}
+    assert {*FREE_OPTIONS, *OTHER_OPTIONS} == {field.name for field in fields(Sampling)}
     assert is_free(REQUEST)
-    assert is_free(sampled(**CUT_OFFS))
-    for name, value in PENALTIES.items():
+    assert is_free(sampled(**FREE_OPTIONS))
+    for name, value in OTHER_OPTIONS.items():
         assert not is_free(sampled(**{name: value})), name
 
 
@@ -65,7 +66,7 @@ class Collecting(Observer):
         self.seen.append(done)
 
 
-def test_an_observer_that_fails_is_logged_and_the_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_that_fails_is_logged_and_the_others_are_called(caplog: pytest.LogCaptureFixture) -> None:
     collecting = Collecting()
     gate = GenerationObservation([Failing(), collecting])(REQUEST)
     gate.report = GenerationReport()

@@ -1,4 +1,4 @@
-"""Metrics: the exported text is the one of the library's own metrics."""
+"""Metrics export the same text as the library's own metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_histogram_exports_what_the_library_exports() -> None:
     assert generate_latest(ours) == generate_latest(theirs)
 
 
-def test_a_histogram_without_labels_and_with_added_counts() -> None:
+def test_a_histogram_without_labels_exports_added_counts_like_observations() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     known = KnownHistogram("wait", "Wait.", registry=ours, buckets=BOUNDS)
     library = Histogram("wait", "Wait.", registry=theirs, buckets=BOUNDS)
@@ -43,7 +43,7 @@ def test_a_histogram_without_labels_and_with_added_counts() -> None:
     for amount in (0.75, 0.5, 2.0, 2.0, 3.5):
         library.observe(amount)
     assert generate_latest(ours) == generate_latest(theirs)
-    with pytest.raises(ValueError, match="zip"):  # another number of bounds
+    with pytest.raises(ValueError, match="zip"):  # counts for fewer bounds
         known.add([1], 1.0)
 
 
@@ -73,7 +73,7 @@ def test_workers_store_the_values_in_files(tmp_path: object, monkeypatch: pytest
     monkeypatch.setattr(values, "ValueClass", values.MutexValue)
     share_values(0)
     texts = []
-    # The second worker continues the files of the first one.
+    # The second registry continues the files of the first one, as after the restart of a worker.
     for amount in (0.75, 2.0):
         registry = CollectorRegistry()
         known = KnownHistogram("wait", "Wait.", ("model",), registry=registry, buckets=BOUNDS)

@@ -15,7 +15,7 @@ RECORD = RequestRecord("req_1", 1000.0, 0.5, status=200, recoveries=("late-call"
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(RequestRecord)])
-def test_a_value_that_is_false_survives_if_it_is_not_the_default(name: str) -> None:
+def test_a_falsy_value_survives_if_it_is_not_the_default(name: str) -> None:
     for value in ("", 0, 0.0, (), None):
         if type(value) is type(getattr(RECORD, name)) or (name == "first_token_s" and value == 0.0):
             changed: dict[str, Any] = {name: value}

@@ -21,11 +21,12 @@ WINDOW_S: Final = 60.0
 MAX_ADDRESSES: Final = 10_000
 MAX_ACCEPTED: Final = 10_000
 
-# Addresses whose network is cached, and the longest of them: a proxy may forward a text of any length.
+# Maximum number of addresses whose network is cached, and the maximum length of each in characters: a proxy may forward
+# a text of any length.
 MAX_CACHED: Final = 4_096
 MAX_CACHED_LENGTH: Final = 64
 
-_known_network_of = lru_cache(MAX_CACHED)(network_of)
+_cached_network_of = lru_cache(MAX_CACHED)(network_of)
 
 
 class FailedAuthentications:
@@ -58,7 +59,7 @@ class FailedAuthentications:
             if not (hop := hop.strip()):
                 break
             address = hop
-        return _known_network_of(address) if len(address) <= MAX_CACHED_LENGTH else network_of(address)
+        return _cached_network_of(address) if len(address) <= MAX_CACHED_LENGTH else network_of(address)
 
     def check(self, client: str, key: str) -> None:
         """Raise `TooManyFailures` if the address had too many failures, unless its key is known."""

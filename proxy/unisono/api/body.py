@@ -81,9 +81,9 @@ NO_RULES: Final = RequestRules()
 
 # Field of requests that names guardrails.
 GUARDRAILS: Final = "guardrails"
-# The headers for routing, as ASGI spells them, and the values of a header that is missing.
-_TAG_HEADER: Final = TAG_HEADER.lower().encode()
-_DEPLOYMENT_HEADER: Final = DEPLOYMENT_HEADER.lower().encode()
+# Names of the routing headers as ASGI gives them, and the values of a missing header.
+_TAG_HEADER_BYTES: Final = TAG_HEADER.lower().encode()
+_DEPLOYMENT_HEADER_BYTES: Final = DEPLOYMENT_HEADER.lower().encode()
 _NO_VALUES: Final = ("",)
 # Key of the rules in the request's state.
 RULES: Final = "request_rules"
@@ -162,10 +162,10 @@ def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mappin
     Raises InvalidRequest for an unknown guardrail and for impossible routing; the error names the field.
     """
     rules, headers = _rules_of(connection), headers_of(connection.scope)
-    tags = headers.get(_TAG_HEADER, _NO_VALUES)[0]
+    tags = headers.get(_TAG_HEADER_BYTES, _NO_VALUES)[0]
     if tags and not rules.routing.filters_tags:
         _state_of(connection)[HEADER_NOTES] = (f"{TAG_HEADER}: no effect",)
-    deployment = unquote(headers.get(_DEPLOYMENT_HEADER, _NO_VALUES)[0])
+    deployment = unquote(headers.get(_DEPLOYMENT_HEADER_BYTES, _NO_VALUES)[0])
     routing = rules.routing.read(body, caller, tags, deployment)
     if routing != caller.routing:
         caller = replace(caller, routing=routing)
@@ -200,7 +200,7 @@ def _rules_of(connection: HTTPConnection) -> RequestRules:
 
 
 def _state_of(connection: HTTPConnection) -> dict[str, Any]:
-    """Return the state of a request, whose values `connection.state` has as attributes."""
+    """Return the state of a request; `connection.state` has its values as attributes."""
     state: dict[str, Any] = connection.scope.setdefault("state", {})
     return state
 

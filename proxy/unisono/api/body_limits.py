@@ -42,7 +42,7 @@ FREE_BYTES: Final = 1 << 20
 MAX_MEMBERS: Final = 64
 # Binary logarithm of the largest zstd window, which is the memory of a decompression: 8 MiB, as in RFC 8878.
 MAX_WINDOW_LOG: Final = 23
-# Key in a scope of its headers by name.
+# Key under which a scope keeps its headers, grouped by name.
 HEADERS: Final = "unisono.headers"
 # Window bits of zlib for the gzip format.
 _GZIP: Final = 31
@@ -150,7 +150,7 @@ class Unpacking:
 
 
 def headers_of(scope: Scope) -> Mapping[bytes, list[str]]:
-    """Return the values of each header of a request, in order. ASGI gives names in lower case."""
+    """Return the headers of a request: values by name, in order. ASGI gives names in lower case."""
     headers: dict[bytes, list[str]] | None = scope.get(HEADERS)
     if headers is None:
         # Nearly all layers look for headers, so the list is read once.

@@ -1,4 +1,4 @@
-"""Application whose own ASGI layers receive each request first."""
+"""Application that passes HTTP requests directly to the gateway's own ASGI layers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any, Final
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# Packages whose layers surround those of the application.
+# Packages whose layers surround the application's own layers.
 FRAMEWORKS: Final = frozenset({"fastapi", "starlette"})
 
 
 class GatewayApp(FastAPI):
-    """FastAPI application that passes a request to its first own layer.
+    """FastAPI application that passes HTTP requests to the first layer of its own.
 
-    FastAPI and Starlette surround the layers with others, which answer exceptions, limit bodies and record telemetry.
-    `ErrorResponses` and `BodyLimits` do the first two here, and the server answers an exception outside of them. If the
-    process has configured OpenTelemetry before the first request, requests pass through all layers.
+    FastAPI and Starlette surround these layers with others, which answer exceptions, limit bodies and record telemetry.
+    Here, `ErrorResponses` answers exceptions and `BodyLimits` limits bodies. The server answers an exception that is
+    raised outside of `ErrorResponses`. If the process has configured OpenTelemetry before the first request, requests
+    pass through all layers.
     """
 
     _entrance: ASGIApp | None = None
@@ -26,15 +27,15 @@ class GatewayApp(FastAPI):
             await super().__call__(scope, receive, send)
             return
         if self._entrance is None:
-            # Unknown versions of FastAPI may lack the attribute.
+            # The attribute is private: other versions of FastAPI may lack it.
             telemetry: Any = getattr(self, "_native_telemetry", None)
-            needs_all = telemetry is None or telemetry.enabled()
-            self._entrance = super().__call__ if needs_all else self._first_own_layer()
+            should_run_all = telemetry is None or telemetry.enabled()
+            self._entrance = super().__call__ if should_run_all else self._first_own_layer()
         scope["app"] = self
         await self._entrance(scope, receive, send)
 
     def _first_own_layer(self) -> ASGIApp:
-        """Return the first layer that is not of the frameworks, such as one of an instrumentation."""
+        """Return the outermost layer from another package, such as that of an instrumentation."""
         if self.middleware_stack is None:
             self.middleware_stack = self.build_middleware_stack()
         layer: Any = self.middleware_stack

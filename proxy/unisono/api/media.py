@@ -118,8 +118,8 @@ class MediaSource:
     """Body of a request whose media are to be replaced, with its sender.
 
     `kind` is the form of the body; `size` is in bytes. Without `can_ask`, no vision model is asked, as for a count of
-    tokens. `begin` returns the position of the first item of the history that the model reads. Files are read until
-    the client of `request` disconnects.
+    tokens. `begin` returns the position of the first item of the history that the model reads. If the client of
+    `request` disconnects, no more files are read.
     """
 
     body: Mapping[str, Any]

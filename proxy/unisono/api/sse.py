@@ -46,8 +46,8 @@ WRITE_BODY = "write_body"
 COMMENTS = "stream_comments"
 LAST_COMMENTS_S = 0.5
 
-# Key in the request's state of the server's function that calls another one when the client disconnects. It returns a
-# function that prevents the call, or None if the disconnect must be read as the request's next message.
+# Key in the request's state of a function of the server. It calls its argument when the client disconnects, and returns
+# a function that prevents this call. It returns None if only `receive` can report the disconnect.
 WATCH_DISCONNECT = "watch_disconnect"
 WatchDisconnect = Callable[[Callable[[], None]], Callable[[], None] | None]
 
@@ -93,22 +93,22 @@ async def disconnected(receive: Receive) -> None:
 
 
 class DisconnectWatch:
-    """Call of `notify` when the client of a request disconnects.
+    """Watch that calls `notify` when the client of a request disconnects.
 
-    It may also be called soon after `stop`. The request's body must have been read before.
+    `notify` may still be called soon after `stop`. The request's body must be read before the watch begins.
     """
 
     def __init__(self, request: Request, notify: Callable[[], None]) -> None:
         watch: WatchDisconnect | None = request.scope.get("state", {}).get(WATCH_DISCONNECT)
-        self._forget = None if watch is None else watch(notify)
+        self._unwatch = None if watch is None else watch(notify)
         self._reading: asyncio.Task[None] | None = None
-        if self._forget is None:
+        if self._unwatch is None:
             self._reading = asyncio.create_task(disconnected(request.receive))
             self._reading.add_done_callback(lambda _: notify())
 
     async def stop(self) -> None:
-        if self._forget is not None:
-            self._forget()
+        if self._unwatch is not None:
+            self._unwatch()
         if self._reading is not None:
             await cancel_all(self._reading)
 
@@ -119,17 +119,17 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     If the client disconnects first, cancel `work` and raise ClientGone.
     """
     working = asyncio.create_task(work)
-    # `asyncio.wait` would need a second task for the disconnect.
-    has_ended = asyncio.get_running_loop().create_future()
+    # A future, because `asyncio.wait` would need a second task for the disconnect.
+    ended = asyncio.get_running_loop().create_future()
 
     def end(_: object = None) -> None:
-        if not has_ended.done():
-            has_ended.set_result(None)
+        if not ended.done():
+            ended.set_result(None)
 
     working.add_done_callback(end)
     watch = DisconnectWatch(request, end)
     try:
-        await has_ended
+        await ended
         # A result that is complete is returned even if the client has closed at the same moment.
         if working.done():
             return working.result()
@@ -309,7 +309,7 @@ class EventStream(Response):
         try:
             failure = await until_disconnect(request, outcome(self._drain(writer)))
             if comments and writer.is_head_sent:
-                await until_disconnect(request, _ended(comments, LAST_COMMENTS_S))
+                await until_disconnect(request, _wait_for_all(comments, LAST_COMMENTS_S))
             await cancel_all(*comments)
             # Nothing may be written after the last event.
             await keep_alives.stop()
@@ -346,7 +346,7 @@ class EventStream(Response):
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
 
-async def _ended(tasks: Collection[asyncio.Task[None]], within_s: float) -> None:
+async def _wait_for_all(tasks: Collection[asyncio.Task[None]], within_s: float) -> None:
     """Wait until the tasks have ended, but no longer than `within_s` seconds."""
     await asyncio.wait(tasks, timeout=within_s)
 

@@ -23,7 +23,7 @@ def to_recoveries(reports: Sequence[GenerationReport]) -> list[str]:
 @statically_frozen
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Backends and models that answered, and the number of failovers."""
+    """Requested model, backends and models that answered, and number of failovers."""
 
     backend: str
     model: str
@@ -32,9 +32,9 @@ class Origin:
 
 
 def origin_of(reports: Sequence[GenerationReport]) -> Origin:
-    """Return the origin of an answer of one or several choices.
+    """Return the origin of an answer with one or several choices.
 
-    Names occur once, in order of first occurrence.
+    Each name occurs once, in order of first occurrence.
     """
     backends: dict[str, None] = {}
     served: dict[str, None] = {}
@@ -64,20 +64,20 @@ def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[
         about["served_model"] = origin.served_model
     left_out = 0
     unmet: dict[str, None] = {}
-    every: dict[str, None] = {}
+    report_notes: dict[str, None] = {}
     for report in reports:
         left_out = max(left_out, report.facts.left_out)
         if report.unmet:
             unmet[report.unmet] = None
-        every.update(dict.fromkeys(report.notes))
+        report_notes.update(dict.fromkeys(report.notes))
     if left_out:
         about["left_out"] = left_out
     if unmet:
         about["unmet"] = " ".join(unmet)
     if hooks := _hooks(reports):
         about["hooks"] = hooks
-    if notes or every:
-        about["notes"] = [*notes, *every]
+    if notes or report_notes:
+        about["notes"] = [*notes, *report_notes]
     return about
 
 

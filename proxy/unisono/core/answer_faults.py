@@ -80,7 +80,7 @@ def faults_by_deployment(done: GenerationDone) -> Mapping[str, frozenset[AnswerF
 
 
 def _is_cut(step: StepDone) -> bool:
-    """Return whether the stream of a step that failed broke off."""
+    """Return whether the stream of a failed step broke off."""
     if step.failure == ContextTooLong.code:
         return False
     # Failures before the first token concern availability, which the circuit breaker handles.

@@ -27,9 +27,9 @@ IDENTITY: ContextVar[RequestIdentity] = ContextVar("IDENTITY", default=UNKNOWN)
 
 
 def identify(*, user: str | None = None, response_id: str | None = None, conversation_id: str | None = None) -> None:
-    """Set ids of the current request; None keeps an id.
+    """Set ids of the current request; None leaves an id as it is.
 
-    They apply to the generations that start after it in this task.
+    They apply to the generations that start later in this task.
     """
     known = IDENTITY.get()
     IDENTITY.set(

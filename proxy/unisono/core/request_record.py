@@ -83,7 +83,7 @@ class RequestRecord:
                 attempts.append((attempt.deployment, attempt.failure))
                 served_model = attempt.model
         span = first.start.span
-        # `dataclasses.replace` takes longer than all of the rest.
+        # `dataclasses.replace` would take longer than the rest of this method.
         return RequestRecord(
             id=self.id,
             at=self.at,

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class TableKey(Enum):
-    """Enum whose members have the hash of an object."""
+    """Enum whose members are hashed by identity."""
 
-    # Enum's own hash is a Python function, which would run for each lookup, such as for each token of a header.
+    # The hash of `Enum` is a Python function, which would run for each lookup, for example for each token of a header.
     __hash__ = object.__hash__

@@ -64,8 +64,8 @@ def logprob_recorder(
 ) -> Callable[[Sequence[int], Chunk], None] | None:
     """Return a function that records the tokens of a chunk and their log probabilities.
 
-    None if the request asks for none. Call this once for each generation. `report.facts.logprobs` holds the records of
-    the whole answer.
+    Returns None if the request asks for no log probabilities. Call this once for each generation.
+    `report.facts.logprobs` holds the records of the whole answer.
     """
     if request.logprobs is None:
         return None

@@ -89,7 +89,7 @@ class SlotSession:
         If no slot is available, raises the error of the last attempt or of the queue.
         """
         slot = await self._wait_for_slot(demand, None if self._timeouts is None else self.remaining_s)
-        # Held until `release`, over several calls: no `with` block can hold it.
+        # The slot is held until `release`, across several calls, so no `with` block can hold it.
         self.slot = slot.__enter__()
         self._is_used = False
         deployment = slot.deployment

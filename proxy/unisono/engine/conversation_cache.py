@@ -80,7 +80,7 @@ class _Entry:
 
 
 def _first_text(items: Sequence[Item]) -> str:
-    """Return the first text of the user."""
+    """Return the text of the first user message; empty if there is none."""
     for item in items:
         if isinstance(item, UserMessage):
             return item.text
@@ -133,7 +133,7 @@ class ConversationCache:
         return replace(conversation, items=items, reasoning_from=0, preamble=preamble)
 
     def _recall_items(self, tenant: str, conversation: Conversation) -> tuple[Item, ...]:
-        """Return the items of a conversation with the model's generated token ids."""
+        """Return the items of a conversation, with the token ids that the model generated."""
         items: list[Item] = []
         turn: list[Generated] = []
         sent = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))

@@ -55,7 +55,7 @@ class TokenSource:
         return FIRST_MARK + 2 * self.guessed + self.stop_hidden
 
 
-MODEL_IDS: Final = TokenSource()  # ids of the model, with its stop tokens
+MODEL_IDS: Final = TokenSource()  # token ids as the model generated them, with stop tokens
 
 SOURCES_BY_MARK: Final = {
     source.mark: source

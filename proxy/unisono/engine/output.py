@@ -71,7 +71,7 @@ class OutputReader:
         violation: Violation | None = None,
     ) -> None:
         self.transcript = transcript_of(encoding, tools, request, hosted, new_call_id, violation)
-        self.round = None if hosted is None else ToolRound(hosted, conversation)  # calls after the last step
+        self.round = None if hosted is None else ToolRound(hosted, conversation)  # calls that run after the last step
         self._filter = (
             None if hosted is None else ServerToolFilter(hosted, parallel_calls=request.answer.parallel_calls)
         )
@@ -83,7 +83,7 @@ class OutputReader:
         self._final_header = final_header
         self._state = BEGUN  # at the end of the last step
         self.tokens_before_step = 0  # tokens generated in earlier steps
-        self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)  # at the start
+        self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)  # journal at start
         calls = () if self.round is None else tuple(self.round.calls)
         self.next_step: Step = RunTools(calls) if calls else GENERATE  # action after the last step
 

@@ -124,7 +124,7 @@ class PromptBuilder:
         return self.usage
 
     async def _count_first(self, current: StepPrompt, context: StepContext) -> None:
-        """Count the first prompt of the answer; `current` is that of the current step."""
+        """Count the tokens of the answer's first prompt; `current` is the current step's prompt."""
         # A journal may begin in a later step, whose prompt also contains generated tokens.
         first = current.rendered if not context.number else await self._render(self.conversation)
         self.usage += Usage(prompt_tokens=len(first.prompt.tokens))

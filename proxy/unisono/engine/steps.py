@@ -61,6 +61,7 @@ class AnswerState:
         return replace(self, has_run=True, needs_client=needs_client, exhausted=exhausted, paused=paused)
 
 
+# State of an answer before the end of its first step.
 BEGUN: Final = AnswerState()
 
 

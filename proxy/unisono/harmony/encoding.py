@@ -121,7 +121,7 @@ class Encoding:
 
     @cached_property
     def assistant_start(self) -> tuple[int, ...]:
-        """Tokens at the end of a prompt, with which the model's first message begins."""
+        """Tokens of `<|start|>assistant`, which end a prompt and begin the model's first message."""
         return tuple(self.encode_marked("<|start|>assistant"))
 
     @cached_property

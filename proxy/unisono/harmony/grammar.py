@@ -55,7 +55,7 @@ class TokenMark(TableKey):
 
 
 class MarkTable(dict[int, TokenMark]):
-    """Marks of the tokens with a meaning in the grammar; other tokens by their range."""
+    """Marks by token id; a token without a meaning in the grammar gets the mark of its range."""
 
     def __missing__(self, token: int) -> TokenMark:
         if 0 <= token < FIRST_SPECIAL:

@@ -45,7 +45,7 @@ INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
 
 
 @statically_frozen
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # without slots, because `cached_property` needs a `__dict__`
 class Header:
     """Meaning of a header. `body` is message text found in a header without `<|message|>`."""
 

@@ -39,7 +39,7 @@ class HeaderBuffer:
     # -- headers
 
     def read(self) -> CompleteHeader:
-        """Return the meaning of the complete header; record a repair for bytes that are not UTF-8."""
+        """Return the complete header; record a repair if it has bytes that are not UTF-8."""
         complete = self._reader.read(self.held)
         if not complete.is_text:
             self._output.note("undecodable-header")

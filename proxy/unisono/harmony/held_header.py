@@ -17,8 +17,8 @@ from unisono.harmony.recipients import offered
 # A header that is started again is parsed again only up to this length, so that work stays linear.
 MAX_REREAD_LENGTH: Final = 256  # characters
 _MAX_TOKENS_PER_CHARACTER: Final = 4
-# Maximum length of a cached header, in tokens and, spelled canonically, in characters. It bounds the memory of the
-# caches.
+# Maximum length of a cached header: in generated tokens, and in characters of its canonical spelling. They bound the
+# memory of the caches.
 MAX_CACHED_TOKENS: Final = 32
 MAX_CACHED_LENGTH: Final = 128
 
@@ -67,7 +67,7 @@ class HeaderReader:
         return read(self._encoding, tuple(held.tokens))
 
     def read(self, held: HeldHeader) -> CompleteHeader:
-        """Return the meaning of a header that reached `<|message|>`."""
+        """Return the meaning and the legal tokens of a header that reached `<|message|>`."""
         read = _complete if len(held.tokens) > MAX_CACHED_TOKENS else _cached_complete
         return read(
             self._encoding, tuple(held.tokens), self.declared, self._builtins, held.role_given, held.is_supplied

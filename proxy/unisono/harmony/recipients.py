@@ -51,7 +51,7 @@ class RecipientKind(TableKey):
 MAX_RECIPIENT_LENGTH = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # without slots, because `cached_property` needs a `__dict__`
 class Recipient:
     """Recipient of a message.
 

@@ -20,8 +20,8 @@ from unisono.harmony.message_parts import Legal, OpenPart
 from unisono.harmony.recipients import RecipientKind
 from unisono.harmony.repaired_output import BodyHandling, OpenMessage, RepairedOutput
 
-# Header of a message that the prompt leaves open, until the output begins one.
-_ANSWER: Final = Header()
+# Placeholder for the header of the open message, until the output begins its first message.
+_NO_HEADER: Final = Header()
 
 
 class Repair:
@@ -62,7 +62,7 @@ class Repair:
             encoding, reader, position=position, origin=origin, closed_to=closed_to, has_answer=answered
         )
         self._state = State.HEADER if opening is None else State.BODY
-        self._message = OpenMessage(self.output, encoding, opening or _ANSWER)
+        self._message = OpenMessage(self.output, encoding, opening or _NO_HEADER)
         self._header = HeaderBuffer(self.output, reader)
         self._run: list[int] = []  # body tokens of the current portion
         self.has_restored_stop = False
@@ -71,7 +71,7 @@ class Repair:
         """Return the parts that further generated tokens give."""
         for token in tokens:
             self.output.position += 1
-            # Text inside of a message needs no table: nearly all tokens are that.
+            # Text in a header or a body needs no lookup in the table, and nearly all tokens are text.
             if self._state is State.BODY and 0 <= token < FIRST_SPECIAL:
                 self._run.append(token)
             elif self._state is State.HEADER and 0 <= token < FIRST_SPECIAL:
@@ -124,7 +124,7 @@ class Repair:
         _METHODS[action](self, token, rule)
 
     def _flush(self) -> None:
-        """Pass the body tokens of the current portion on."""
+        """Pass on the body tokens of the current portion."""
         run, self._run = self._run, []
         self._message.add(run)
 

@@ -162,7 +162,7 @@ NO_TOOLS: Final = ToolSet({}, (), hashlib.sha256().digest(), 0)
 
 
 def _blamed(refusal: InvalidRequest, field: str) -> InvalidRequest:
-    """Return the error with the field's name."""
+    """Return the error with the name of the field that caused it."""
     return InvalidRequest(refusal.message, param=field)
 
 

@@ -96,8 +96,8 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         text = json.dumps(line)
-        # Nearly all lines are short and contain no secret. Without an escaped character, the line contains every value
-        # as it is, so that one search finds each secret.
+        # Nearly all lines are short and contain no secret. If no character is escaped, the line contains every value
+        # as it is, so one search finds every secret.
         if len(text) <= MAX_VALUE_LENGTH and "\\" not in text and not self._secrets.may_occur(text):
             return text
         return json.dumps(
@@ -164,7 +164,7 @@ def start_logging(
     handler = logging.StreamHandler(stream)
     is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler.setFormatter(TextLines(secrets) if is_text else JsonLines(secrets))
-    # No format contains them, and each costs a lookup per line. Without `_srcfile`, the library does not search the
+    # No log format contains them, and each costs a lookup per line. Without `_srcfile`, the library does not search the
     # stack for the caller (Logging HOWTO, "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None

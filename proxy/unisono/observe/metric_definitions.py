@@ -43,8 +43,8 @@ def share_values(place: int) -> None:
 class Series(dict[str | tuple[str, ...], AnyMetric]):
     """Labelled series of a metric by the values of their labels; a single value needs no tuple.
 
-    The library converts every label value to text and takes a lock at each lookup. The dictionary is bounded by the
-    number of series. A new series is created, and exported, by its first lookup.
+    A lookup in the library converts every label value to text and takes a lock; a lookup here does neither. The first
+    lookup of a series creates it, and from then on it is exported. The number of series bounds the dictionary.
     """
 
     def __init__(self, create: Callable[..., AnyMetric]) -> None:
@@ -60,7 +60,7 @@ class Series(dict[str | tuple[str, ...], AnyMetric]):
 class KnownMetric(MetricWrapperBase):
     """Metric with a dictionary of its labelled series.
 
-    Unlike those of the library, the methods that count do not check at each call that the series has its labels.
+    The library checks at each count that the series has all of its labels. These metrics omit that check.
     """
 
     @cached_property
@@ -69,13 +69,13 @@ class KnownMetric(MetricWrapperBase):
 
 
 class KnownCounter(KnownMetric, Counter):
-    """Counter with known series.
+    """Counter with a dictionary of its series.
 
-    With one worker, a series keeps its number itself, without the library's lock: one thread counts each series, and
-    a scrape in another thread reads it.
+    With one worker, a series keeps its number itself, without the library's lock: only one thread changes it, and a
+    scrape in another thread reads it.
     """
 
-    # None if other workers read the number from a file.
+    # None if the number is in a file that other workers read.
     _number: float | None = None
 
     def _metric_init(self) -> None:
@@ -97,7 +97,7 @@ class KnownCounter(KnownMetric, Counter):
 
 
 class KnownGauge(KnownMetric, Gauge):
-    """Gauge with known series."""
+    """Gauge with a dictionary of its series."""
 
     def inc(self, amount: float = 1) -> None:
         self._value.inc(amount)
@@ -107,12 +107,12 @@ class KnownGauge(KnownMetric, Gauge):
 
 
 class KnownHistogram(KnownMetric, Histogram):
-    """Histogram with known series that also accepts pre-aggregated counts for the same bounds.
+    """Histogram with a dictionary of its series, which also accepts pre-aggregated counts.
 
-    With one worker, a series keeps its numbers itself, as a counter does.
+    The counts must be for the same bounds. With one worker, a series keeps its numbers itself, as in `KnownCounter`.
     """
 
-    # Observations by bound; None if other workers read the values from files.
+    # Observations per bound; None if they are in files that other workers read.
     _counts: list[int] | None = None
     _total = 0.0
 

@@ -184,8 +184,8 @@ class AttemptTimes:
 
     def __init__(self) -> None:
         self._samples: deque[AttemptSample] = deque()
-        # Values of all samples in ascending order: seconds to the first token of short prompts, those per token of
-        # long prompts, and largest gaps.
+        # Values of the samples, each list in ascending order: seconds to the first token for short prompts, seconds to
+        # the first token per prompt token for long prompts, and largest gaps in seconds.
         self._first: list[float] = []
         self._per_token: list[float] = []
         self._gaps: list[float] = []

@@ -139,7 +139,7 @@ class DeploymentGroup:
 
     @property
     def longest_answer_s(self) -> float:
-        """Longest time limit that a deployment has for an answer."""
+        """Longest time limit of a member for a whole answer."""
         longest_s = 0.0
         for live in self.members:
             longest_s = max(longest_s, live.timeouts.total_s)

@@ -237,7 +237,7 @@ class HeldSlot:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end_attempt()
-        # A hedged deployment refers to this slot. The cycle would keep both in memory.
+        # A hedged deployment refers to this slot. The cycle would keep both until a garbage collection.
         self.deployment = self._live
         hold, self._hold = self._hold, None
         if hold is not None:

@@ -36,7 +36,7 @@ class Waking:
         try:
             return await live.capabilities()
         except UnisonoError as error:
-            # A server that loads its model is reachable but not ready: its requests wait for the wake in progress.
+            # A server that loads its model is reachable but not ready: requests to it wait for the wake in progress.
             if self._task is None and not self._can_wake(live, error):
                 raise
         if self._task is None:
@@ -45,9 +45,9 @@ class Waking:
         return await asyncio.shield(self._task)
 
     def _can_wake(self, live: LiveDeployment, error: UnisonoError) -> bool:
-        """Return whether the deployment is asleep by this error, and may be woken now."""
-        has_failed = live.clock() - self._failed_at < RETRY_AFTER_S
-        return live.terms.wake is not None and kind_of(error) is BreakerFailure.UNREACHABLE and not has_failed
+        """Return whether the error shows a sleeping deployment that may be woken now."""
+        has_just_failed = live.clock() - self._failed_at < RETRY_AFTER_S
+        return live.terms.wake is not None and kind_of(error) is BreakerFailure.UNREACHABLE and not has_just_failed
 
     async def _wake(self, live: LiveDeployment) -> Capabilities:
         rules = live.terms.wake
@@ -60,7 +60,8 @@ class Waking:
                     try:
                         return (await live.check()).capabilities
                     except UnisonoError as error:
-                        # Errors of a server that starts may be of any kind. What it refuses, it refuses later too.
+                        # A server that starts may fail in any way. Only an unfit server, or one that rejects the probe,
+                        # ends the wake: waiting changes neither.
                         if kind_of(error) is None:
                             raise
                     await asyncio.sleep(PROBE_EVERY_S)

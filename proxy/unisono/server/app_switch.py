@@ -312,7 +312,7 @@ def _is_stream(head: Message) -> bool:
 class _Opened:
     """Context in which a request of the current task is registered with its application.
 
-    `OPEN` has the request there.
+    Inside it, `OPEN` contains the request.
     """
 
     def __init__(self, application: Application, *, socket: bool = False) -> None:

@@ -129,35 +129,35 @@ def body_writer(send: Send) -> Callable[[bytes], bool] | None:
 
 
 class Departure:
-    """Report of the client's disconnect to the code that answers a request."""
+    """Notice of the client's disconnect to the code that answers a request."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
-        self._watching: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[], None]] = []
 
     def watch(self, notify: Callable[[], None]) -> Callable[[], None] | None:
         """Call `notify` when the client disconnects; return a function that prevents the call.
 
-        Returns None if the body is incomplete: then only who reads it learns of a disconnect.
+        Returns None if the body is incomplete: then only a reader of the body learns of a disconnect.
         """
         if self._cycle.more_body:
             return None
         if self._cycle.disconnected:
             return asyncio.get_running_loop().call_soon(notify).cancel
-        # Reading pauses at large bodies, and a connection that is not read reports no disconnect.
+        # A large body pauses reading, and a connection that is not read does not report a disconnect.
         self._cycle.flow.resume_reading()
-        self._watching.append(notify)
-        return partial(self._forget, notify)
+        self._watchers.append(notify)
+        return partial(self._unwatch, notify)
 
     def report(self) -> None:
         """Call the functions that wait for the disconnect."""
-        watching, self._watching = self._watching, []
-        for notify in watching:
+        watchers, self._watchers = self._watchers, []
+        for notify in watchers:
             notify()
 
-    def _forget(self, notify: Callable[[], None]) -> None:
-        if notify in self._watching:
-            self._watching.remove(notify)
+    def _unwatch(self, notify: Callable[[], None]) -> None:
+        if notify in self._watchers:
+            self._watchers.remove(notify)
 
 
 class Delivering:

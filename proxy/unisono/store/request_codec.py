@@ -10,17 +10,17 @@ import orjson
 from unisono.core.request_record import RequestRecord, values_of
 
 _DEFAULTS: Final = {field.name: field.default for field in fields(RequestRecord)}
-_MAYBE_FALSE: Final = ("id", "at", "duration_s", "first_token_s")
+_STORED_IF_FALSY: Final = ("id", "at", "duration_s", "first_token_s")
 _TUPLES: Final = ("recoveries", "notes")
 
 
 def encode_request(record: RequestRecord) -> bytes:
     """Return the record as JSON, without fields that have their default."""
-    # Defaults are false, and some fields have a value that is false besides their default, or no default.
+    # Every default is falsy. The fields in `_STORED_IF_FALSY` have no default, or have a falsy value besides it.
     changed = {
         name: value
         for name, value in zip(_DEFAULTS, values_of(record), strict=True)
-        if value or (name in _MAYBE_FALSE and value is not None)
+        if value or (name in _STORED_IF_FALSY and value is not None)
     }
     try:
         return orjson.dumps(changed)

@@ -23,7 +23,8 @@ from unisono.web.routes import WebDeps
 # Header with which a streaming request asks for its tokens, and the only value.
 TOKENS_HEADER: Final = "x-unisono-tokens"
 IN_COMMENTS: Final = "comments"
-_TOKENS_HEADER: Final = TOKENS_HEADER.encode()
+# Name of the header as ASGI gives it.
+_TOKENS_HEADER_BYTES: Final = TOKENS_HEADER.encode()
 
 
 class TokenComments:
@@ -33,7 +34,7 @@ class TokenComments:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (values := header_values(scope, _TOKENS_HEADER)):
+        if scope["type"] == "http" and (values := header_values(scope, _TOKENS_HEADER_BYTES)):
             if [*values] != [IN_COMMENTS]:
                 raise InvalidRequest(
                     f"Invalid value for '{TOKENS_HEADER}': must be '{IN_COMMENTS}'", param=TOKENS_HEADER

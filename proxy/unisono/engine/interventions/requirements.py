@@ -305,7 +305,7 @@ def _tool_requirements(
     approved: Collection[str],
     not_found_yet: Collection[str],
 ) -> ToolRequirements:
-    """Return the requirements for calls; the arguments are those of `requirements_of`."""
+    """Return the requirements for calls; see `requirements_of` for the arguments."""
     client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in request.conversation.all_tools}
     every = {_recipient(name, tools): tool for name, tool in (server_tools or {}).items()}
     schemas: dict[str, Schema] = {

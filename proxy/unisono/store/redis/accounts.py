@@ -126,7 +126,7 @@ class RedisAccounts:
         # One field name for both models.
         served = json.dumps([entry.model, entry.served]) if entry.served else ""
         ends = -1 if claim is None or claim.period_ends is None else milliseconds(claim.period_ends + PAST_PERIOD_S)
-        # One argument for all amounts: redis-py spends more time on each than the script on reading it.
+        # One argument for all amounts: redis-py spends more time on an argument than the script on reading an amount.
         used = " ".join([f"{name}={getattr(entry.used, name)}" for name in USED])
         args: Args = [
             *(entry.model, served, milliseconds(SETTLED_S), int(claim is not None)),

@@ -39,7 +39,7 @@ LEDGERS = "t:ledgers"
 VIRTUAL_KEYS = "t:{keys}:r"
 KEY_DIGESTS = "t:{keys}:d"
 AUDIT = "t:{keys}:a"
-# Most names occur often: tenants, keys and models, and the facets of requests.
+# Maximum number of cached names. Most occur often: tenants, keys, models and the facets of requests.
 NAMES_CACHED = 4096
 
 
@@ -133,7 +133,7 @@ def request_facet(facet: str) -> str:
 
 @lru_cache(maxsize=NAMES_CACHED)
 def request_facets(facets: tuple[str, ...]) -> str:
-    """Return the Redis keys of these facets, each on a line."""
+    """Return the Redis keys of these facets, one per line."""
     return "\n".join(map(request_facet, facets))
 
 

@@ -168,7 +168,7 @@ class RedisRequests:
     async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
         for start in range(0, len(records), RECORDS_PER_WRITE) or (0,):
             together = records[start : start + RECORDS_PER_WRITE]
-            # One argument for all records: redis-py spends more time on each than a script on reading it.
+            # One argument for all records, as redis-py spends more time on one than the script on reading a record.
             new = orjson.dumps([_encoded(record) for record in together])
             names = [keys.requests(), keys.request_facet(ALL), keys.deleted_request_keys()]
             added = await self._link.act(KEEP_REQUESTS, names, [milliseconds(for_s), most, new])
@@ -178,7 +178,7 @@ class RedisRequests:
         counted = [*counts_of(records).items()]
         for start in range(0, len(counted), GROUPS_PER_WRITE):
             names: list[str] = []
-            # The counts of each group on a line, for one argument.
+            # One line for the counts of each group. All lines together are one argument.
             lines: list[str] = []
             known, text = None, ""
             for group, counts in counted[start : start + GROUPS_PER_WRITE]:
@@ -227,7 +227,7 @@ class RedisRequests:
 
 
 def _encoded(record: RequestRecord) -> tuple[str, str, str]:
-    """Return the id of a record, its end, and its value in the hash."""
+    """Return the id of a record, its end in milliseconds, and its value in the Redis hash."""
     sets = keys.request_facets((ALL, *facets_of(record)))
     return _name(record.id).decode(), str(ended_ms(record)), f"{sets}\n\n{encode_request(record).decode()}"
 

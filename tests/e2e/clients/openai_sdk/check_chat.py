@@ -15,7 +15,7 @@ from openai_sdk.asking import chat_request, fold_chunks, reasoning_of, unisono_f
 from conftest import Stage
 
 COUNT_TO_30 = ", ".join(map(str, range(1, 31))) + "."
-# Tokens of the answer with these numbers.
+# Completion tokens of the answer with these numbers.
 COUNT_TOKENS = 101
 
 
