@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.access.failed_authentications import MAX_CACHED, WINDOW_S, FailedAuthentications, _cached_network_of
+from unisono.access.failed_authentications import (
+    MAX_CACHED_ADDRESSES,
+    WINDOW_S,
+    FailedAuthentications,
+    _cached_network_of,
+)
 from unisono.errors import TooManyFailures
 from unisono.net.client_networks import ClientNetworks
 
@@ -57,9 +62,9 @@ def test_client_address_is_honest_behind_proxies(peer: str, forwarded: str, clie
 
 def test_cache_of_networks_is_bounded() -> None:
     failures = FailedAuthentications(3, ClientNetworks(["10.0.0.0/8"]))
-    for number in range(MAX_CACHED + 10):
+    for number in range(MAX_CACHED_ADDRESSES + 10):
         failures.client("10.0.0.1", f"2.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-    assert _cached_network_of.cache_info().currsize == MAX_CACHED
+    assert _cached_network_of.cache_info().currsize == MAX_CACHED_ADDRESSES
     misses = _cached_network_of.cache_info().misses
     # A long text is cut off, and never cached.
     assert failures.client("10.0.0.1", "x" * 1000) == "x" * 64

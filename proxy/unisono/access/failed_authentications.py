@@ -23,10 +23,10 @@ MAX_ACCEPTED: Final = 10_000
 
 # Maximum number of addresses whose network is cached, and the maximum length of each in characters: a proxy may forward
 # a text of any length.
-MAX_CACHED: Final = 4_096
+MAX_CACHED_ADDRESSES: Final = 4_096
 MAX_CACHED_LENGTH: Final = 64
 
-_cached_network_of = lru_cache(MAX_CACHED)(network_of)
+_cached_network_of = lru_cache(MAX_CACHED_ADDRESSES)(network_of)
 
 
 class FailedAuthentications:

@@ -18,7 +18,7 @@ from unisono.access.budget_watch import BudgetWatch
 from unisono.access.local_limits import LocalLimits
 from unisono.access.usage_spool import SCAN_INTERVAL_S, UsageSpool
 from unisono.core.quotas import (
-    NO_USAGE,
+    NO_TOKEN_USAGE,
     Account,
     AccountStore,
     LedgerLine,
@@ -58,7 +58,7 @@ class _Waiting:
 
     @property
     def has_usage(self) -> bool:
-        return self.settlement.entry.used != NO_USAGE
+        return self.settlement.entry.used != NO_TOKEN_USAGE
 
     def finish(self) -> None:
         if not self.durable.done():
@@ -160,7 +160,9 @@ class UsageLedger:
     def release(self, *claims: QuotaReservation) -> None:
         """Release reservations that were not used and may not exist, in the background."""
         for claim in claims:
-            self.record(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", NO_USAGE), claim))
+            self.record(
+                UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", NO_TOKEN_USAGE), claim)
+            )
 
     def record(self, settlement: UsageRecord) -> None:
         """Queue a settlement, to be written in the background; `settle` waits until it is durable."""

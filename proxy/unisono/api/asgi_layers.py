@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.access.failed_authentications import FailedAuthentications
 from unisono.api.body import END_USER, NO_RULES, REQUESTED_MODEL, RULES, RequestRules
-from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values, headers_of
+from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values, request_headers
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.path_aliases import PathAliases
 from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
@@ -84,7 +84,7 @@ class RequestIds:
         request_id = f"req_{self._new_id()}"
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        failure_format = state[FORMAT] = format_at(scope["path"], self._formats, headers_of(scope))
+        failure_format = state[FORMAT] = format_at(scope["path"], self._formats, request_headers(scope))
         at, started_at, status = time(), monotonic(), CLIENT_CLOSED_REQUEST
         generations: list[GenerationDone] = []
 
@@ -144,7 +144,7 @@ def _noted(state: Mapping[str, Any]) -> list[str]:
 
 def trace_of(scope: Scope) -> TraceContext | None:
     """Return the trace context that the client sent."""
-    headers = headers_of(scope)
+    headers = request_headers(scope)
     parents = headers.get(b"traceparent", ())
     return TraceContext.read(parents[0], ",".join(headers.get(b"tracestate", ()))) if len(parents) == 1 else None
 
@@ -157,7 +157,7 @@ class Cors:
         self._allowed_origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origins = headers_of(scope).get(b"origin", ()) if scope["type"] == "http" else ()
+        origins = request_headers(scope).get(b"origin", ()) if scope["type"] == "http" else ()
         if len(origins) != 1 or not self._is_allowed(origins[0]):
             await self._app(scope, receive, send)
             return
@@ -330,7 +330,7 @@ class Authentication:
 def presented_key(scope: Scope) -> str | None:
     """Return the key of the request; None if it is missing or ambiguous."""
     # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
-    headers = headers_of(scope)
+    headers = request_headers(scope)
     keys: set[str] = set()
     for name in (b"authorization", *KEY_HEADERS):
         if not (values := headers.get(name)):

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import orjson
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
-from unisono.api.body_limits import headers_of
+from unisono.api.body_limits import request_headers
 from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.request_options import HEADER_NOTES
 from unisono.api.routing_fields import TAG_HEADER, TAG_OBJECTS, RoutingFields
@@ -161,7 +161,7 @@ def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mappin
 
     Raises InvalidRequest for an unknown guardrail and for impossible routing; the error names the field.
     """
-    rules, headers = _rules_of(connection), headers_of(connection.scope)
+    rules, headers = _rules_of(connection), request_headers(connection.scope)
     tags = headers.get(_TAG_HEADER_BYTES, _NO_VALUES)[0]
     if tags and not rules.routing.filters_tags:
         _state_of(connection)[HEADER_NOTES] = (f"{TAG_HEADER}: no effect",)

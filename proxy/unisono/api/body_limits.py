@@ -149,7 +149,7 @@ class Unpacking:
             raise BodyTooLarge(f"The body unpacks to more than {MAX_RATIO} times its size; send it uncompressed.")
 
 
-def headers_of(scope: Scope) -> Mapping[bytes, list[str]]:
+def request_headers(scope: Scope) -> Mapping[bytes, list[str]]:
     """Return the headers of a request: values by name, in order. ASGI gives names in lower case."""
     headers: dict[bytes, list[str]] | None = scope.get(HEADERS)
     if headers is None:
@@ -162,7 +162,7 @@ def headers_of(scope: Scope) -> Mapping[bytes, list[str]]:
 
 def header_values(scope: Scope, name: bytes) -> Sequence[str]:
     """Return every value of a header, in order."""
-    return headers_of(scope).get(name, ())
+    return request_headers(scope).get(name, ())
 
 
 class BodyLimits:
@@ -238,7 +238,7 @@ def _unpacked(packed: Receive, coding: str, max_bytes: int) -> Receive:
 
 def _check_headers(scope: Scope, max_bytes: int, *, is_upload: bool) -> str:
     """Return the coding of the body; empty if it is not compressed."""
-    headers = headers_of(scope)
+    headers = request_headers(scope)
     length, *others = headers.get(b"content-length", ("0",))
     if not (length.isascii() and length.isdigit()) or others.count(length) != len(others):
         raise InvalidRequest("'Content-Length' must be a single decimal number.")

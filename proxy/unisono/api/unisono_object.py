@@ -22,7 +22,7 @@ def to_recoveries(reports: Sequence[GenerationReport]) -> list[str]:
 
 @statically_frozen
 @dataclass(frozen=True, slots=True)
-class Origin:
+class AnswerOrigin:
     """Requested model, backends and models that answered, and number of failovers."""
 
     backend: str
@@ -31,7 +31,7 @@ class Origin:
     failovers: int
 
 
-def origin_of(reports: Sequence[GenerationReport]) -> Origin:
+def answer_origin(reports: Sequence[GenerationReport]) -> AnswerOrigin:
     """Return the origin of an answer with one or several choices.
 
     Each name occurs once, in order of first occurrence.
@@ -45,7 +45,7 @@ def origin_of(reports: Sequence[GenerationReport]) -> Origin:
             model = model if served else report.model
             served[answered] = None
         failovers += report.failovers
-    return Origin(", ".join(filter(None, backends)), model, ", ".join(served), failovers)
+    return AnswerOrigin(", ".join(filter(None, backends)), model, ", ".join(served), failovers)
 
 
 def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[
     `left_out` counts the oldest messages that exceeded the context. `unmet` names a requirement that was not met.
     `hooks` holds the values that hooks add.
     """
-    origin = origin_of(reports)
+    origin = answer_origin(reports)
     about: dict[str, Any] = {
         "recoveries": to_recoveries(reports),
         "failovers": origin.failovers,
@@ -94,7 +94,7 @@ def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
 
     In a stream they contain the facts known so far.
     """
-    origin = origin_of(reports)
+    origin = answer_origin(reports)
     headers = {"x-unisono-backend": _header_text(origin.backend)} if origin.backend else {}
     if origin.served_model:
         headers["x-unisono-model"] = _header_text(origin.model)

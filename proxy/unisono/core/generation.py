@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from unisono.core.frozen import statically_frozen
 from unisono.core.renamed import renamed
@@ -266,6 +266,9 @@ class Usage:
             self.cached_tokens + other.cached_tokens,
             self.tool_output_tokens + other.tool_output_tokens,
         )
+
+
+NO_USAGE: Final = Usage()
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,7 @@ class TokenUsage:
 
 # Names of the counted amounts, in order.
 USED: Final = TokenUsage.__slots__
-NO_USAGE: Final = TokenUsage()
+NO_TOKEN_USAGE: Final = TokenUsage()
 
 
 @statically_frozen
@@ -317,8 +317,8 @@ def entries_of(
     """
     for model in sorted(totals):
         others = {other: used for (requested, other), used in sorted(served.items()) if requested == model}
-        own = totals[model] - sum(others.values(), NO_USAGE)
-        if own != NO_USAGE:
+        own = totals[model] - sum(others.values(), NO_TOKEN_USAGE)
+        if own != NO_TOKEN_USAGE:
             yield LedgerLine(account, model, day, own)
         for other, used in others.items():
             yield LedgerLine(account, model, day, used, other)

@@ -12,14 +12,13 @@ from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from unisono.core.frozen import statically_frozen
-from unisono.core.generation import Usage
+from unisono.core.generation import NO_USAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome
 
 # Maximum characters of a value that the client chooses.
 MAX_VALUE_LENGTH: Final = 256
 # Maximum number of attempts, recoveries and notes of a record.
 MAX_ENTRIES: Final = 32
-NO_USAGE: Final = Usage()
 # Method of the record of an answer on a WebSocket or in the background.
 NO_METHOD: Final = ""
 

@@ -55,7 +55,7 @@ class TokenSource:
         return FIRST_MARK + 2 * self.guessed + self.stop_hidden
 
 
-MODEL_IDS: Final = TokenSource()  # token ids as the model generated them, with stop tokens
+MODEL_SOURCE: Final = TokenSource()  # token ids as the model generated them, with stop tokens
 
 SOURCES_BY_MARK: Final = {
     source.mark: source
@@ -133,7 +133,7 @@ class JournalWriter:
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        self.source = MODEL_IDS
+        self.source = MODEL_SOURCE
         self._segment = FIRST_SEGMENT
 
     @property

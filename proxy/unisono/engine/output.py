@@ -25,8 +25,8 @@ from unisono.engine.server_tools.calls import CALL, CallOutcome, Note, ToolRound
 from unisono.engine.server_tools.tools import LISTED, OfferedServerTools, decided_calls
 from unisono.engine.steps import (
     ANSWER_DONE,
-    BEGUN,
     GENERATE,
+    INITIAL_STATE,
     LATE_CALL,
     AnswerDone,
     AnswerItems,
@@ -81,7 +81,7 @@ class OutputReader:
         self.recoveries = recoveries
         self._wire_name = tools.wire
         self._final_header = final_header
-        self._state = BEGUN  # at the end of the last step
+        self._state = INITIAL_STATE  # at the end of the last step
         self.tokens_before_step = 0  # tokens generated in earlier steps
         self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)  # journal at start
         calls = () if self.round is None else tuple(self.round.calls)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from unisono.core.conversation import Conversation
 from unisono.core.frozen import statically_frozen
-from unisono.core.generation import DEFAULT_CONTEXT, Capabilities, Chunk, OutputForm, Prompt, Usage
+from unisono.core.generation import DEFAULT_CONTEXT, NO_USAGE, Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import RouteRequirements, blocks_of
 from unisono.engine.abilities import required_abilities
@@ -19,7 +18,6 @@ from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
 
-NO_USAGE: Final = Usage()
 MIN_ANSWER_TOKENS = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
 
 

@@ -62,7 +62,7 @@ class AnswerState:
 
 
 # State of an answer before the end of its first step.
-BEGUN: Final = AnswerState()
+INITIAL_STATE: Final = AnswerState()
 
 
 @statically_frozen

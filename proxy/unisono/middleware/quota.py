@@ -21,7 +21,7 @@ from unisono.core.access import Caller
 from unisono.core.billed_units import NO_UNITS
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Finished
-from unisono.core.generation import FinishReason, Usage
+from unisono.core.generation import NO_USAGE, FinishReason, Usage
 from unisono.core.observer import StepDone
 from unisono.core.quotas import (
     SHARED_TENANT,
@@ -47,8 +47,6 @@ EXTRA_TOKENS: Final = 100
 EXPECTED_TOKENS: Final = 1024
 # Maximum tokens of an answer without its own limit.
 MAX_TOKENS: Final = 131_072
-# Usage of a request that continues no journal.
-NO_TOKENS: Final = Usage()
 # Retry delay sent to clients if waiting does not help, in seconds.
 NEVER_S: Final = 86_400.0
 
@@ -177,7 +175,7 @@ class Metering:
     async def journal_usage(self, request: GenerationRequest) -> Usage:
         """Return the usage of the earlier streams whose journal `request` continues."""
         if not request.resumption.journal:
-            return NO_TOKENS
+            return NO_USAGE
         prompt = 0
         # The stream raises the same error.
         with suppress(UnisonoError):
@@ -241,7 +239,7 @@ class QuotaGate(Gate):
         # True if the budget limits the answer.
         self._is_capped = False
         # Usage of earlier streams, whose journal this stream continues.
-        self._journal_usage = NO_TOKENS
+        self._journal_usage = NO_USAGE
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Reserve quota for a key with limits.

@@ -128,7 +128,7 @@ def body_writer(send: Send) -> Callable[[bytes], bool] | None:
     return write
 
 
-class Departure:
+class DisconnectNotifier:
     """Notice of the client's disconnect to the code that answers a request."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:

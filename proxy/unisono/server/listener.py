@@ -33,7 +33,7 @@ from unisono.api.sse import WATCH_DISCONNECT
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 from unisono.server.closing import HalfClosed, LingeringTransport
-from unisono.server.delivery import Delivering, Delivery, Departure, limit_buffers
+from unisono.server.delivery import Delivering, Delivery, DisconnectNotifier, limit_buffers
 from unisono.server.request_head import (
     check_head,
     close_unless_continued,
@@ -124,7 +124,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             # uvicorn notifies only the request that was read last.
             self._answering.disconnected = True
             self._answering.message_event.set()
-            self._departure.report()
+            self._disconnect.report()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -141,8 +141,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         return False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        self._answering, self._departure = cycle, Departure(cycle)
-        cycle.scope["state"][WATCH_DISCONNECT] = self._departure.watch
+        self._answering, self._disconnect = cycle, DisconnectNotifier(cycle)
+        cycle.scope["state"][WATCH_DISCONNECT] = self._disconnect.watch
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _current_request(self) -> RequestResponseCycle | None:
@@ -327,6 +327,6 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             # Nothing may follow the refusal.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-            self._departure.report()
+            self._disconnect.report()
         self.transport.close()
         self._delivery.watch()
