@@ -29,7 +29,6 @@ from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
 from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
-from unisono.api.gateway_app import GatewayApp
 from unisono.api.health import HEALTH, ReadinessCheck
 from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
 from unisono.api.metrics import METRICS, MetricsSource
@@ -261,7 +260,7 @@ def _make_app(
     config = gateway.config
     master_key = config.general_settings.master_key
     keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), gateway.virtual_keys)
-    app = GatewayApp(
+    app = FastAPI(
         title="Unisono",
         version=__version__,
         # The OpenAPI document is one of the routes, because it requires a key.

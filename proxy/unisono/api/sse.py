@@ -135,8 +135,10 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
             return working.result()
         raise ClientGone
     finally:
-        await watch.stop()
-        await cancel_all(working)
+        try:
+            await watch.stop()
+        finally:
+            await cancel_all(working)
 
 
 class GenerationSource(ByteSource):

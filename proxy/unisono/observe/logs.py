@@ -167,7 +167,7 @@ def start_logging(
     # No log format contains them, and each costs a lookup per line. Without `_srcfile`, the library does not search the
     # stack for the caller (Logging HOWTO, "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None
+    source_file, logging._srcfile = logging._srcfile, None
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
     root.handlers[:] = [handler]
@@ -178,5 +178,6 @@ def start_logging(
     def undo() -> None:
         root.setLevel(before[0])
         root.handlers[:] = before[1]
+        logging._srcfile = source_file
 
     return undo

@@ -37,7 +37,7 @@ class Waking:
             return await live.capabilities()
         except UnisonoError as error:
             # A server that loads its model is reachable but not ready: requests to it wait for the wake in progress.
-            if self._task is None and not self._can_wake(live, error):
+            if kind_of(error) is None or (self._task is None and not self._can_wake(live, error)):
                 raise
         if self._task is None:
             self._task = asyncio.create_task(self._wake(live), name=f"wake {live.name}")
@@ -53,6 +53,7 @@ class Waking:
         rules = live.terms.wake
         assert rules is not None
         log.info("waking backend", extra={"backend": live.name})
+        last: UnisonoError | None = None
         try:
             async with asyncio.timeout(rules.timeout_s):
                 await rules.call()
@@ -64,10 +65,12 @@ class Waking:
                         # ends the wake: waiting changes neither.
                         if kind_of(error) is None:
                             raise
+                        last = error
                     await asyncio.sleep(PROBE_EVERY_S)
         except (TimeoutError, OSError) as error:
             self._failed_at = live.clock()
-            log.warning("backend not woken", extra={"backend": live.name, "reason": str(error) or "timeout"})
+            reason = str(error) or ("timeout" if last is None else f"timeout; last probe: {last.message}")
+            log.warning("backend not woken", extra={"backend": live.name, "reason": reason})
             raise BackendUnavailable(f"The backend {live.name} did not wake up; try again later.") from None
         finally:
             self._task = None

@@ -140,7 +140,7 @@ class DisconnectNotifier:
 
         Returns None if the body is incomplete: then only a reader of the body learns of a disconnect.
         """
-        if self._cycle.more_body:
+        if self._cycle.more_body or self._cycle.waiting_for_100_continue:
             return None
         if self._cycle.disconnected:
             return asyncio.get_running_loop().call_soon(notify).cancel
