@@ -20,7 +20,7 @@ from bench.http_client import ClientConnection, ConnectionLostError
 from bench.load import quantile
 from bench.prose import Answer, Corpus
 from bench.worker import WorkerResult, serve_lines
-from unisono.access.keys import MASTER_TENANT
+from unisono.core.access import MASTER_TENANT
 from unisono.core.state_store import StoredResponse
 from unisono.store.redis import RedisStore
 

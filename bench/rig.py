@@ -49,6 +49,10 @@ from bench.worker_client import ask_and_measure_growth, ask_worker
 from unisono.harmony.encoding import load_encoding
 
 WARM_TOKENS = 64
+# A contender is idle below this share of a CPU. It is waited for before each measurement, for at most this time.
+IDLE_SHARE = 0.1
+IDLE_WITHIN_S = 10.0
+IDLE_CHECK_S = 0.2
 # Time for aborts to finish after the last disconnect, and for a start to settle.
 SETTLE_S = 0.5
 
@@ -326,7 +330,18 @@ class Rig:
         )
         return asdict(job)
 
+    def _wait_until_idle(self) -> None:
+        """Wait until no contender works on earlier requests, such as scores of their answers."""
+        deadline_s = time.monotonic() + IDLE_WITHIN_S
+        contenders = [contender for contender in self.started.values() if contender.process is not None]
+        while time.monotonic() < deadline_s:
+            before_s = sum(map(self._cpu_seconds, contenders))
+            time.sleep(IDLE_CHECK_S)
+            if sum(map(self._cpu_seconds, contenders)) - before_s < IDLE_SHARE * IDLE_CHECK_S:
+                return
+
     def _measure_load(self, started: RunningContender, work: Work) -> Sample:
+        self._wait_until_idle()
         self._warm(started, work)
         load = self._load(started, work)
         self._pace(work.pace)

@@ -70,12 +70,17 @@ class RequestWriter:
             self._write_task = asyncio.create_task(self._write_soon(), name="storing request records")
 
     async def _write_soon(self) -> None:
-        await asyncio.sleep(GATHER_S)
-        await self._write()
+        # Records that arrive during a write wait for others again: many small writes cost more than a few large ones.
+        while self._waiting:
+            await asyncio.sleep(GATHER_S)
+            await self._write()
 
     async def _write(self) -> None:
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(RECORDS_PER_WRITE, len(self._waiting)))]
+        """Write the records that wait now."""
+        left = len(self._waiting)
+        while left:
+            batch = [self._waiting.popleft() for _ in range(min(RECORDS_PER_WRITE, left))]
+            left -= len(batch)
             try:
                 await self._store.keep_requests(*batch, for_s=self._retention_s, most=self._max_records)
             except asyncio.CancelledError:
@@ -95,12 +100,16 @@ class RequestWriter:
                 self._is_down = False
                 self._count("kept", len(batch))
 
+    async def _write_all(self) -> None:
+        while self._waiting:
+            await self._write()
+
     async def aclose(self) -> None:
         """Write the queue within a short timeout."""
         if self._write_task is not None and not self._write_task.done():
             self._write_task.cancel()
             await asyncio.gather(self._write_task, return_exceptions=True)
-        last = asyncio.create_task(self._write(), name="storing the last request records")
+        last = asyncio.create_task(self._write_all(), name="storing the last request records")
         await asyncio.wait({last}, timeout=CLOSING_S)
         last.cancel()
         await asyncio.gather(last, return_exceptions=True)
