@@ -70,25 +70,27 @@ class RequestFile:
         """Write the queue."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._write()
+        while self._waiting:
+            await self._write()
 
     async def _write_soon(self) -> None:
-        await asyncio.sleep(GATHER_S)
-        await self._write()
+        while self._waiting:
+            await asyncio.sleep(GATHER_S)
+            await self._write()
 
     async def _write(self) -> None:
-        while self._waiting:
-            batch, self._waiting = list(self._waiting), deque()
-            try:
-                await asyncio.to_thread(self.append, batch)
-            except OSError as error:
-                if not self._is_failing:
-                    log.error("request records cannot be written to their file", extra={"reason": str(error)})  # noqa: TRY400
-                self._is_failing = True
-                self._count("failed", len(batch))
-            else:
-                self._is_failing = False
-                self._count("kept", len(batch))
+        """Write the records that wait now."""
+        batch, self._waiting = list(self._waiting), deque()
+        try:
+            await asyncio.to_thread(self.append, batch)
+        except OSError as error:
+            if not self._is_failing:
+                log.error("request records cannot be written to their file", extra={"reason": str(error)})  # noqa: TRY400
+            self._is_failing = True
+            self._count("failed", len(batch))
+        else:
+            self._is_failing = False
+            self._count("kept", len(batch))
 
     def append(self, records: Sequence[RequestRecord]) -> None:
         """Append records, after a rotation if the file is full. Raises OSError."""
