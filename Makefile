@@ -61,7 +61,7 @@ help:
 	@echo "make chaos          random faults for the given time (ARGS='--minutes 15', '--seed 7 --talk 3')"
 	@echo "make soak           mixed traffic for hours, to find leaks of memory, descriptors and threads (ARGS='--minutes 120 --store redis')"
 	@echo "make docs           generate the pages that are derived from the code"
-	@echo "make dist           build wheel, source archive and bill of materials (CycloneDX) in dist/"
+	@echo "make dist           build wheel, source archive and bill of materials (CycloneDX) in dist/ (REPOSITORY=https://... for its links)"
 	@echo "make bench          measure the performance of the gateway (ARGS for the benchmark)"
 	@echo "make clean          remove everything that was installed and built"
 
@@ -229,7 +229,7 @@ docs: $(SYNCED)
 
 dist: $(UV)
 	@rm -rf $(DIST)
-	$(UV) build --quiet --out-dir $(DIST)
+	UNISONO_REPOSITORY="$(REPOSITORY)" $(UV) build --quiet --out-dir $(DIST)
 	$(UV) export --quiet --locked --no-dev --all-extras --format cyclonedx1.5 --no-header \
 		--output-file $(DIST)/unisono-$(VERSION).cdx.json >/dev/null
 

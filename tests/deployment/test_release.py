@@ -26,6 +26,7 @@ from unisono import __version__
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 UV = shutil.which("uv") or str(ROOT / ".cache" / "uv" / "bin" / "uv")
+REPOSITORY = "https://git.example.org/team/unisono"
 # Files of the wheel other than code and `web/static`.
 # Tests of the project compare them with the source on every run, before a wheel is built.
 DATA_FILES = {
@@ -44,7 +45,8 @@ DATA_FILES = {
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the output of `make dist`."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(["make", "-s", "dist", f"DIST={folder}", f"UV={UV}"], cwd=ROOT, check=True, timeout=200)
+    command = ["make", "-s", "dist", f"DIST={folder}", f"UV={UV}", f"REPOSITORY={REPOSITORY}/"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=200)
     return folder
 
 
@@ -68,6 +70,19 @@ def test_the_wheel_contains_only_the_two_packages(wheel: Path) -> None:
     licences = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license-files"]
     assert {f"{metadata}licenses/{name}" for name in licences} <= names
     assert any(name.endswith("demo/NOTICE") for name in licences)
+
+
+def test_the_package_links_to_the_files_of_its_version(wheel: Path) -> None:
+    metadata = zipfile.ZipFile(wheel).read(f"unisono-{__version__}.dist-info/METADATA").decode()
+    assert f"Project-URL: Homepage, {REPOSITORY}\n" in metadata
+    targets = re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", metadata)
+    prefixes = {mark: f"{REPOSITORY}/{kind}/v{__version__}/" for mark, kind in (("!", "raw"), ("", "blob"))}
+    ours = [(prefixes[mark], target) for mark, target in targets if target.startswith(REPOSITORY)]
+    assert len(ours) > 10
+    for prefix, target in ours:
+        assert target.startswith(prefix)
+        assert (ROOT / target.removeprefix(prefix).partition("#")[0]).is_file(), target
+    assert all(re.match("https?:|#", target) for _, target in targets)
 
 
 def packaged_files() -> set[str]:
