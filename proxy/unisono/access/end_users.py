@@ -90,4 +90,4 @@ class EndUsers:
         if entry is None or not entry.budget:
             return entry
         (budget,) = await self._store.entries((EntryKind.BUDGET, entry.budget))
-        return replace(entry, limits=with_budget(entry.limits, budget))
+        return replace(entry, limits=with_budget(entry.limits, entry.budget, budget))

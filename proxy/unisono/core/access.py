@@ -193,19 +193,26 @@ async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | 
     budgets = {entry.id: entry for entry in (*found, *further) if entry is not None and entry.kind is EntryKind.BUDGET}
     return replace(
         record.caller,
-        limits=with_budget(record.limits, budgets.get(record.budget)),
+        limits=with_budget(record.limits, record.budget, budgets.get(record.budget)),
         shared_limits=tuple(
-            SharedLimits(shared_account(owner.kind, owner.id), with_budget(owner.limits, budgets.get(owner.budget)))
+            SharedLimits(
+                shared_account(owner.kind, owner.id),
+                with_budget(owner.limits, owner.budget, budgets.get(owner.budget)),
+            )
             for owner in owners
         ),
         shared_models=tuple(owner.models for owner in owners if owner.models is not None),
     )
 
 
-def with_budget(limits: KeyLimits, budget: DirectoryEntry | None) -> KeyLimits:
-    """Return the limits, with those of a named budget where they have none."""
+def with_budget(limits: KeyLimits, name: str, budget: DirectoryEntry | None) -> KeyLimits:
+    """Return the limits, with those of a named budget where they have none.
+
+    `name` is empty if no budget is named; `budget` is None if the store has none of that name.
+    """
     if budget is None:
-        return limits
+        # A budget that was deleted while something began to use it must not leave that without limits.
+        return replace(limits, token_budget=0) if name else limits
     names = ("rpm", "tpm", "max_parallel", "token_budget", "money_budget", "soft_budget")
     missing = {name: getattr(budget.limits, name) for name in names if getattr(limits, name) is None}
     # The period of a budget decides over that of a soft budget.

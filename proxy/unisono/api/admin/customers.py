@@ -57,7 +57,7 @@ class StillBlocked(AnswerModel):
 async def customer_answer(admin: Administration, entry: DirectoryEntry) -> Object:
     """Return an end user in LiteLLM's format, with its spend."""
     budget = await admin.entry(EntryKind.BUDGET, entry.budget) if entry.budget else None
-    limits, now = with_budget(entry.limits, budget), admin.clock()
+    limits, now = with_budget(entry.limits, entry.budget, budget), admin.clock()
     table = None
     if limits.limited:
         created_at = iso((budget or entry).created_at)
