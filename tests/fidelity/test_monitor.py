@@ -194,6 +194,27 @@ async def test_a_request_cancels_scoring_and_comes_first() -> None:
         await rig.counted("scored", 1)
 
 
+async def test_cancelled_scorings_are_repeated_ever_more_rarely() -> None:
+    async with rig_of() as rig:
+        rig.scripts[1].allowed.clear()
+        rig.offer()
+
+        async def requests_after_each_start() -> None:
+            while True:
+                before = rig.scripts[1].cancelled
+                rig.live.candidate.running = int(len(rig.scripts[1].jobs) > before)
+                await asyncio.sleep(0.005)
+
+        busy = asyncio.create_task(requests_after_each_start())
+        await asyncio.sleep(1.5)
+        busy.cancel()
+        # Pauses of 0.1, 0.2, 0.4 and 0.8 s.
+        assert 1 <= len(rig.scripts[1].jobs) <= 5
+        rig.live.candidate.running = 0
+        rig.scripts[1].allowed.set()
+        await rig.counted("scored", 1)
+
+
 async def test_a_backend_that_fails_to_score_is_counted() -> None:
     async with rig_of() as rig:
         rig.scripts[0].error = BackendUnavailable("gone")

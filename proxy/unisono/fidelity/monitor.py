@@ -34,8 +34,13 @@ MAX_QUEUED: Final = 64
 LOOK_S: Final = 0.02
 # Interval between two looks for the end of a quarantine, in seconds.
 RELEASE_S: Final = 1.0
-# Outcome of an attempt that a request prevented.
+# Pause after a request cancelled a scoring, in seconds. It doubles with each further one, so that a model with only
+# short idle moments does not begin a scoring in each of them.
+MIN_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 2.0
+# Outcomes of an attempt that a running request prevented, and of one that a new request cancelled.
 BUSY: Final = "busy"
+CANCELLED: Final = "cancelled"
 # Tokens of an answer that are scored at most; llama.cpp needs a forward step for each.
 MAX_TOKENS: Final = 512
 
@@ -159,6 +164,7 @@ class FidelityMonitor:
                     self._changed(live, self._detectors[live.name].status)
 
     async def _score_all(self) -> None:
+        pause_s = MIN_PAUSE_S
         while True:
             while not self._queue:
                 self._arrived.clear()
@@ -174,8 +180,13 @@ class FidelityMonitor:
             if outcome == BUSY:
                 self._queue.append(sample)
                 await asyncio.sleep(LOOK_S)
+            elif outcome == CANCELLED:
+                self._queue.append(sample)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
             else:
                 self._count(self._plan.model, sample.deployment, outcome)
+                pause_s = MIN_PAUSE_S
 
     async def _repeat(self, sample: LiveSample) -> LiveSample:
         """Return the sample with the shadow's own answer; without tokens if it has none."""
@@ -210,7 +221,7 @@ class FidelityMonitor:
             log.info("an answer could not be scored", extra={"backend": live.name, "code": error.code})
             return "failed"
         if scores is None:
-            return BUSY
+            return CANCELLED
         self._add(live, scores[0], scores[1] if len(scores) > 1 else (), is_free=sample.is_free)
         return "scored"
 
