@@ -255,7 +255,8 @@ async def test_1500_streams_leak_no_resources(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_200)
-async def test_20000_streams_leak_no_resources(tmp_path: Path) -> None:
-    # Caches keep filling to their limits; a leaked task per aborted stream would be three times as much.
-    await assert_no_leaks(tmp_path, 20_000, max_bytes_per_stream=250, max_gap_s=0.25)
+@pytest.mark.timeout(1_800)
+async def test_32000_streams_leak_no_resources(tmp_path: Path) -> None:
+    # Caches and allocator reach their size after about 15,000 streams; the second half is measured. From then on, a
+    # stream added 10 to 60 bytes in a run of 60,000. A leaked task per aborted stream would be 750.
+    await assert_no_leaks(tmp_path, 32_000, max_bytes_per_stream=250, max_gap_s=0.25)
