@@ -148,12 +148,15 @@ def _unisono(
     return [str(PROGRAM), *serve]
 
 
-# Scores every answer while the backends are idle.
-FIDELITY = f"""\
+def _fidelity(sample: float) -> Contender:
+    """Return a contender that scores this share of its answers while the backends are idle."""
+    settings = f"""\
 unisono:
   fidelity:
-    {vllm_wire.MODEL}: {{reference: vllm-2, sample: 1.0, budget: 1000000000}}
+    {vllm_wire.MODEL}: {{reference: vllm-2, sample: {sample}, budget: 1000000000}}
 """
+    command = partial(_unisono, settings=settings, has_second_name=True)
+    return Contender("chat", command, ready="/health/readiness")
 
 
 def _team(*, has_redis: bool = True, has_key: bool = False, has_traces: bool = False) -> Contender:
@@ -195,9 +198,9 @@ CONTENDERS: dict[str, Contender] = {
         ready="/health/readiness",
         has_redis=True,
     ),
-    "unisono+fidelity": Contender(
-        "chat", partial(_unisono, settings=FIDELITY, has_second_name=True), ready="/health/readiness"
-    ),
+    # Ten times the share in the guide, and everything.
+    "unisono+fidelity": _fidelity(0.1),
+    "unisono+fidelity-all": _fidelity(1.0),
     "unisono-fidelity": Contender("chat", partial(_unisono, has_second_name=True), ready="/health/readiness"),
     "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", has_tools=True),
     "unisono+pair": Contender("chat", _unisono, ready="/health/readiness", has_backend_pair=True),

@@ -181,15 +181,18 @@ SCENARIOS: dict[str, Scenario] = {
         by_default=False,
     ),
     "sampling": Scenario(
-        "every answer scored by a second deployment, and none: one client, streaming 16 tokens; and 6 paced streams",
+        "a tenth of the answers, all and none scored by a second deployment: one client, and 6 paced streams",
         _arms_by_load(
-            {"lone": ONE_BY_ONE, "paced": FEW_PACED}, {"scored": "unisono+fidelity", "none": "unisono-fidelity"}
+            {"lone": ONE_BY_ONE, "paced": FEW_PACED},
+            {"tenth": "unisono+fidelity", "all": "unisono+fidelity-all", "none": "unisono-fidelity"},
         ),
         ("ttft_p50_ms", "ttft_p99_ms", "cpu_ms_per_request"),
         (
-            Verdict("ttft_p50_ms", "lone, scored", "lone, none", aim=1.05),
-            Verdict("ttft_p50_ms", "paced, scored", "paced, none", aim=1.05),
-            Verdict("cpu_ms_per_request", "lone, scored", "lone, none"),
+            Verdict("ttft_p50_ms", "lone, tenth", "lone, none", aim=1.05),
+            Verdict("ttft_p50_ms", "lone, all", "lone, none"),
+            Verdict("ttft_p50_ms", "paced, tenth", "paced, none", aim=1.05),
+            Verdict("ttft_p50_ms", "paced, all", "paced, none", aim=1.05),
+            Verdict("cpu_ms_per_request", "lone, tenth", "lone, none"),
         ),
         by_default=False,
     ),
