@@ -13,7 +13,15 @@ from starlette.types import Message, Receive
 
 from tests.api.asgi import Exchange, events_of
 from unisono.api.error_responses import ClientGone
-from unisono.api.sse import KEEP_ALIVE, WATCH_DISCONNECT, EventStream, EventWriter, KeepAlives, until_disconnect
+from unisono.api.sse import (
+    KEEP_ALIVE,
+    WATCH_DISCONNECT,
+    EventSource,
+    EventStream,
+    EventWriter,
+    KeepAlives,
+    until_disconnect,
+)
 from unisono.errors import BackendOverloaded, BackendUnavailable
 
 Step = bytes | float | Exception | asyncio.Event
@@ -47,7 +55,9 @@ class ScriptedSource:
 
 
 def exchange(source: ScriptedSource, *, keep_alive_s: float = 10.0) -> Exchange:
-    stream = EventStream(source, headers=lambda: {"x-unisono-backend": "vllm-1"}, keep_alive_s=keep_alive_s)
+    stream = EventStream(
+        EventSource(source, bytes), headers=lambda: {"x-unisono-backend": "vllm-1"}, keep_alive_s=keep_alive_s
+    )
     return Exchange(stream, "POST", "/", body=[])
 
 
@@ -172,7 +182,9 @@ async def test_a_blocked_write_is_followed_by_neither_writes_nor_keep_alives() -
             blocked.set()
             await resumed.wait()
 
-    stream = asyncio.create_task(EventStream(source, keep_alive_s=0.02)({"type": "http"}, receive, send))
+    stream = asyncio.create_task(
+        EventStream(EventSource(source, bytes), keep_alive_s=0.02)({"type": "http"}, receive, send)
+    )
     await blocked.wait()
     await asyncio.sleep(0.1)
     assert writes == [b"data: 1\n\n"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
+from unisono.api.sse import EventSource
 from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
 from unisono.engine.collect import CollectedAnswer, collect_run
@@ -18,34 +20,28 @@ class Chunks(Protocol):
         ...
 
 
-class ChunkSource:
-    """Bytes of a stream, one step per batch of any generation."""
+def chunk_source(streams: Sequence[GenerationStream], chunks: Chunks) -> EventSource[Any]:
+    """Return the source of the chunks of all generations."""
+    # The usual case needs no tasks.
+    if len(streams) == 1:
+        return EventSource(streams[0], partial(chunks.write, 0))
+    return EventSource(MergedStreams(streams), lambda item: chunks.write(*item))
 
-    def __init__(self, streams: Sequence[GenerationStream], chunks: Chunks) -> None:
+
+class MergedStreams:
+    """Batches of several generations on arrival, with the index of the generation."""
+
+    def __init__(self, streams: Sequence[GenerationStream]) -> None:
         self._streams = streams
-        self._chunks = chunks
-        self._steps = self._generate()
+        self._batches = merged(streams)
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._steps
+    def __aiter__(self) -> AsyncIterator[tuple[int, list[Event]]]:
+        return self._batches
 
     async def aclose(self) -> None:
-        """Release the backends of all generations, even if nothing was read from this source."""
-        await self._steps.aclose()
+        """Release the backends of all generations, even if nothing was read."""
+        await self._batches.aclose()
         await close_all(self._streams)
-
-    async def _generate(self) -> AsyncGenerator[bytes, None]:
-        # The usual case needs no tasks and no queue.
-        if len(self._streams) == 1:
-            async for batch in self._streams[0]:
-                yield self._chunks.write(0, batch)
-            return
-        batches = merged(self._streams)
-        try:
-            async for index, batch in batches:
-                yield self._chunks.write(index, batch)
-        finally:
-            await batches.aclose()
 
 
 async def merged(streams: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, list[Event]], None]:

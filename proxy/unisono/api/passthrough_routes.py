@@ -21,9 +21,8 @@ from unisono.api.error_responses import to_body
 from unisono.api.request_options import request_fields
 from unisono.api.sse import (
     DONE,
-    ByteSource,
+    EventSource,
     EventStream,
-    GenerationSource,
     error_event,
     event,
     until_disconnect,
@@ -216,9 +215,8 @@ def passthrough_stream(stream: GenerationStream, api: Api, *, keep_alive_s: floa
     )
 
 
-def passthrough_source(stream: GenerationStream, api: Api) -> ByteSource:
-    # Only streams of Chat Completions end with `[DONE]`.
-    return GenerationSource(stream, partial(to_bytes, api=api), end=DONE if api is Api.CHAT else b"")
+def passthrough_source(stream: GenerationStream, api: Api) -> EventSource[list[Event]]:
+    return EventSource(stream, partial(to_bytes, api=api), lambda: END[api])
 
 
 def to_bytes(batch: Sequence[Event], api: Api) -> bytes:
@@ -243,6 +241,10 @@ BROKEN: Final[Mapping[Api, Callable[[UnisonoError], bytes]]] = {
     Api.CHAT: error_event,
     Api.RESPONSES: _broken_response,
 }
+
+
+# End of a stream: only those of Chat Completions end with `[DONE]`.
+END: Final[Mapping[Api, bytes]] = {Api.CHAT: DONE, Api.RESPONSES: b""}
 
 
 class StartedStream(BatchStream):
@@ -288,33 +290,22 @@ async def start_stream(stream: GenerationStream) -> tuple[StartedStream, bool]:
     return StartedStream(stream, first, batches), bool(first) and any(isinstance(one, Passed) for one in first or ())
 
 
-class EitherSource(ByteSource):
-    """Bytes of a stream that passes through or not, depending on its first batch.
+def either_source(
+    stream: GenerationStream, api: Api, otherwise: Callable[[list[Event]], bytes]
+) -> EventSource[list[Event]]:
+    """Return the source of a stream that passes through or not, depending on its first batch.
 
-    `otherwise` makes the source of a stream that does not.
+    `otherwise` writes the batches of a stream that does not.
     """
+    passes: bool | None = None
 
-    def __init__(self, stream: GenerationStream, api: Api, otherwise: Callable[[GenerationStream], ByteSource]) -> None:
-        self._stream = stream
-        self._api = api
-        self._engine_source = otherwise
-        self._source: ByteSource | None = None
-        self._steps = self._each()
+    def write(batch: list[Event]) -> bytes:
+        nonlocal passes
+        if passes is None:
+            passes = any(isinstance(one, Passed) for one in batch)
+        return to_bytes(batch, api) if passes else otherwise(batch)
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._steps
-
-    async def aclose(self) -> None:
-        await self._steps.aclose()
-        if self._source is not None:
-            await self._source.aclose()
-        await self._stream.aclose()
-
-    async def _each(self) -> AsyncGenerator[bytes]:
-        stream, passes = await start_stream(self._stream)
-        self._source = passthrough_source(stream, self._api) if passes else self._engine_source(stream)
-        async for data in self._source:
-            yield data
+    return EventSource(stream, write, lambda: END[api] if passes else b"")
 
 
 # -- readable content of a body

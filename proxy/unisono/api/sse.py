@@ -11,8 +11,8 @@ received the previous write. A client that reads nothing at all loses its connec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -20,12 +20,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from unisono.api.error_responses import ClientGone, outcome, to_body, to_response, with_attempts
-from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
-from unisono.engine.request import GenerationStream
 from unisono.errors import UnisonoError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -52,14 +51,29 @@ WATCH_DISCONNECT = "watch_disconnect"
 WatchDisconnect = Callable[[Callable[[], None]], Callable[[], None] | None]
 
 
-class ByteSource(Protocol):
-    """Source of bytes to send. Each step is one write: whole events or nothing (`b""`)."""
+class Batches(Protocol[T_co]):
+    """Stream of batches, for example one of a generation."""
 
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
 
     async def aclose(self) -> None:
-        """Release the source. Called exactly once, also if the source was never iterated."""
+        """Release the stream, also if it was never iterated."""
         ...
+
+
+class EventSource(Generic[T]):
+    """Batches of a stream, and the function that turns each into bytes to send.
+
+    `write` returns whole events or nothing (`b""`), and `end` what follows the last batch. The batches are not yielded
+    by another generator, which would cost two calls per token.
+    """
+
+    def __init__(
+        self, batches: Batches[T], write: Callable[[T], bytes], end: Callable[[], bytes] = lambda: b""
+    ) -> None:
+        self.batches = batches
+        self.write = write
+        self.end = end
 
 
 def event(body: bytes) -> bytes:
@@ -139,30 +153,6 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
             await watch.stop()
         finally:
             await cancel_all(working)
-
-
-class GenerationSource(ByteSource):
-    """Bytes of one generation, one step per batch, and then `end`."""
-
-    def __init__(self, stream: GenerationStream, write: Callable[[list[Event]], bytes], end: bytes = b"") -> None:
-        self._stream = stream
-        self._write = write
-        self._end = end
-        self._steps = self._generate()
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._steps
-
-    async def aclose(self) -> None:
-        """Release the backend, also if no step was read."""
-        await self._steps.aclose()
-        await self._stream.aclose()
-
-    async def _generate(self) -> AsyncGenerator[bytes]:
-        async for batch in self._stream:
-            yield self._write(batch)
-        if self._end:
-            yield self._end
 
 
 class EventWriter:
@@ -281,7 +271,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        source: ByteSource,
+        source: EventSource[Any],
         *,
         headers: Callable[[], Mapping[str, str]] = dict,
         broken: Callable[[UnisonoError], bytes] = error_event,
@@ -329,12 +319,15 @@ class EventStream(Response):
             await cancel_all(*comments)
             await keep_alives.stop()
             # The source holds slots on backends, so it is closed on every path.
-            await self._source.aclose()
+            await self._source.batches.aclose()
 
     async def _drain(self, writer: EventWriter) -> None:
-        async for data in self._source:
-            if data and not writer.write_now(data):
+        write = self._source.write
+        async for batch in self._source.batches:
+            if (data := write(batch)) and not writer.write_now(data):
                 await writer.write(data)
+        if data := self._source.end():
+            await writer.write(data)
 
     def _head(self) -> Message:
         headers = {

@@ -27,7 +27,7 @@ from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
-from unisono.api.n_choices import ChunkSource, collect_all, start_all
+from unisono.api.n_choices import chunk_source, collect_all, start_all
 from unisono.api.request_options import ReasoningField
 from unisono.app import current_date
 from unisono.config import GatewaySettings
@@ -168,11 +168,11 @@ class Stream:
         generation, frame = understood(self._call)
         async with self._site.engines.at(self._call.where) as service:
             streams = await start_all(service, generation.requests)
-            source = ChunkSource(streams, ChatStreamChunks(frame, [stream.report for stream in streams]))
+            source = chunk_source(streams, ChatStreamChunks(frame, [stream.report for stream in streams]))
             ends: list[dict[str, Any]] = []
-            async with aclosing(source):
-                async for data in source:
-                    chunks = to_chunks(data)
+            async with aclosing(source.batches):
+                async for batch in source.batches:
+                    chunks = to_chunks(source.write(batch))
                     ends += (chunk for chunk in chunks if is_end(chunk))
                     if going := [chunk for chunk in chunks if not is_end(chunk)]:
                         yield going

@@ -20,10 +20,10 @@ from unisono.api.error_responses import REPORTS
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaRules, MediaSource, media_context, with_file_texts
-from unisono.api.n_choices import ChunkSource, collect_all, start_all
+from unisono.api.n_choices import chunk_source, collect_all, start_all
 from unisono.api.passthrough_routes import (
-    EitherSource,
     FindWay,
+    either_source,
     passed_through,
     start_whole,
     way_for,
@@ -31,7 +31,7 @@ from unisono.api.passthrough_routes import (
 )
 from unisono.api.request_options import NO_RULES, NOTES, ModelRules, ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import KEEP_ALIVE_S, ByteSource, EventStream, until_disconnect
+from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
@@ -174,9 +174,9 @@ class ChatRoute:
     def _stream(self, frame: ChatFrame, streams: list[GenerationStream], *, passes: bool) -> EventStream:
         reports = [stream.report for stream in streams]
         chunks = ChatStreamChunks(frame, reports)
-        source: ByteSource = ChunkSource(streams, chunks)
+        source = chunk_source(streams, chunks)
         if passes:
-            source = EitherSource(streams[0], Api.CHAT, lambda run: ChunkSource([run], chunks))
+            source = either_source(streams[0], Api.CHAT, source.write)
         return EventStream(
             source,
             headers=lambda: backend_header(reports),

@@ -20,7 +20,7 @@ from unisono.api.completions.outbound import (
     to_completion,
 )
 from unisono.api.completions.schema import CompletionRequest
-from unisono.api.n_choices import ChunkSource, collect_all, start_all
+from unisono.api.n_choices import chunk_source, collect_all, start_all
 from unisono.api.request_options import NO_RULES, ModelRules
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
@@ -78,7 +78,7 @@ class CompletionRoute:
         if generations.stream:
             chunks = CompletionStreamChunks(frame, reports)
             return EventStream(
-                ChunkSource(streams, chunks),
+                chunk_source(streams, chunks),
                 headers=lambda: backend_header(reports),
                 broken=chunks.broken,
                 keep_alive_s=self.keep_alive_s,

@@ -43,7 +43,7 @@ from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.routing_fields import chosen_fields
-from unisono.api.sse import DONE, EventStream, until_disconnect
+from unisono.api.sse import DONE, EventSource, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
@@ -321,20 +321,19 @@ class ResponseCreation:
         return response
 
 
-async def to_sse(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]:
-    """Yield the events as bytes, batch by batch.
+def to_sse(events: AsyncGenerator[list[WireEvent]]) -> EventSource[list[WireEvent]]:
+    """Return the source of the events as bytes.
 
     `[DONE]` follows every terminal event, independent of the outcome, and nothing else.
     """
-    try:
-        last = ""
-        async for batch in events:
-            yield b"".join([event.sse() for event in batch])
-            last = batch[-1].type
-        if last in LAST_EVENTS.values():
-            yield DONE
-    finally:
-        await events.aclose()
+    last = ""
+
+    def write(batch: list[WireEvent]) -> bytes:
+        nonlocal last
+        last = batch[-1].type
+        return b"".join([event.sse() for event in batch])
+
+    return EventSource(events, write, lambda: DONE if last in LAST_EVENTS.values() else b"")
 
 
 def to_http_response(response: StoredResponse, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:
