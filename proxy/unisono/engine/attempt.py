@@ -372,6 +372,6 @@ def with_last_tokens(
     These are tokens that the decoder buffered, and a stop token that the backend does not send.
     """
     stop = () if chunk.stop_token is None else (chunk.stop_token,)
-    rest = () if cap.is_exceeded else (*decoder.end(), *stop)
+    rest = () if cap.room < 0 else (*decoder.end(), *stop)
     telemetry.record_end(finish, len(rest))
     return [*tokens, *rest]

@@ -319,7 +319,7 @@ class RawGeneration(BatchStream):
                     add_logprobs(tokens, chunk)
                 if tokens:
                     telemetry.pace.record(len(tokens), monotonic())
-                finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish
+                finish = FinishReason.LENGTH if cap.room < 0 else chunk.finish
                 if finish is not None:
                     tokens = with_last_tokens(tokens, finish, chunk, cap, decoder, telemetry)
                 events: list[Event] = []

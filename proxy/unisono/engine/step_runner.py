@@ -274,7 +274,7 @@ class StepRunner:
                     add_logprobs(tokens, chunk)
                 if tokens:
                     record_pace(len(tokens), monotonic())
-                finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish
+                finish = FinishReason.LENGTH if cap.room < 0 else chunk.finish
                 if finish is not None:
                     tokens = with_last_tokens(tokens, finish, chunk, cap, decoder, telemetry)
                 # A read without a token emits nothing, since the journal could not record it.

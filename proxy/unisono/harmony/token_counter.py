@@ -51,9 +51,7 @@ class TokenCounter:
 class TokenCap:
     """Limit of one generation to `max_tokens` tokens.
 
-    It holds even if the backend ignores the limit that it was sent.
-
-    `is_exceeded` is set when the generation exceeded it.
+    It holds even if the backend ignores the limit that it was sent. The limit is exceeded when `room` is below 0.
     """
 
     # Token ids are counted on arrival. Tokens made from text are cut where the network cut the text, so there are more
@@ -64,32 +62,28 @@ class TokenCap:
         self._encoding = encoding
         self._max_tokens = max_tokens
         self._is_guessed = guessed
-        self._seen: list[int] = []
-        self._count = 0
-        self._next_check = max_tokens
-        self.is_exceeded = False
+        self._seen: list[int] = []  # all tokens, if they are guessed
+        # Tokens that may still arrive before the limit is exceeded; for guessed tokens, before the next check of it.
+        self.room = max_tokens
 
     def counted(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens that count.
 
         For guessed tokens, these are all that arrived with the last counted one.
         """
-        self._count += len(tokens)
+        self.room -= len(tokens)
         if not self._is_guessed:
-            self.is_exceeded = self._count > self._max_tokens
-            return tokens[: len(tokens) - (self._count - self._max_tokens)] if self.is_exceeded else tokens
-        self._seen += tokens
-        if self._count > self._next_check:
-            made = self._made()
-            self.is_exceeded = made > self._max_tokens
+            return tokens if self.room >= 0 else tokens[: self.room]
+        self._seen.extend(tokens)
+        if self.room < 0:
             # The guessed count has to grow by the remaining budget before the limit can be exceeded.
-            self._next_check = self._count + self._max_tokens - made
+            self.room = self._max_tokens - self._made()
         return tokens
 
     def tokens_to_encode(self, tokens: Sequence[int]) -> int:
         """Return the number of tokens whose text `counted` encodes again for some more tokens."""
         # The text is encoded again only when the guessed count may have passed the limit.
-        is_due = self._is_guessed and self._count + len(tokens) > self._next_check
+        is_due = self._is_guessed and len(tokens) > self.room
         return len(self._seen) + len(tokens) if is_due else 0
 
     def _made(self) -> int:
