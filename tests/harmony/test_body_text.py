@@ -34,8 +34,6 @@ def test_both_readers_return_the_same_text_of_each_portion(bodies: list[list[int
         for begin in range(cut, len(body), size):
             portion = body[begin : begin + size]
             assert table.text_of(portion) == library.text_of(portion)
-        for reader in (table, library):
-            reader.end()
 
 
 @pytest.mark.parametrize("step", [89, pytest.param(7, marks=pytest.mark.slow)])
@@ -45,4 +43,3 @@ def test_the_table_reads_tokens_like_the_library(step: int) -> None:
         for reader in (table, library):
             reader.start([first])
         assert table.text_of([token]) == library.text_of([token])
-        library.end()

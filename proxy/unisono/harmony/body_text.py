@@ -15,13 +15,10 @@ class BodyText(Protocol):
     """Reader of one message after another; bytes of an incomplete character are withheld."""
 
     def start(self, body: Sequence[int] = ()) -> None:
-        """Begin a message that continues after `body`."""
+        """Begin a message that continues after `body`; the one before it ends."""
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text that further tokens complete."""
-
-    def end(self) -> None:
-        """End the message."""
 
 
 class TableBodyText:
@@ -69,6 +66,3 @@ class TableBodyText:
         if not before:
             self._texts[token] = text
         return text
-
-    def end(self) -> None:
-        self._withheld = b""

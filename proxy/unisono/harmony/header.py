@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import cached_property
 
 from unisono.core.frozen import statically_frozen
@@ -44,6 +45,17 @@ _MIN_STEM_LENGTH = 4
 INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
 
 
+class BodyHandling(Enum):
+    """Handling of a body's tokens, which the header decides."""
+
+    # Emit every token at once.
+    FORWARD = auto()
+    # Buffer the body: its terminator, or its JSON, decides whether the message is a call.
+    BUFFER = auto()
+    # Drop the message: its role is invented.
+    DROP = auto()
+
+
 @statically_frozen
 @dataclass(frozen=True)  # without slots, because `cached_property` needs a `__dict__`
 class Header:
@@ -77,6 +89,12 @@ class Header:
     def is_answer(self) -> bool:
         """True for an answer or a call, so that stray text after the message is no answer."""
         return self.recipient.kind is not RecipientKind.NONE or self.channel == FINAL
+
+    @cached_property
+    def handling(self) -> BodyHandling:
+        if self.if_called is not NOBODY or self.if_json is not None:
+            return BodyHandling.BUFFER
+        return BodyHandling.DROP if self.dropped else BodyHandling.FORWARD
 
     def spelled(self) -> str:
         """Return the canonical header from the channel on, with markers spelled out."""

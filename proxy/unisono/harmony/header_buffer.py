@@ -81,9 +81,11 @@ class HeaderBuffer:
 
     def is_whole_message(self) -> bool:
         """Return whether `<|channel|>` begins the next header."""
-        if not self.held.tokens:
+        # Nearly always, nothing or only the role precedes the marker.
+        held = self.held
+        if not held.tokens or (held.role_given and held.tokens == self._reader.role):
             return False
-        first = self.is_first and not self.held.role_given
+        first = self.is_first and not held.role_given
         return self._is_short() and is_whole_message(respell(self.text(), self._reader.declared), first=first)
 
     def _is_short(self) -> bool:

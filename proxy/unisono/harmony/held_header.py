@@ -58,6 +58,7 @@ class HeaderReader:
 
     def __init__(self, encoding: Encoding, declared: frozenset[str] | None, builtins: frozenset[str]) -> None:
         self._encoding = encoding
+        self.role = list(encoding.assistant_start[1:])  # tokens of the role alone
         self.declared = declared
         self._builtins = builtins
 

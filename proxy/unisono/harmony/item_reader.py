@@ -67,16 +67,18 @@ class ItemFactory:
         """
         gate, header = self._gate, part.header
         item = self._item(header)
-        is_held = isinstance(item, ToolCall) and self._hold_calls
+        is_call = isinstance(item, ToolCall)
+        is_held = is_call and self._hold_calls
         if not is_held and not isinstance(item, Reasoning) and gate is not None:
             is_held = gate.is_buffered(header)
-        is_visible = not is_held and self.is_allowed(item)
+        is_allowed = not is_call or self._parallel_calls or self._calls == 0
+        is_visible = is_allowed and not is_held
         # A message that was read as a whole has no header after which the prompt could end.
         limits_blanks = gate is not None and not part.is_whole and gate.limits_blanks(header)
         blanks = BlankFilter() if limits_blanks else None
         if is_visible:
             events.append(Opened(item))
-        return ItemReader(item, part, tokens, self._parser, is_visible=is_visible, blanks=blanks)
+        return ItemReader(item, part, tokens, self._parser, is_allowed=is_allowed, is_visible=is_visible, blanks=blanks)
 
     def _item(self, header: Header) -> Item:
         if header.is_call and self.calls_allowed:
@@ -87,10 +89,6 @@ class ItemFactory:
             return Reasoning(self._items)
         return Text(self._items, Phase.COMMENTARY if header.channel == COMMENTARY else Phase.FINAL)
 
-    def is_allowed(self, item: Item) -> bool:
-        """Return False for a second call if calls are not parallel."""
-        return not isinstance(item, ToolCall) or self._parallel_calls or self._calls == 0
-
     def count(self, item: Item) -> None:
         """Count an item that was closed."""
         self._items += 1
@@ -100,8 +98,9 @@ class ItemFactory:
 class ItemReader:
     """Reader of the body of one message, for its item.
 
-    `opened` is the part that opened it, and `header_tokens` are its header as reported. Without `is_visible`,
-    nothing is emitted before the message is complete. `blanks` withholds blanks in a JSON body.
+    `opened` is the part that opened it, and `header_tokens` are its header as reported. A second call without
+    parallel calls is not `is_allowed`. Without `is_visible`, nothing is emitted before the message is complete.
+    `blanks` withholds blanks in a JSON body.
     """
 
     def __init__(
@@ -111,6 +110,7 @@ class ItemReader:
         header_tokens: tuple[int, ...],
         parser: BodyText,
         *,
+        is_allowed: bool,
         is_visible: bool,
         blanks: BlankFilter | None,
     ) -> None:
@@ -118,6 +118,7 @@ class ItemReader:
         self.is_reasoning = isinstance(item, Reasoning)
         self.opened = opened
         self.header_tokens = header_tokens
+        self.is_allowed = is_allowed
         self.is_visible = is_visible
         self.body: list[int] = []  # tokens of the body so far
         self.delivered = 0  # number of characters that the parser returned
@@ -154,7 +155,6 @@ class ItemReader:
 
     def replace_body(self, body: Sequence[int]) -> None:
         """Replace the body tokens read so far by `body`, and continue after them."""
-        self._parser.end()
         self._parser.start(body)
         self.body[:] = body
 
@@ -176,10 +176,6 @@ class ItemReader:
         """Continue after a body without its run of blanks."""
         if self._blanks is not None:
             self._blanks.restart()
-
-    def close(self) -> None:
-        """End the message in the parser; the item cannot be read further."""
-        self._parser.end()
 
     def emit_end(self, closed: Closed, events: list[Event]) -> None:
         """Add the last events of the item to `events`; `closed` has the item as it is emitted."""

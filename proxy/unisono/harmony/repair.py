@@ -13,15 +13,16 @@ from typing import Final
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, RETURN, START, FinishReason
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import MARKS, STEPS, GrammarAction, State
-from unisono.harmony.header import COMMENTARY, Header
+from unisono.harmony.header import COMMENTARY, BodyHandling, Header
 from unisono.harmony.header_buffer import HeaderBuffer
 from unisono.harmony.held_header import HeaderReader, HeldHeader
 from unisono.harmony.message_parts import Legal, OpenPart
 from unisono.harmony.recipients import RecipientKind
-from unisono.harmony.repaired_output import BodyHandling, OpenMessage, RepairedOutput
+from unisono.harmony.repaired_output import OpenMessage, RepairedOutput
 
 # Placeholder for the header of the open message, until the output begins its first message.
 _NO_HEADER: Final = Header()
+_FORWARD: Final = BodyHandling.FORWARD
 
 
 class Repair:
@@ -64,30 +65,34 @@ class Repair:
         self._state = State.HEADER if opening is None else State.BODY
         self._message = OpenMessage(self.output, encoding, opening or _NO_HEADER)
         self._header = HeaderBuffer(self.output, reader)
-        self._run: list[int] = []  # body tokens of the current portion
-        self.has_restored_stop = False
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
         """Return the parts that further generated tokens give."""
+        output = self.output
+        body: list[int] = []  # tokens of the open message that are not passed on yet
         for token in tokens:
-            self.output.position += 1
+            output.position += 1
             # Text in a header or a body needs no lookup in the table, and nearly all tokens are text.
             if self._state is State.BODY and 0 <= token < FIRST_SPECIAL:
-                self._run.append(token)
+                body.append(token)
             elif self._state is State.HEADER and 0 <= token < FIRST_SPECIAL:
                 self._header.held.tokens.append(token)
             else:
+                if body:
+                    self._message.add(body)
+                    body = []
                 self._act(token)
-        if self._run:
-            self._flush()
-        return self.output.take()
+        if body:
+            self._message.add(body)
+        return output.take()
 
     def try_forward(self, tokens: Sequence[int]) -> bool:
         """Advance past `tokens` if all of them extend an open body that is emitted at once.
 
         Return False and change nothing otherwise: `feed` has to read them.
         """
-        if self._state is not State.BODY or not self._message.is_streaming:
+        message = self._message
+        if self._state is not State.BODY or message.unopened is not None or message.handling is not _FORWARD:
             return False
         for token in tokens:
             if not 0 <= token < FIRST_SPECIAL:
@@ -95,12 +100,8 @@ class Repair:
         self.output.position += len(tokens)
         return True
 
-    def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Legal]:
-        """Finish the output; `stop_hidden` restores the stop that the backend never sends."""
-        if stop_hidden and reason is FinishReason.STOP:
-            self._restore_stop()
-        if self._run:
-            self._flush()
+    def end(self, reason: FinishReason) -> list[Legal]:
+        """Finish the output."""
         complete = self._state is not State.GAP or reason is FinishReason.STOP
         match self._state:
             case State.GAP:
@@ -118,18 +119,11 @@ class Repair:
     # -- actions of tokens
 
     def _act(self, token: int) -> None:
-        if self._run:
-            self._flush()
         action, rule = STEPS[self._state, MARKS[token]]
         _METHODS[action](self, token, rule)
 
-    def _flush(self) -> None:
-        """Pass on the body tokens of the current portion."""
-        run, self._run = self._run, []
-        self._message.add(run)
-
     def _pass(self, token: int, rule: str | None) -> None:
-        self._run.append(token)
+        self._message.add([token])
 
     def _drop(self, token: int, rule: str | None) -> None:
         self._note(rule)
@@ -160,7 +154,7 @@ class Repair:
         """Interpret the complete header and open its message."""
         output = self.output
         header, legal, _ = self._header.read()
-        handling = BodyHandling.of(header)
+        handling = header.handling
         if self._header.held.cuts_preamble:
             calls = header.recipient.kind is not RecipientKind.NONE
             output.note("embedded-call" if calls else "missing-end")
@@ -222,7 +216,7 @@ class Repair:
         The new header decides between a missing end and a call inside a preamble.
         """
         message = self._message
-        if not (message.is_text and message.is_unopened):
+        if not (message.is_text and message.unopened):
             message.cut(self.output.position - 1)
         cuts_preamble = message.is_text and message.header.channel == COMMENTARY and token == CHANNEL
         if not cuts_preamble:
@@ -261,8 +255,8 @@ class Repair:
 
     # -- end of the output
 
-    def _restore_stop(self) -> None:
-        """Read the stop token that the backend does not send."""
+    def restore_stop(self) -> bool:
+        """Read the stop token that the backend does not send; return whether one was missing."""
         if self._state is State.BODY:
             is_call = self._message.may_be_call
         elif self._state is State.HEADER and not self._header.is_empty():
@@ -270,10 +264,10 @@ class Repair:
         elif self._state is State.GAP and self._header.holds_answer():
             is_call = False
         else:
-            return
-        self.has_restored_stop = True
+            return False
         self.output.note("restored-stop")
         self._act(CALL if is_call else RETURN)
+        return True
 
     def _end_in_header(self, reason: FinishReason) -> None:
         header, output = self._header.read_unfinished(reason), self.output

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, END, RETURN, START
 from unisono.harmony.candidates import decide
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.header import ANALYSIS, FINAL, Header
+from unisono.harmony.header import ANALYSIS, FINAL, BodyHandling, Header
 from unisono.harmony.held_header import HeaderReader
 from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
-from unisono.harmony.recipients import NOBODY, RecipientKind
+from unisono.harmony.recipients import RecipientKind
 
 TERMINATORS = frozenset({END, RETURN, CALL})
 
@@ -46,7 +45,7 @@ class RepairedOutput:
     ) -> None:
         self._encoding = encoding
         self._reader = reader
-        self._parts: list[Legal] = []
+        self.parts: list[Legal] = []
         self.position = position
         self.origin = origin
         self.closed_to = closed_to
@@ -56,14 +55,14 @@ class RepairedOutput:
 
     def take(self) -> list[Legal]:
         """Return the parts since the last call."""
-        parts, self._parts = self._parts, []
+        parts, self.parts = self.parts, []
         return parts
 
     # -- notes
 
     def note(self, rule: str, dropped: int = 0) -> None:
         """Record a repair; `dropped` is the number of characters that the repair removed."""
-        self._parts.append(Repaired(rule, self.origin + self.position, dropped))
+        self.parts.append(Repaired(rule, self.origin + self.position, dropped))
 
     def note_header(self, header: Header) -> None:
         """Note all repairs of a header."""
@@ -76,21 +75,15 @@ class RepairedOutput:
 
     # -- messages
 
-    def open(self, opened: OpenPart) -> None:
-        self._parts.append(opened)
-
-    def add_body(self, tokens: Sequence[int]) -> None:
-        self._parts.append(BodyPart(tokens))
-
     def close(self, header: Header, closed: ClosedPart) -> None:
-        self._parts.append(closed)
+        self.parts.append(closed)
         self.has_answer = self.has_answer or header.is_answer
 
     def add_message(self, header: Header, body: Sequence[int], closed: ClosedPart, start: int) -> None:
         """Add a message that was read as a whole, from the position `start`."""
-        self.open(OpenPart(header, self._reader.spelled(header), start, closed.end, is_whole=True))
+        self.parts.append(OpenPart(header, self._reader.spelled(header), start, closed.end, is_whole=True))
         if body:
-            self.add_body(body)
+            self.parts.append(BodyPart(body))
         self.close(header, closed)
 
     def add_bodyless(self, header: Header, token: int, start: int, end: int, *, complete: bool) -> None:
@@ -143,34 +136,15 @@ class RepairedOutput:
         self.add_bodyless(header, END, text.start, text.end, complete=complete)
 
 
-# Open message of repair: forwarded, buffered until its end decides, or dropped.
-
-
-class BodyHandling(Enum):
-    """Handling of a body's tokens, which the header decides."""
-
-    # Emit every token at once.
-    FORWARD = auto()
-    # Buffer the body: its terminator, or its JSON, decides whether the message is a call.
-    BUFFER = auto()
-    # Drop the message: its role is invented.
-    DROP = auto()
-
-    @classmethod
-    def of(cls, header: Header) -> BodyHandling:
-        if header.if_called is not NOBODY or header.if_json is not None:
-            return cls.BUFFER
-        return cls.DROP if header.dropped else cls.FORWARD
-
-
 class OpenMessage:
     """Message whose header was read and whose terminator was not.
 
-    `opened` is the part to emit in front of the body; None if it was emitted, or if the prompt opened the message.
+    Its body is forwarded, buffered until its end decides, or dropped. `unopened` is the part to emit in front of the
+    body; None if it was emitted, or if the prompt opened the message.
     """
 
     # Rules.
-    # - `opened` waits for the first body token: an empty preamble may be the beginning of a call.
+    # - `unopened` waits for the first body token: an empty preamble may be the beginning of a call.
     # - A call without its terminator is no call, and its position is not closed.
 
     def __init__(
@@ -179,21 +153,14 @@ class OpenMessage:
         encoding: Encoding,
         header: Header,
         handling: BodyHandling = BodyHandling.FORWARD,
-        opened: OpenPart | None = None,
+        unopened: OpenPart | None = None,
     ) -> None:
         self._output = output
         self._encoding = encoding
         self.header = header
         self.handling = handling
-        self._opened = opened
-        # True once the message was opened, so that further body tokens are emitted at once.
-        self.is_streaming = handling is BodyHandling.FORWARD and opened is None
+        self.unopened = unopened
         self._buffered: list[int] = []
-
-    @property
-    def is_unopened(self) -> bool:
-        """True if nothing of the message was emitted and its body is empty."""
-        return self._opened is not None
 
     @property
     def may_be_call(self) -> bool:
@@ -206,11 +173,11 @@ class OpenMessage:
 
     def add(self, tokens: Sequence[int]) -> None:
         if self.handling is BodyHandling.FORWARD:
-            if self._opened is not None:
-                self._emit_opened(self._opened)
-            self._output.add_body(tokens)
+            if self.unopened is not None:
+                self._open(self.unopened)
+            self._output.parts.append(BodyPart(tokens))
         else:
-            self._buffered += tokens
+            self._buffered.extend(tokens)
 
     def close(self, token: int, end: int, *, complete: bool, terminated: bool) -> None:
         """Close the message at the position `end`.
@@ -224,8 +191,8 @@ class OpenMessage:
             case BodyHandling.BUFFER:
                 self._decide(ClosedPart(token, complete, end), terminated=terminated)
             case BodyHandling.FORWARD:
-                if self._opened is not None:
-                    self._emit_opened(self._opened)
+                if self.unopened is not None:
+                    self._open(self.unopened)
                 if self.header.is_call and not complete:
                     output.note_cut_call()
                 output.close(self.header, ClosedPart(token, complete, end))
@@ -237,10 +204,9 @@ class OpenMessage:
         """Close the message at the beginning of another one."""
         self.close(END, end, complete=not self.header.is_call, terminated=False)
 
-    def _emit_opened(self, opened: OpenPart) -> None:
-        self._output.open(opened)
-        self._opened = None
-        self.is_streaming = True
+    def _open(self, unopened: OpenPart) -> None:
+        self._output.parts.append(unopened)
+        self.unopened = None
 
     def _decide(self, closed: ClosedPart, *, terminated: bool) -> None:
         output = self._output

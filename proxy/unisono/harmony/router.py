@@ -89,16 +89,10 @@ class HarmonyRouter:
         """
         self._is_answered = False
         self._repair = self._new_repair(header, generated=self._generated)
-        self._discard()
+        self._open = self.stopped = None
         if header is not None:
             tokens = tuple(opening)
             self._open = self._factory.open(OpenPart(header, tokens), tokens, self._pending)
-
-    def _discard(self) -> None:
-        """Discard the open message, and continue after a stop."""
-        if self._open is not None:
-            self._open.close()
-        self._open = self.stopped = None
 
     def reread(self, header: Sequence[int], begin: int, end: int) -> list[Event]:
         """Discard the open message, and continue with one that has the tokens `header`.
@@ -109,7 +103,7 @@ class HarmonyRouter:
         # Generated tokens after the stop count, even if they arrived together with it.
         position = end - len(header)
         self._repair = self._new_repair(position=position, generated=self._generated - len(header), closed_to=begin)
-        self._discard()
+        self._open = self.stopped = None
         return self._route(self._repair.feed(header))
 
     def supply(self, tokens: Sequence[int]) -> list[Event]:
@@ -195,12 +189,12 @@ class HarmonyRouter:
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Event]:
         """Return the events at the end of a generation, without Finished.
 
-        `stop_hidden` is described in `Repair.end`.
+        `stop_hidden` restores the stop that the backend never sends.
         """
-        events = self._route(self._repair.end(reason, stop_hidden=stop_hidden))
-        # The model generated the stop token, but the backend does not send it.
-        self.counter.completion += self._repair.has_restored_stop
-        return events
+        if stop_hidden and reason is FinishReason.STOP:
+            # The model generated the stop token, but the backend does not send it.
+            self.counter.completion += self._repair.restore_stop()
+        return self._route(self._repair.end(reason))
 
     def finished(self, reason: FinishReason, stop_sequence: str | None = None) -> Finished:
         """Return the last event of the answer."""
@@ -228,7 +222,8 @@ class HarmonyRouter:
                     if self._gate is not None and not self._gate.opens(part):
                         self.stopped = Stopped(part.header, part.tokens, part.start, part.end, part.end)
                     else:
-                        self._open = self._factory.open(part, self.counter.header(part), events)
+                        tokens = self.counter.header(part) if self.counter.canonical else part.tokens
+                        self._open = self._factory.open(part, tokens, events)
                 case ClosedPart():
                     self._close_message(part, events)
                 case Repaired():
@@ -249,11 +244,10 @@ class HarmonyRouter:
     def _close_message(self, closed: ClosedPart, events: list[Event]) -> None:
         opened, self._open = self._open, None
         assert opened is not None
-        opened.close()
         item, header = opened.item, opened.opened.header
         text = written = self._encoding.decode(opened.body)
         body = opened.body
-        is_passed = closed.complete and self._factory.is_allowed(item)
+        is_passed = closed.complete and opened.is_allowed
         if self._gate is not None and is_passed and not isinstance(item, Reasoning):
             content = self._gate.closes(header, text, held=not opened.is_visible)
             if opened.is_visible:
@@ -270,7 +264,8 @@ class HarmonyRouter:
                 if not is_call:
                     written, body = content, self._encoding.encode_generated(content)
         self._is_answered = self._is_answered or header.is_answer
-        body = self.counter.body(item, body, written)
+        if self.counter.canonical:
+            body = self.counter.body(item, written, len(body))
         if not opened.is_visible and not is_passed and isinstance(item, ToolCall):
             return
         is_unfit = not opened.is_visible and is_passed and self._gate is not None and self._gate.unfit

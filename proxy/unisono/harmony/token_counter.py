@@ -13,8 +13,8 @@ from unisono.harmony.message_parts import OpenPart
 class TokenCounter:
     """Counter of the output tokens of one answer, over all of its generations.
 
-    With `canonical`, headers and bodies are encoded again, for backends whose ids are guesses. It may be set at any
-    time.
+    With `canonical`, `header` and `body` encode the tokens again, for backends whose ids are guesses. It may be set at
+    any time.
     """
 
     # Rules.
@@ -29,19 +29,17 @@ class TokenCounter:
         self.reasoning = 0
 
     def header(self, part: OpenPart) -> tuple[int, ...]:
-        """Return the tokens of a header, re-encoded as one if they came as text."""
-        if not (self.canonical and part.header.verbatim):
+        """Return the tokens of a header, re-encoded if they came as text."""
+        if not part.header.verbatim:
             return part.tokens
         tokens = tuple(self._encoding.encode_marked(self._encoding.decode(part.tokens)))
         self.completion += len(tokens) - len(part.tokens)
         return tokens
 
-    def body(self, item: Item, body: list[int], text: str) -> list[int]:
-        """Return the tokens of a body with this text, re-encoded if ids are guesses."""
-        if not self.canonical:
-            return body
+    def body(self, item: Item, text: str, counted: int) -> list[int]:
+        """Return the re-encoded tokens of a body with this text, of which `counted` tokens arrived."""
         canonical = self._encoding.encode_generated(text)
-        more = len(canonical) - len(body)
+        more = len(canonical) - counted
         self.completion += more
         if isinstance(item, Reasoning):
             self.reasoning += more
