@@ -17,7 +17,7 @@ from unisono.core.ports import Violation
 from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import MessageGate
-from unisono.engine.interventions.requirements import requirements_of
+from unisono.engine.interventions.requirements import Duty, requirements_of
 from unisono.engine.interventions.stop_strings import StopStrings
 from unisono.engine.journal import NOTED, JournalEntry, JournalMarker, TokenSource, parts_of
 from unisono.engine.request import GenerationRequest
@@ -82,7 +82,6 @@ class OutputReader:
         self._wire_name = tools.wire
         self._final_header = final_header
         self._state = INITIAL_STATE  # at the end of the last step
-        self.tokens_before_step = 0  # tokens generated in earlier steps
         self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)  # journal at start
         calls = () if self.round is None else tuple(self.round.calls)
         self.next_step: Step = RunTools(calls) if calls else GENERATE  # action after the last step
@@ -194,7 +193,7 @@ class OutputReader:
         self.transcript.controller.finish(handed=paused or (self.is_handed_back and self._state.needs_client))
         finished = self.transcript.router.finished(reason, self.stop_sequence)
         # A required call that the gateway opened was not cut off if the model wrote its answer instead.
-        is_answered = self._state.has_final and self.transcript.controller.obligations.is_call_missing
+        is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED
         has_cut_tools = self._state.has_cut_tools and self.stop_sequence is None
         cut_call = (finished.cut_call and not is_answered) or has_cut_tools
         if not paused and cut_call is finished.cut_call:
@@ -278,12 +277,11 @@ class OutputReader:
         self.items.start_step(step)
         opening = self._final_header() if isinstance(step, OpenFinal) else ()
         self.transcript.start_step(opening, is_first=False)
-        return self._record([Repaired(step.rule, self.tokens_before_step)])
+        return self._record([Repaired(step.rule, self.items.context.generated)])
 
     def _end_step(self) -> None:
         self.transcript.end_step()
-        self.items.end_step()
-        self.tokens_before_step = self.token_count
+        self.items.end_step(self.token_count)
 
     def _emit(self, events: list[Event]) -> list[Event]:
         if self._filter is not None:

@@ -191,7 +191,7 @@ class StepRunner:
         capabilities, transcript = slot.capabilities, reader.transcript
         check_abilities(self._request, capabilities)
         rendered = await builder.prompt(reader.items.context, capabilities)
-        if not reader.items.has_started:
+        if transcript.opening is None:
             reader.start_generation(rendered.opening)
         enforced = self._constraints.enforced_kinds(slot, transcript.controller.step.last.constraint)
         if self.session.has_moved:
@@ -203,9 +203,9 @@ class StepRunner:
             capabilities,
             is_guessed=transcript.router.counter.canonical,
             has_moved=self.session.has_moved,
-            is_naming=transcript.controller.is_naming,
+            is_naming=transcript.controller.step.last.naming,
         )
-        spent = reader.tokens_before_step + continued.tail_length - transcript.journal.inserted
+        spent = reader.items.context.generated + continued.tail_length - transcript.journal.inserted
         room = self._room(builder, continued.prompt, capabilities, reader, spent)
         if room < 1:
             return _end(reader, FinishReason.LENGTH)

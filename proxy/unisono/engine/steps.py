@@ -72,7 +72,8 @@ class StepContext:
 
     `number` is the number of those steps. `items` are their items with the results of server tools; `results` are the
     results that a prompt already contains. With `is_final_open`, the prompt ends in the header of the answer.
-    `was_continued`: one of those steps ended after a preamble.
+    `was_continued`: one of those steps ended after a preamble. `generated` is the number of tokens generated in those
+    steps, and `closed` the number of closed items that are not part of the current step.
     """
 
     number: int = 0
@@ -80,6 +81,8 @@ class StepContext:
     was_continued: bool = False
     items: tuple[Item, ...] = ()
     results: tuple[ToolResult, ...] = ()
+    generated: int = 0
+    closed: int = 0
 
     def before(self, step: Step) -> StepContext:
         """Return this context, with the prompt in which `step` begins."""
@@ -287,9 +290,7 @@ class AnswerItems:
         self._filter = step_filter
         self._rejects_preambles = rejects_preambles
         self.context = FIRST_STEP  # what the steps before the current one add to the conversation
-        self._closed_before = 0  # number of `closed` items that belong to earlier steps
         self.closed: list[Closed] = []
-        self.has_started = False  # a generation was started
 
     @property
     def step(self) -> int:
@@ -298,7 +299,6 @@ class AnswerItems:
 
     def start_generation(self) -> None:
         """Begin a generation in the current step, after the results so far."""
-        self.has_started = True
         if self.context.items:
             results = (item for item in self.context.items if isinstance(item, ToolResult))
             self.context = replace(self.context, results=tuple(results))
@@ -308,16 +308,18 @@ class AnswerItems:
         self.context = self.context.before(step)
         self.start_generation()
 
-    def end_step(self) -> None:
+    def end_step(self, generated: int) -> None:
+        """End the current step, after `generated` tokens of the answer."""
         items = (*self.context.items, *self._of_step())
-        self.context = replace(self.context, number=self.step + 1, items=items)
-        self._closed_before = len(self.closed)
+        self.context = replace(
+            self.context, number=self.step + 1, items=items, generated=generated, closed=len(self.closed)
+        )
         if self._filter is not None:
             self._filter.start_step()
 
     def end_round(self) -> None:
         """Exclude server tool calls emitted since `end_step` from the items of the next step."""
-        self._closed_before = len(self.closed)
+        self.context = replace(self.context, closed=len(self.closed))
 
     def add_results(self, items: Sequence[Item]) -> None:
         self.context = replace(self.context, items=(*self.context.items, *items))
@@ -335,7 +337,7 @@ class AnswerItems:
         """Return the state of the answer at the end of a step."""
         has_output = has_final = needs_client = False
         has_preambles_only = True
-        for closed in self.closed[self._closed_before :]:
+        for closed in self.closed[self.context.closed :]:
             item = closed.item
             if isinstance(item, Reasoning):
                 continue
@@ -360,4 +362,4 @@ class AnswerItems:
     def _of_step(self) -> list[Item]:
         if self._filter is not None:
             return self._filter.step_items
-        return [item for closed in self.closed[self._closed_before :] if (item := to_item(closed)) is not None]
+        return [item for closed in self.closed[self.context.closed :] if (item := to_item(closed)) is not None]

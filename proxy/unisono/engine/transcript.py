@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from unisono.core.conversation import Json, Tokens
@@ -17,6 +18,7 @@ from unisono.core.generation import ALL_STOP_TOKENS, END, Constraint, FinishReas
 from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import ReadingLimits
+from unisono.engine.interventions.prompt_edit import PromptEdit
 from unisono.engine.journal import NOTED, JournalEntry, JournalWriter, TokenSource
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
@@ -51,8 +53,8 @@ class Transcript:
         self._is_noted = is_noted
         self._start = encoding.assistant_start
         self._unchecked_to = 0  # journal length up to which only the router can stop the stream
-        self._ended: FinishReason | None = None
-        self.opening: Tokens = ()  # tokens of the message that the step's prompt leaves open
+        # Tokens of the message that the step's prompt leaves open; None before the first step.
+        self.opening: Tokens | None = None
 
     @property
     def constraint(self) -> Constraint | None:
@@ -109,20 +111,21 @@ class Transcript:
                 self._unchecked_to = 0
             return events
         events = []
-        rest = tokens
+        rest, read, is_naming = tokens, self.journal.read, self.controller.step.last.naming
         while rest and not self._is_stopped:
-            if self._ends_reasoning(rest[0]):
+            if self._limits.has_budget and self._ends_reasoning(rest[0]):
                 break
-            size = len(rest) if self.controller.is_naming else self._limits.portion(rest, self.journal.read)
+            size = len(rest) if is_naming else self._limits.portion(rest, read)
             journal += rest[:size]
-            events += self._read(rest[:size])
+            read += size
+            events += self._read(rest[:size], read)
             rest = rest[size:]
         if rest:
             journal += rest
             self.router.count(len(rest))
         # The tokens of a tool's name are not read by the router, so each of them takes the slow path.
-        is_checked = self._is_stopped or self.controller.is_naming
-        self._unchecked_to = 0 if is_checked else len(journal) + self._limits.unchecked_tokens(self.journal.read)
+        is_checked = is_naming or self._is_stopped or self._limits.has_budget
+        self._unchecked_to = 0 if is_checked else len(journal) + self._limits.until_check(read + len(rest))
         return events
 
     @property
@@ -135,14 +138,16 @@ class Transcript:
         is_reasoning = self.router.is_reasoning is True
         return self.controller.handle_spent_budget(self.journal.tail_length, is_reasoning=is_reasoning)
 
-    def _read(self, tokens: Sequence[int]) -> list[Event]:
-        if self.controller.is_naming:
+    def _read(self, tokens: Sequence[int], read: int) -> list[Event]:
+        """Return the events of a portion; `read` as for `ReadingLimits`, after it."""
+        if self.controller.step.last.naming:
             self.controller.read_name(tokens)
             self.router.count(len(tokens))
             return []
         events = self.router.feed(tokens)
-        self._check_stop()
-        if self.controller.step.pending is None and self._limits.is_repeating(self.journal.numbers, self.journal.read):
+        if self.router.stopped is not None:
+            self._check_stop()
+        if self.controller.step.pending is None and self._limits.is_repeating(self.journal.numbers, read):
             is_reasoning, place = bool(self.router.is_reasoning), self.journal.tail_length
             self.is_broken_off = not self.controller.handle_repetition(place, is_reasoning=is_reasoning)
         return events
@@ -156,9 +161,9 @@ class Transcript:
     def end_generation(self, reason: FinishReason) -> list[Event]:
         """Return the events at a generation's end; a prompt edit may be pending afterwards."""
         controller = self.controller
-        if controller.is_naming:
+        if controller.step.last.naming:
             controller.end_name()
-            self._ended = reason
+            self._record_end(reason)
             return []
         # The output under an enforced constraint is complete, even if the backend does not report its stop token.
         hidden = self.journal.source.stop_hidden or controller.constraint is not None
@@ -166,10 +171,16 @@ class Transcript:
         self._check_stop()
         if controller.step.pending is None:
             controller.handle_end(reason, self.router.closed_to)
-        self._ended = reason if controller.step.pending is not None else None
+        self._record_end(reason)
         if self.is_broken_off:
             events.append(Repaired(REPETITION, self.router.counter.completion))
         return events
+
+    def _record_end(self, reason: FinishReason) -> None:
+        """Record in the pending edit, if any, that the generation before it ended."""
+        step = self.controller.step
+        if step.pending is not None:
+            step.pending = replace(step.pending, ended=reason)
 
     def apply_edit(self) -> list[Event]:
         """Make the pending prompt edit."""
@@ -184,7 +195,7 @@ class Transcript:
         added: Sequence[int] = () if opened else (*(self._start if begin else ()), *edit.header)
         now = [*remaining, *added]
         position = self.router.counter.completion
-        self._record_edit(edit.position, remaining, (*added, *edit.body), tail=[*now, *edit.body])
+        self._record_edit(edit, remaining, (*added, *edit.body), tail=[*now, *edit.body])
         events += self.router.reread(() if edit.naming else edit.header, begin, len(now))
         self.controller.record_edit(edit, begin, len(now))
         events += self.router.supply(edit.body)
@@ -198,19 +209,20 @@ class Transcript:
         remaining = self.journal.tail[: edit.position]
         body, stop = edit.split_body
         position = self.router.counter.completion
-        self._record_edit(edit.position, remaining, edit.body, tail=[*remaining, *edit.body])
+        self._record_edit(edit, remaining, edit.body, tail=[*remaining, *edit.body])
         self.router.trim(body, len(remaining) + len(body))
         self.controller.record_edit(edit, edit.position, edit.position)
         self.is_broken_off = edit.ends
         return [Repaired(edit.rule, position), *self.router.supply(stop)]
 
     def _record_edit(
-        self, position: int, remaining: Sequence[int], added: Sequence[int], *, tail: Sequence[int]
+        self, edit: PromptEdit, remaining: Sequence[int], added: Sequence[int], *, tail: Sequence[int]
     ) -> None:
         """Add the entry of an edit that leaves `remaining` of the tail and appends `added`."""
-        ended, self._ended = self._ended, None
-        value: dict[str, Json] = {MOVED: [*remaining[position:], *added], "kept": position}
-        self.add_entry(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})), tail)
+        value: dict[str, Json] = {MOVED: [*remaining[edit.position :], *added], "kept": edit.position}
+        if edit.ended is not None:
+            value["ended"] = edit.ended.value
+        self.add_entry(JournalEntry(value), tail)
 
     def replay_entry(self, entry: JournalEntry) -> list[Event] | None:
         """Repeat the action of a journal entry; None if the entry is of another kind."""
@@ -264,7 +276,7 @@ class Transcript:
             now += start
         header = self.opening[len(start) :] if self.opening and not position else controller.step.last.header
         self.add_entry(JournalEntry({LEFT: position}), now)
-        self.router.reread(header if is_inserted and not controller.is_naming else (), begin, len(now))
+        self.router.reread(header if is_inserted and not controller.step.last.naming else (), begin, len(now))
         controller.tool_naming.reset()
 
     def drop_incomplete_character(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from unisono.core.generation import Constraint, FinishReason
 from unisono.core.recovery_rules import (
@@ -38,7 +39,7 @@ from unisono.engine.interventions.prompt_edit import (
     ToolNaming,
     header_for,
 )
-from unisono.engine.interventions.requirements import Obligations, OutputRequirements
+from unisono.engine.interventions.requirements import Duty, Obligations, OutputRequirements
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import Header
@@ -51,15 +52,25 @@ class InterventionController:
     """
 
     def __init__(self, encoding: Encoding, requirements: OutputRequirements) -> None:
-        self._spelling = HeaderSpelling(encoding)
+        self._encoding = encoding
         self.requirements = requirements
         self.obligations = Obligations(requirements)
         self._refusals: frozenset[str] = frozenset()  # rules of the refusals that the model has read in this step
         self.found: Sequence[str] = ()  # functions that searches found during the answer
         self.has_call_as_text = False  # a call of an undeclared tool was emitted as text
         self.step = StepInterventions()
-        self.tool_naming = ToolNaming(encoding, requirements.tools.forced or ())
         self.enforced_kinds: frozenset[str] = frozenset()  # constraint kinds that the backend enforces
+
+    # Most answers need no intervention, and so neither of these.
+
+    @cached_property
+    def tool_naming(self) -> ToolNaming:
+        """Name of one of the required tools."""
+        return ToolNaming(self._encoding, self.requirements.tools.forced or ())
+
+    @cached_property
+    def _spelling(self) -> HeaderSpelling:
+        return HeaderSpelling(self._encoding)
 
     # -- state of the answer
 
@@ -74,10 +85,6 @@ class InterventionController:
         constraint = self.requirements.constraint_for(header)
         return constraint is not None and constraint.kind in self.enforced_kinds
 
-    @property
-    def is_naming(self) -> bool:
-        return self.step.last.naming
-
     def start_step(self) -> None:
         """Reset the state for another step of the answer."""
         self.step = StepInterventions(edits_before=self.step.edits)
@@ -88,7 +95,7 @@ class InterventionController:
     def start_final(self) -> None:
         """Begin a step whose prompt ends in an answer header, because the last one gave no answer."""
         self.step = StepInterventions(edits=self.step.edits_before, is_answering=True, header_end=0)
-        if self.obligations.is_form_owed:
+        if self.obligations.form is Duty.OWED:
             self.step.last = PromptEdit(header=self._spelling.answer, constraint=self.requirements.form_constraint)
 
     @property
@@ -129,7 +136,7 @@ class InterventionController:
     def _end_reasoning(self, place: int, *, rule: str) -> None:
         """End the open reasoning at `place`."""
         self.obligations.is_late = self.obligations.is_late or rule == REASONING_BUDGET
-        if self.obligations.is_call_owed:
+        if self.obligations.call is Duty.OWED:
             self._force(place, rule=rule, closes=True)
         elif rule == REASONING_BUDGET and self.requirements.tools.offered:
             self.step.pending = PromptEdit(place, closes=True, rule=rule)
@@ -141,10 +148,10 @@ class InterventionController:
         # A generation that reached its limit has no room for another message.
         if reason is not FinishReason.STOP or self.is_spent:
             return
-        if self.obligations.is_call_owed and self.step.regenerations_at_end < MAX_REGENERATIONS:
+        if self.obligations.call is Duty.OWED and self.step.regenerations_at_end < MAX_REGENERATIONS:
             self.step.regenerations_at_end += 1
             self._force(place)
-        elif self.obligations.is_form_owed and not self.step.has_call and not self.step.is_answering:
+        elif self.obligations.form is Duty.OWED and not self.step.has_call and not self.step.is_answering:
             self._open_answer(place)
 
     def read_name(self, tokens: Sequence[int]) -> None:
@@ -286,7 +293,7 @@ class InterventionController:
             tools = self.requirements.tools
             result = NOT_AVAILABLE if rule == TOOL_NOT_ALLOWED else tools.no_such_tool(at.header, self.found)
             self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at, result), rule=rule)
-        elif not self.is_spent and (rule == TOOL_NOT_ALLOWED or self.obligations.is_form_owed):
+        elif not self.is_spent and (rule == TOOL_NOT_ALLOWED or self.obligations.form is Duty.OWED):
             self._open_answer(at.start, rule=rule)
         else:
             self.has_call_as_text = self.step.is_answering = True

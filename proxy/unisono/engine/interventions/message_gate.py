@@ -27,9 +27,9 @@ from unisono.engine.interventions.policy import (
     MessageKind,
     fault_of,
 )
-from unisono.engine.interventions.requirements import Obligations, OutputRequirements
+from unisono.engine.interventions.requirements import Duty, Obligations, OutputRequirements
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.header import Header
+from unisono.harmony.header import COMMENTARY, Header
 from unisono.harmony.message_parts import OpenPart
 from unisono.harmony.raw_codec import MAX_CHARACTER_TOKENS, unfinished
 from unisono.harmony.recipients import RecipientKind
@@ -72,21 +72,18 @@ class ReadingLimits:
             obligations.is_late = True
 
     @property
-    def _has_budget(self) -> bool:
+    def has_budget(self) -> bool:
+        """Return whether the reasoning has a budget that is not used up."""
         return self._budget is not None and not self._obligations.is_late
 
-    def unchecked_tokens(self, read: int) -> int:
-        """Return the number of following tokens during which only the router can stop the stream."""
-        if self._has_budget:
-            return 0
-        return _tokens_to_check(read) if self._detects_repetition else _UNLIMITED
+    def until_check(self, read: int) -> int:
+        """Return the number of tokens before the next check for repetition."""
+        return CHECK_INTERVAL_TOKENS - read % CHECK_INTERVAL_TOKENS if self._detects_repetition else _UNLIMITED
 
     def portion(self, tokens: Sequence[int], read: int) -> int:
         """Return the number of `tokens` that may be read before the next check."""
-        size = len(tokens)
-        if self._detects_repetition:
-            size = min(size, _tokens_to_check(read))
-        if self._budget is not None and self._has_budget:
+        size = min(len(tokens), self.until_check(read))
+        if self._budget is not None and not self._obligations.is_late:
             # The router may hold back part of a header. A marker may show that these tokens were reasoning, and more
             # reasoning may follow.
             size = next((at for at, token in enumerate(tokens[:size], 1) if token >= FIRST_SPECIAL), size)
@@ -99,7 +96,7 @@ class ReadingLimits:
 
         `tokens_read` returns the tokens since the last note or step.
         """
-        if self._budget is None or not self._has_budget:
+        if self._budget is None or self._obligations.is_late:
             return True
         used, is_reasoning = self._router.counter.reasoning, self._router.is_reasoning
         if used < self._budget:
@@ -111,14 +108,10 @@ class ReadingLimits:
 
     def is_repeating(self, journal: Sequence[int], read: int) -> bool:
         """Return whether the end of `journal` is a repetition; call it after each portion."""
-        if not self._detects_repetition or _tokens_to_check(read) != CHECK_INTERVAL_TOKENS:
+        if not self._detects_repetition or read % CHECK_INTERVAL_TOKENS:
             return False
         length = REASONING_REPEAT_TOKENS if self._router.is_reasoning else REPEAT_TOKENS
         return repeats(journal, len(journal) - read, length)
-
-
-def _tokens_to_check(read: int) -> int:
-    return CHECK_INTERVAL_TOKENS - read % CHECK_INTERVAL_TOKENS
 
 
 def repeats(tokens: Sequence[int], begin: int, length: int = REPEAT_TOKENS) -> bool:
@@ -163,9 +156,11 @@ class MessageGate:
 
     @property
     def unfit(self) -> bool:
-        return self._obligations.is_unfit
+        return self._obligations.form is Duty.MISSED
 
     def opens(self, message: OpenPart) -> bool:
+        if self._requirements.accepts_texts and not message.header.is_call:
+            return True
         step, kind = self._controller.step, self._obligations.message_kind(message.header)
         if kind not in (MessageKind.LATE_THOUGHT, MessageKind.THOUGHT):
             step.has_skipped = False
@@ -197,6 +192,10 @@ class MessageGate:
         return is_json and not self._controller.is_spent and self._requirements.detects_repetition
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
+        if self._requirements.accepts_texts and not header.is_call:
+            is_preamble = header.channel == COMMENTARY and bool(self._requirements.tools.offered)
+            self._controller.step.record_message(is_preamble=is_preamble, is_call=False)
+            return text
         message = self._obligations.message_kind(header)
         has_form = self._obligations.has_form(message)
         fault, content = self._checks.check(message, header, text, has_form=has_form)

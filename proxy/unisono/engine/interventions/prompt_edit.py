@@ -14,7 +14,17 @@ from typing import Final
 
 from unisono.core.conversation import Tokens
 from unisono.core.frozen import statically_frozen
-from unisono.core.generation import ALL_STOP_TOKENS, CALL, END, FIRST_SPECIAL, RETURN, Constraint, OneOf, Sampling
+from unisono.core.generation import (
+    ALL_STOP_TOKENS,
+    CALL,
+    END,
+    FIRST_SPECIAL,
+    RETURN,
+    Constraint,
+    FinishReason,
+    OneOf,
+    Sampling,
+)
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
@@ -161,6 +171,7 @@ class PromptEdit:
     # the open message stays open and continues with `body`; `position` is the position after its header
     trims: bool = False
     ends: bool = False  # nothing more is generated
+    ended: FinishReason | None = None  # finish reason of the generation before the edit; None if it was stopped
     rule: str = ""
 
     @property

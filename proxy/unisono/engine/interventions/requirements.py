@@ -7,9 +7,10 @@ Tools are named by their recipients, as in headers: `functions.NAME`, `python`, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache
+from enum import Enum, auto
+from functools import cached_property, lru_cache
 from typing import Final
 
 from unisono.core.conversation import AnswerForm, TextGrammar
@@ -26,7 +27,6 @@ from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.tools import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
-
 MAX_LISTED_TOOLS: Final = 30  # in the error result of a call of an undeclared tool
 
 UNMET_CALL: Final = "The model did not call a tool that it had to call."
@@ -116,7 +116,7 @@ class ToolRequirements:
 
 
 @statically_frozen
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, because `cached_property` needs a `__dict__`
 class OutputRequirements:
     """Requirements for the output of one answer: its calls, its form and its limits."""
 
@@ -128,7 +128,7 @@ class OutputRequirements:
     whole: bool = False
     hold_calls: bool = True  # a call is emitted only when it is complete
 
-    @property
+    @cached_property
     def constraint_kinds(self) -> frozenset[str]:
         """Return the constraint kinds that a backend should enforce."""
         kinds = self.tools.constraint_kinds
@@ -136,17 +136,22 @@ class OutputRequirements:
             kinds.add(self.form_constraint.kind)
         return frozenset(kinds)
 
-    @property
+    @cached_property
     def needs_constraints(self) -> bool:
         """Return whether the choice of the backend depends on the constraints that it can enforce."""
         return self.form is not None or self.tools.needs_constraints
 
-    @property
+    @cached_property
+    def accepts_texts(self) -> bool:
+        """Return whether every message but a call is accepted as it is."""
+        return not self.tools.forced and self.form is None and self.budget is None
+
+    @cached_property
     def detects_repetition(self) -> bool:
         """Return whether the gateway ends output that repeats itself."""
         return REPETITION not in self.disabled_rules
 
-    @property
+    @cached_property
     def rejects_dangling_preambles(self) -> bool:
         """Return whether a turn that ends after a preamble is continued."""
         # Without tools, nothing can follow a preamble: then it is the answer.
@@ -184,10 +189,19 @@ class OutputRequirements:
         return MessageKind.PREAMBLE if is_preamble else MessageKind.ANSWER
 
 
+class Duty(Enum):
+    """State of a required call or form."""
+
+    NONE = auto()  # nothing is required, or the answer has it
+    OWED = auto()
+    MISSED = auto()  # not required any more, because the model did not give it
+
+
 class Obligations:
     """Obligations of one answer under its requirements.
 
-    `unmet` describes a requirement that the answer does not meet, for the client; it is empty if there is none.
+    `call` and `form` are the states of the required call and of the required form of the answer. `unmet` describes a
+    requirement that the answer does not meet, for the client; it is empty if there is none.
     """
 
     # Rules.
@@ -198,28 +212,26 @@ class Obligations:
 
     def __init__(self, requirements: OutputRequirements) -> None:
         self._requirements = requirements
-        self.is_call_owed = bool(requirements.tools.forced)
-        self.is_call_missing = False  # a call is not required any more, because the model did not make it
-        self.is_form_owed = requirements.form is not None
+        self.call = Duty.OWED if requirements.tools.forced else Duty.NONE
+        self.form = Duty.OWED if requirements.form is not None else Duty.NONE
         self.is_late = False  # the reasoning budget is used up
-        self.is_unfit = False  # the answer does not have the required form
         self.unmet = UNMET_NONE if requirements.tools.forced == () else ""
 
     @property
     def next(self) -> Obligation:
         """Return the obligation that the next message has to discharge."""
-        if self.is_call_owed:
+        if self.call is Duty.OWED:
             return Obligation.CALL
-        return Obligation.FORM if self.is_form_owed else Obligation.NOTHING
+        return Obligation.FORM if self.form is Duty.OWED else Obligation.NOTHING
 
     def message_kind(self, header: Header) -> MessageKind:
         """Return the role of a message in the answer."""
-        is_call_owed = self.is_call_owed or self.is_call_missing
+        is_call_owed = self.call is not Duty.NONE
         return self._requirements.message_kind(header, is_call_owed=is_call_owed, is_late=self.is_late)
 
     def has_form(self, message: MessageKind) -> bool:
         """Return whether a message has to have the required form."""
-        return message is MessageKind.ANSWER and self.is_form_owed and not self.is_call_owed
+        return message is MessageKind.ANSWER and self.next is Obligation.FORM
 
     def record_message(self, message: MessageKind, *, is_faulty: bool) -> None:
         """Record a message that was accepted; `is_faulty` means that its retries are used up."""
@@ -229,23 +241,23 @@ class Obligations:
             if message is MessageKind.WANTED:
                 self._discharge_call()
         elif self.has_form(message):
-            self.is_form_owed = False
-            self.is_unfit = is_faulty
+            self.form = Duty.MISSED if is_faulty else Duty.NONE
             self.unmet = UNMET_FORM if is_faulty else self.unmet
 
     def drop_call(self) -> None:
         """Stop requiring a call, because the model named no tool in all of its attempts."""
-        self.is_call_owed, self.is_call_missing, self.unmet = False, True, UNMET_CALL
+        self.call, self.unmet = Duty.MISSED, UNMET_CALL
 
     def _discharge_call(self) -> None:
         """Record a required call; it may also come after the requirement was dropped."""
-        if self.is_call_missing and self.unmet == UNMET_CALL:
+        if self.call is Duty.MISSED and self.unmet == UNMET_CALL:
             self.unmet = ""
-        self.is_call_owed = self.is_call_missing = False
+        self.call = Duty.NONE
 
     def end_step(self) -> None:
         """Require no more calls: the model has called a tool, or cannot call one any more."""
-        self.is_call_owed = False
+        if self.call is Duty.OWED:
+            self.call = Duty.NONE
 
     def finish(self, *, has_call: bool, handed: bool) -> None:
         """Record the requirements that the answer does not meet at its end.
@@ -253,9 +265,9 @@ class Obligations:
         `has_call`: the client has a call to run. `handed`: the client has approvals or a pause to process. In both
         cases the required format may follow in the next request.
         """
-        if self.is_call_owed:
-            self.is_call_missing, self.unmet = True, self.unmet or UNMET_CALL
-        elif self.is_form_owed and not has_call and not handed:
+        if self.call is Duty.OWED:
+            self.call, self.unmet = Duty.MISSED, self.unmet or UNMET_CALL
+        elif self.form is Duty.OWED and not has_call and not handed:
             self.unmet = self.unmet or UNMET_FORM
 
 
@@ -276,13 +288,15 @@ def requirements_of(
     free = conversation.prefill is None
     choice = answer.choice if answer.calls_allowed and free else None
     is_plain = choice is None and server_tools is None and not (tools.declared or conversation.removed)
+    form = answer.form if free else None
     if is_plain and not conversation.all_tools:
-        required = _without_tools(answer.calls_allowed, UNDECLARED_TOOL in answer.disabled_rules)
-    else:
-        required = _tool_requirements(request, tools, server_tools, choice, approved, not_found_yet)
+        plain = _without_tools(answer.calls_allowed, answer.disabled_rules, answer.whole, answer.hold_calls)
+        if form is None and answer.reasoning_budget is None:
+            return plain
+        return replace(plain, form=form, budget=answer.reasoning_budget)
     return OutputRequirements(
-        tools=required,
-        form=answer.form if free else None,
+        tools=_tool_requirements(request, tools, server_tools, choice, approved, not_found_yet),
+        form=form,
         budget=answer.reasoning_budget,
         disabled_rules=answer.disabled_rules,
         whole=answer.whole,
@@ -290,11 +304,14 @@ def requirements_of(
     )
 
 
-@cache
-def _without_tools(calls_allowed: bool, passes_undeclared_calls: bool) -> ToolRequirements:
-    """Return the requirements of a request without any tools."""
-    declared = None if passes_undeclared_calls else frozenset[str]()
-    return ToolRequirements(calls_allowed=calls_allowed, declared=declared)
+@lru_cache(maxsize=64)
+def _without_tools(
+    calls_allowed: bool, disabled_rules: frozenset[str], whole: bool, hold_calls: bool
+) -> OutputRequirements:
+    """Return the requirements of a request without any tools; most requests have the same."""
+    declared = None if UNDECLARED_TOOL in disabled_rules else frozenset[str]()
+    tools = ToolRequirements(calls_allowed=calls_allowed, declared=declared)
+    return OutputRequirements(tools, disabled_rules=disabled_rules, whole=whole, hold_calls=hold_calls)
 
 
 def _tool_requirements(
