@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
+from types import TracebackType
 from typing import Final
 
 from unisono.core.deadline import Deadline
@@ -235,48 +235,48 @@ class SlotSession:
 
 
 class AttemptTelemetry:
-    """Telemetry of an attempt that begins now on `deployment`, for step number `step`."""
+    """Telemetry of an attempt for step number `step`, which begins now on `slot`.
+
+    It is a context for reading `stream`, the output of the attempt. At its end, the attempt is added to the report, the
+    slot is informed, and the stream is closed.
+    """
 
     def __init__(
-        self, report: GenerationReport, request: GenerationRequest, deployment: str, job: CompletionJob, step: int
+        self,
+        report: GenerationReport,
+        request: GenerationRequest,
+        slot: Slot,
+        job: CompletionJob,
+        step: int,
+        stream: AsyncIterator[Chunk],
     ) -> None:
         self._report = report
         self._records_prompts = request.prompt.records_prompts
-        self.deployment = deployment
+        self._slot = slot
+        self.deployment = slot.deployment.name
         self._job = job
         self._step = step
+        self._stream = stream
         self._began_s = report.now_s()
         self.pace = Pace()
         self.cached: int | None = None
         self.finish = ""
 
-    def record_end(self, reason: FinishReason, unseen: int) -> None:
-        """Record the backend's finish reason, and `unseen` generated tokens that it did not send."""
-        self.finish = reason.value
-        self.pace.tokens += unseen
+    async def __aenter__(self) -> None:
+        return
 
-    @asynccontextmanager
-    async def measure(self, stream: AsyncIterator[Chunk], slot: Slot) -> AsyncGenerator[None]:
-        """Measure the attempt while `stream` is read.
-
-        At its end, add it to the report, inform the slot, and close the stream.
-        """
-        failure = ""
-        try:
-            async with slot.first_token_limit():
-                yield
-        except UnisonoError as error:
-            failure = error.code
-            if isinstance(error, ContextTooLong):
-                self._add_counts(error, slot.capabilities.context or 0)
-            raise
-        finally:
-            self._add_to_report(failure)
-            if not failure:
-                self._record_times(slot)
-            slot.record_usage(len(self._job.prompt.tokens) + self.pace.tokens)
-            if isinstance(stream, AsyncGenerator):
-                await stream.aclose()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failure = error.code if isinstance(error, UnisonoError) else ""
+        if isinstance(error, ContextTooLong):
+            self._add_counts(error, self._slot.capabilities.context or 0)
+        self._add_to_report(failure)
+        if not failure:
+            self._record_times()
+        self._slot.record_usage(len(self._job.prompt.tokens) + self.pace.tokens)
+        if isinstance(self._stream, AsyncGenerator):
+            await self._stream.aclose()
 
     def _add_counts(self, error: ContextTooLong, limit: int) -> None:
         """Add the gateway's own counts to a backend's report.
@@ -292,13 +292,13 @@ class AttemptTelemetry:
             # A prompt that fits is refused when it leaves too little room for the output.
             error.tokens = prompt_tokens + self._job.max_tokens
 
-    def _record_times(self, slot: Slot) -> None:
+    def _record_times(self) -> None:
         first_at, cached = self.pace.first, self.cached
         if first_at is None:
             return
         first_token_s = first_at - self._report.began - self._began_s
         read_tokens = None if cached is None else max(len(self._job.prompt.tokens) - cached, 0)
-        slot.record_attempt(first_token_s, self.pace.largest_gap_s or None, read_tokens)
+        self._slot.record_attempt(first_token_s, self.pace.largest_gap_s or None, read_tokens)
 
     def _add_to_report(self, failure: str) -> None:
         pace, report = self.pace, self._report
@@ -373,5 +373,6 @@ def with_last_tokens(
     """
     stop = () if chunk.stop_token is None else (chunk.stop_token,)
     rest = () if cap.room < 0 else (*decoder.end(), *stop)
-    telemetry.record_end(finish, len(rest))
+    telemetry.finish = finish.value
+    telemetry.pace.tokens += len(rest)  # the backend does not send them, but they were generated
     return [*tokens, *rest]

@@ -29,7 +29,7 @@ from unisono.errors import BackendError, BackendOverloaded, BackendRejected, Bac
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import ToolSet, plan_tools
+from unisono.harmony.tools import NO_TOOLS, ToolSet, plan_tools
 
 REFUSAL_TTL_S: Final = 3600.0
 MAX_REFUSALS: Final = 4096
@@ -247,7 +247,7 @@ class EngineDeps:
                 conversation = replace(conversation, deferred=(*conversation.deferred, *not_found_yet))
             return PreparedConversation(conversation, tools, not is_whole, hosted.left_out, hosted, loop)
         if not client:
-            return PreparedConversation(conversation, plan_tools(()))
+            return PreparedConversation(conversation, NO_TOOLS)
         return PreparedConversation(
             conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1])
         )

@@ -23,7 +23,9 @@ from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, Attem
 from unisono.engine.output import OutputReader
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
+from unisono.engine.server_tools.tools import LEFT_OUT
 from unisono.engine.step_runner import StepRunner, replay_journal, settled
+from unisono.engine.steps import AnswerDone, ContinueTurn, OpenFinal, RunTools
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 
 CALL_AS_TEXT: Final = (
@@ -40,8 +42,6 @@ class HarmonyGeneration(BatchStream):
         self._request = request
         # A journal is replayed once for each attempt, with the same call ids.
         self._seed = request.resumption.seed or (deps.new_call_id() if request.resumption.journal else "")
-        self._recoveries_at_start: tuple[str, ...] = ()  # recoveries from the request and its preparation
-        self._has_output = False  # something was emitted beyond the events of the request's journal
         self._buffered: list[Event] = []  # events that were not emitted yet
         self._lost_tokens = 0  # generated tokens that are not part of the answer
         self._regenerations = 0  # number of regenerations because no backend could continue the text
@@ -50,10 +50,9 @@ class HarmonyGeneration(BatchStream):
         request = self._request
         runner = StepRunner(self._deps, request, self.report)
         prepared = await self._deps.prepare(request, self.report)
-        self._recoveries_at_start = tuple(self.report.recoveries)
         reader, known = await self._new_reader(prepared)
         if request.resumption.journal:
-            self._publish(reader)
+            self._publish(reader, runner)
             yield known
         try:
             if prepared.loop is not None:
@@ -87,7 +86,7 @@ class HarmonyGeneration(BatchStream):
         finally:
             runner.session.release()
         if self._buffered:
-            self._publish(reader)
+            self._publish(reader, runner)
             yield self._buffered
 
     def _to_emit(self, batch: list[Event], reader: OutputReader, runner: StepRunner) -> list[Event]:
@@ -104,9 +103,9 @@ class HarmonyGeneration(BatchStream):
         if not batch or (type(batch[0]) is Repaired and all(type(event) is Repaired for event in batch)):
             self._buffered += batch
             return []
-        self._has_output = runner.has_output = True
+        runner.has_output = True
         if reader.transcript.journal.numbers is not self.report.journal:
-            self._publish(reader)
+            self._publish(reader, runner)
         if self._buffered:
             batch, self._buffered = self._buffered + batch, []
         return batch
@@ -124,14 +123,14 @@ class HarmonyGeneration(BatchStream):
         if continues_here and await settled(reader, transcript.drop_incomplete_character):
             return reader
         # Server tools may have had effects, so an answer with tools never starts over. Neither does emitted output.
-        can_restart = prepared.loop is None and not self._has_output
+        can_restart = prepared.loop is None and not runner.has_output
         has_generated = can_restart and len(transcript.journal.numbers) > reader.known_length
         regenerable = self._regenerations < MAX_REGENERATIONS and (transcript.can_drop or has_generated)
         action = await runner.session.recover(
             error,
-            self._progress(reader),
+            _progress(reader, has_output=runner.has_output),
             # Server tools must not run again, so the answer continues after their results.
-            resumable=self._request.routing.failover or not (can_restart or self._has_output),
+            resumable=self._request.routing.failover or not (can_restart or runner.has_output),
             regenerable=regenerable,
         )
         match action:
@@ -147,13 +146,6 @@ class HarmonyGeneration(BatchStream):
             case Action.RETRY if not self._request.routing.failover and can_restart:
                 return await self._restart(prepared, runner, reader)
         return reader
-
-    def _progress(self, reader: OutputReader) -> Progress:
-        if reader.is_step_complete:
-            return Progress.COMPLETE
-        if self._has_output:
-            return Progress.SEEN
-        return Progress.UNSEEN if reader.token_count else Progress.NOTHING
 
     async def _first_calls(self, prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
         """Yield the batches that precede the first generation.
@@ -195,21 +187,22 @@ class HarmonyGeneration(BatchStream):
         Nothing of that attempt was emitted.
         """
         # A client must not read about recoveries of an attempt that it never sees.
-        self.report.recoveries[:] = self._recoveries_at_start
+        left_out = [LEFT_OUT] if prepared.has_left_out else []
+        self.report.recoveries[:] = [*self._request.origin.recoveries, *left_out]
         self._buffered = []
         runner.restart()
         restarted, _ = await self._new_reader(prepared)
         self._lost_tokens += reader.token_count - restarted.token_count
         return restarted
 
-    def _publish(self, reader: OutputReader) -> None:
+    def _publish(self, reader: OutputReader, runner: StepRunner) -> None:
         """Publish the tokens read so far in the report, for the batch that is yielded next.
 
         Once output was emitted, nothing can be withdrawn, and the reader appends to the report's journal directly.
         """
         journal = reader.transcript.journal
         self.report.journal += journal.numbers[len(self.report.journal) :]
-        if self._has_output:
+        if runner.has_output:
             journal.numbers = self.report.journal
 
     async def _answer(
@@ -232,25 +225,26 @@ class HarmonyGeneration(BatchStream):
                     yield events
                 continue
             reason = reason or FinishReason.STOP
-            if reader.should_run_tools and prepared.loop is not None:
-                if events:
-                    yield events
-                runner.session.pause()
-                async with aclosing(_tool_batches(prepared, reader)) as tool_batches:
-                    async for batch in tool_batches:
-                        yield batch
-                runner.session.resume()
-                events = []
-            elif reader.should_continue:
-                slot = await runner.slot(builder, reader)
-                context = reader.items.next_context(reader.next_step)
-                if not await builder.has_room(context, slot.capabilities, reader.token_count):
-                    yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
-                    return
-                # One batch: there is no token between its events at which a journal could be cut.
-                yield [*events, *reader.start_next_step()]
-                continue
-            if reader.is_complete:
+            match reader.next_step:
+                case RunTools():
+                    if events:
+                        yield events
+                    runner.session.pause()
+                    async with aclosing(_tool_batches(prepared, reader)) as tool_batches:
+                        async for batch in tool_batches:
+                            yield batch
+                    runner.session.resume()
+                    events = []
+                case ContinueTurn() | OpenFinal() if reader.stop_sequence is None:
+                    slot = await runner.slot(builder, reader)
+                    context = reader.items.next_context(reader.next_step)
+                    if not await builder.has_room(context, slot.capabilities, reader.token_count):
+                        yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
+                        return
+                    # One batch: there is no token between its events at which a journal could be cut.
+                    yield [*events, *reader.start_next_step()]
+                    continue
+            if isinstance(reader.next_step, AnswerDone) or reader.stop_sequence is not None:
                 yield [*events, await self._finish(runner, builder, reader, reason)]
                 return
 
@@ -278,6 +272,14 @@ class HarmonyGeneration(BatchStream):
         if self._lost_tokens:
             usage = replace(usage, completion_tokens=usage.completion_tokens + self._lost_tokens)
         return replace(finished, usage=usage)
+
+
+def _progress(reader: OutputReader, *, has_output: bool) -> Progress:
+    if reader.is_step_complete:
+        return Progress.COMPLETE
+    if has_output:
+        return Progress.SEEN
+    return Progress.UNSEEN if reader.token_count else Progress.NOTHING
 
 
 async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:

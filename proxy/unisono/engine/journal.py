@@ -46,10 +46,6 @@ class TokenSource:
     guessed: bool = False
     stop_hidden: bool = False
 
-    @classmethod
-    def of(cls, capabilities: Capabilities) -> TokenSource:
-        return cls(capabilities.output is not OutputForm.IDS, not capabilities.stop_visible)
-
     @property
     def mark(self) -> int:
         return FIRST_MARK + 2 * self.guessed + self.stop_hidden
@@ -61,6 +57,13 @@ SOURCES_BY_MARK: Final = {
     source.mark: source
     for source in (TokenSource(guessed, hidden) for guessed in (False, True) for hidden in (False, True))
 }
+
+
+def source_of(capabilities: Capabilities) -> TokenSource:
+    """Return the source of the tokens of a backend with these capabilities."""
+    if capabilities.output is OutputForm.IDS and capabilities.stop_visible:
+        return MODEL_SOURCE
+    return TokenSource(capabilities.output is not OutputForm.IDS, not capabilities.stop_visible)
 
 
 class JournalMarker(Enum):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
@@ -19,7 +18,7 @@ from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import MessageGate
 from unisono.engine.interventions.requirements import Duty, requirements_of
 from unisono.engine.interventions.stop_strings import StopStrings
-from unisono.engine.journal import NOTED, JournalEntry, JournalMarker, TokenSource, parts_of
+from unisono.engine.journal import NOTED, JournalEntry, JournalMarker, TokenSource, parts_of, source_of
 from unisono.engine.request import GenerationRequest
 from unisono.engine.server_tools.calls import CALL, CallOutcome, Note, ToolRound
 from unisono.engine.server_tools.tools import LISTED, OfferedServerTools, decided_calls
@@ -118,23 +117,9 @@ class OutputReader:
         return self.transcript.journal.is_ended or self.transcript.is_broken_off or self.stop_sequence is not None
 
     @property
-    def is_complete(self) -> bool:
-        return isinstance(self.next_step, AnswerDone) or self.stop_sequence is not None
-
-    @property
-    def should_run_tools(self) -> bool:
-        """Return whether the calls of `round` follow the last step."""
-        return isinstance(self.next_step, RunTools)
-
-    @property
     def is_handed_back(self) -> bool:
         """Return whether the answer ends after its tools were run, without another generation."""
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
-
-    @property
-    def should_continue(self) -> bool:
-        """Return whether the model continues the answer after the last step, without calls."""
-        return isinstance(self.next_step, ContinueTurn | OpenFinal) and self.stop_sequence is None
 
     # -- generation
 
@@ -145,7 +130,7 @@ class OutputReader:
 
     def set_source(self, capabilities: Capabilities, enforced: frozenset[str]) -> None:
         """Set the source of the next tokens, and the constraint kinds that the backend enforces."""
-        self.transcript.set_source(TokenSource.of(capabilities), enforced)
+        self.transcript.set_source(source_of(capabilities), enforced)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events to emit for more tokens."""
@@ -187,18 +172,16 @@ class OutputReader:
 
     def finish(self, reason: FinishReason) -> Finished:
         """Return the last event; its usage does not include the prompt."""
-        if self.stop_sequence is not None:
+        stop = self.stop_sequence
+        if stop is not None:
             reason = FinishReason.STOP
         paused = isinstance(self.next_step, AnswerDone) and self.next_step.paused
         self.transcript.controller.finish(handed=paused or (self.is_handed_back and self._state.needs_client))
-        finished = self.transcript.router.finished(reason, self.stop_sequence)
         # A required call that the gateway opened was not cut off if the model wrote its answer instead.
         is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED
-        has_cut_tools = self._state.has_cut_tools and self.stop_sequence is None
-        cut_call = (finished.cut_call and not is_answered) or has_cut_tools
-        if not paused and cut_call is finished.cut_call:
-            return finished
-        return replace(finished, cut_call=cut_call, paused=paused)
+        has_cut_tools = self._state.has_cut_tools and stop is None
+        cut_call = (self.transcript.router.cut_call and not is_answered) or has_cut_tools
+        return Finished(reason, self.transcript.router.usage, stop, cut_call, paused)
 
     # -- server tools
 
@@ -330,7 +313,7 @@ def replay(reader: OutputReader, journal: Sequence[int], opening: Tokens) -> lis
                 events += reader.replay_entry(part)
             case JournalMarker.STEP_ENDED:
                 events += reader.end_generation(FinishReason.STOP)
-                if reader.should_continue:
+                if isinstance(reader.next_step, ContinueTurn | OpenFinal) and reader.stop_sequence is None:
                     events += reader.start_next_step()
             case tokens:
                 events += reader.feed(tokens)
@@ -348,12 +331,12 @@ def transcript_of(
     violation: Violation | None,
 ) -> Transcript:
     """Return the transcript of an answer to `request`, at its beginning."""
-    approved, _ = (
-        ([], []) if request.server_tools is None else decided_calls(request.conversation, request.server_tools)
-    )
+    approved: Sequence[str] = ()
+    if request.server_tools is not None:
+        approved = [call.name for call in decided_calls(request.conversation, request.server_tools)[0]]
     server_tools = None if hosted is None else hosted.every
     not_found_yet = () if hosted is None else [tool.name for tool in hosted.not_found_yet(request.conversation)]
-    requirements = requirements_of(request, tools, server_tools, [call.name for call in approved], not_found_yet)
+    requirements = requirements_of(request, tools, server_tools, approved, not_found_yet)
     controller = InterventionController(encoding, requirements)
     router = HarmonyRouter(
         encoding,

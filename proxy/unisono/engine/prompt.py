@@ -165,12 +165,15 @@ async def continue_prompt(
     `has_moved`: another backend generated before. `is_naming`: the prompt ends in the name of a tool. Raises CannotGoOn
     if a backend of these `capabilities` would read different tokens or could not continue there.
     """
+    opening = Header(verbatim=True) if rendered.opening else None
+    if not tail:
+        return ContinuedPrompt(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
     position = (encoding, rendered, tail, capabilities)
-    if has_moved and tail:
+    if has_moved:
         _check_position(*position, is_naming=is_naming)
     if len(tail) > OFF_LOOP_TOKENS:
-        return await asyncio.to_thread(_continued, *position, is_guessed)
-    return _continued(*position, is_guessed)
+        return await asyncio.to_thread(_continued, *position, opening, is_guessed)
+    return _continued(*position, opening, is_guessed)
 
 
 def _check_position(
@@ -195,11 +198,13 @@ def _check_position(
 
 
 def _continued(
-    encoding: Encoding, rendered: RenderedPrompt, tail: Sequence[int], capabilities: Capabilities, is_guessed: bool
+    encoding: Encoding,
+    rendered: RenderedPrompt,
+    tail: Sequence[int],
+    capabilities: Capabilities,
+    opening: Header | None,
+    is_guessed: bool,
 ) -> ContinuedPrompt:
-    opening = Header(verbatim=True) if rendered.opening else None
-    if not tail:
-        return ContinuedPrompt(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
     # A backend would reject such a prompt or crash, and its failure would look like a fault of the backend.
     if not 0 <= min(tail) <= max(tail) < VOCABULARY:
         raise CannotGoOn(

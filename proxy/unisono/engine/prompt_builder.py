@@ -11,7 +11,7 @@ from unisono.core.generation import DEFAULT_CONTEXT, NO_USAGE, Capabilities, Chu
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import RouteRequirements, blocks_of
 from unisono.engine.abilities import required_abilities
-from unisono.engine.prompt import ContinuedPrompt, RenderedPrompt, continue_prompt, fit, render, with_text
+from unisono.engine.prompt import RenderedPrompt, fit, render, with_text
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext
 from unisono.errors import ContextTooLong
@@ -30,9 +30,6 @@ class StepPrompt:
     is_final_open: bool
     rendered: RenderedPrompt
     with_text: RenderedPrompt | None = None
-
-    def is_of(self, context: StepContext) -> bool:
-        return self.number == context.number and self.is_final_open == context.is_final_open
 
 
 class PromptBuilder:
@@ -93,27 +90,6 @@ class PromptBuilder:
         self._current = replace(current, with_text=text)
         return text
 
-    async def continued(
-        self,
-        rendered: RenderedPrompt,
-        tail: Sequence[int],
-        capabilities: Capabilities,
-        *,
-        is_guessed: bool,
-        has_moved: bool,
-        is_naming: bool,
-    ) -> ContinuedPrompt:
-        """Return the prompt that continues `rendered` after `tail`, as in `continue_prompt`."""
-        return await continue_prompt(
-            self._renderer.encoding,
-            rendered,
-            tail,
-            capabilities,
-            is_guessed=is_guessed,
-            has_moved=has_moved,
-            is_naming=is_naming,
-        )
-
     async def count_prompt(self, context: StepContext) -> Usage:
         """Return the known usage of the prompts, even without a backend."""
         current = await self._step_prompt(context)
@@ -125,8 +101,9 @@ class PromptBuilder:
         """Count the tokens of the answer's first prompt; `current` is the current step's prompt."""
         # A journal may begin in a later step, whose prompt also contains generated tokens.
         first = current.rendered if not context.number else await self._render(self.conversation)
-        self.usage += Usage(prompt_tokens=len(first.prompt.tokens))
-        self._report.facts.prompt_tokens = self.usage.prompt_tokens
+        tokens = len(first.prompt.tokens)
+        self.usage = Usage(prompt_tokens=tokens, tool_output_tokens=self.usage.tool_output_tokens)
+        self._report.facts.prompt_tokens = tokens
 
     async def has_room(self, context: StepContext, capabilities: Capabilities, completed: int) -> bool:
         """Return whether a step in this context could generate tokens after `completed` ones."""
@@ -153,13 +130,14 @@ class PromptBuilder:
             self.usage = replace(self.usage, cached_tokens=min(chunk.cached_tokens, self.usage.prompt_tokens))
 
     async def _step_prompt(self, context: StepContext) -> StepPrompt:
-        if self._current is None or not self._current.is_of(context):
+        current = self._current
+        if current is None or (current.number, current.is_final_open) != (context.number, context.is_final_open):
             rendered = await self._render(context.extended(self.conversation))
-            self._current = StepPrompt(context.number, context.is_final_open, rendered)
-            results = [self._renderer.item(result, self._tools) for result in context.results]
-            if (count := sum(map(len, results))) != self.usage.tool_output_tokens:
+            self._current = current = StepPrompt(context.number, context.is_final_open, rendered)
+            if context.results:
+                count = sum(len(self._renderer.item(result, self._tools)) for result in context.results)
                 self.usage = replace(self.usage, tool_output_tokens=count)
-        return self._current
+        return current
 
     async def _render(self, conversation: Conversation) -> RenderedPrompt:
         return await render(self._renderer, conversation, self._tools, self._request.routing.cache_salt)

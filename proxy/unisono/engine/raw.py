@@ -293,19 +293,19 @@ class RawGeneration(BatchStream):
         self, session: SlotSession, slot: Slot, job: CompletionJob, left: int
     ) -> AsyncGenerator[list[Event]]:
         """Yield the events to emit for one generation of at most `left` tokens, per network read."""
-        output, able, name = self._output, slot.capabilities, slot.deployment.name
+        output, able = self._output, slot.capabilities
         decoder = plain_decoder(able.output, self._encoding)
         is_text = able.output is not OutputForm.IDS
         self._is_guessed = self._is_guessed or is_text
         cap = TokenCap(self._encoding, min(left, job.max_tokens), guessed=is_text)
         pauses = PauseSchedule()
-        telemetry = AttemptTelemetry(self.report, self._request, name, job, 0)
         stream = slot.deployment.backend.complete(job)
         session.record_use()
+        telemetry = AttemptTelemetry(self.report, self._request, slot, job, 0, stream)
         add_logprobs = logprob_recorder(self._request, self.report, self._encoding)
         add_prompt_logprobs = prompt_recorder(job, self.report)
         is_waiting = True
-        async with telemetry.measure(stream, slot):
+        async with telemetry, slot.first_token_limit():
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False

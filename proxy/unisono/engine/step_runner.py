@@ -41,6 +41,7 @@ from unisono.engine.attempt import (
 )
 from unisono.engine.deps import EngineDeps, RefusedConstraints
 from unisono.engine.output import OutputReader, detached, replay
+from unisono.engine.prompt import continue_prompt
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused
@@ -197,7 +198,8 @@ class StepRunner:
         if self.session.has_moved:
             transcript.resume_elsewhere(enforced)
         tail = transcript.journal.tail
-        continued = await builder.continued(
+        continued = await continue_prompt(
+            self._deps.encoding,
             rendered,
             tail,
             capabilities,
@@ -254,17 +256,18 @@ class StepRunner:
         deployment, transcript = slot.deployment, reader.transcript
         stream = deployment.backend.complete(job)
         self.session.record_use()
-        telemetry = AttemptTelemetry(self._report, self._request, deployment.name, job, reader.items.step)
+        telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.step, stream)
         is_text = slot.capabilities.output is not OutputForm.IDS
         cap, pauses = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text), PauseSchedule()
         is_waiting, record_pace = True, telemetry.pace.record
         add_logprobs = logprob_recorder(self._request, self._report, self._deps.encoding)
-        async with telemetry.measure(stream, slot):
+        async with telemetry, slot.first_token_limit():
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False
                     telemetry.deployment = self.session.record_first_token(slot)
-                    self._constraints.record_token(slot, job.constraint)
+                    if transcript.controller.step.last.constraint is not None:
+                        self._constraints.record_token(slot, job.constraint)
                 if chunk.cached_tokens is not None:
                     telemetry.cached = chunk.cached_tokens
                     if first is not None:
@@ -303,14 +306,10 @@ async def read_portion(reader: OutputReader, portion: Sequence[int], pauses: Pau
     """Read a portion, after a pause if one is due, and in a thread if it may take long."""
     if pauses.count(portion):
         await asyncio.sleep(0)
-    if is_slow(reader, portion):
+    # With a marker, reading may take more than a millisecond.
+    if max(portion) >= FIRST_SPECIAL and reader.unsettled > LONG_MESSAGE_TOKENS:
         return await in_thread(reader, partial(reader.feed, portion))
     return reader.feed(portion)
-
-
-def is_slow(reader: OutputReader, portion: Sequence[int]) -> bool:
-    """Return whether reading these tokens may take more than a millisecond."""
-    return max(portion) >= FIRST_SPECIAL and reader.unsettled > LONG_MESSAGE_TOKENS
 
 
 async def replay_journal(reader: OutputReader, journal: Tokens, opening: Tokens) -> list[Event]:

@@ -83,7 +83,7 @@ class Transcript:
 
     def set_source(self, source: TokenSource, able: frozenset[str]) -> None:
         """Set the source of the next tokens, and the constraint kinds that the backend enforces."""
-        if source != self.journal.source:
+        if source is not self.journal.source and source != self.journal.source:
             self.journal.set_source(source)
             # A message with guessed tokens may also contain tokens of the model's own, so this flag is never reset.
             counter = self.router.counter

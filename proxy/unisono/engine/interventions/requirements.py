@@ -309,8 +309,8 @@ def _without_tools(
     calls_allowed: bool, disabled_rules: frozenset[str], whole: bool, hold_calls: bool
 ) -> OutputRequirements:
     """Return the requirements of a request without any tools; most requests have the same."""
-    declared = None if UNDECLARED_TOOL in disabled_rules else frozenset[str]()
-    tools = ToolRequirements(calls_allowed=calls_allowed, declared=declared)
+    is_passed_on = UNDECLARED_TOOL in disabled_rules
+    tools = ToolRequirements(calls_allowed=calls_allowed, declared=None if is_passed_on else frozenset())
     return OutputRequirements(tools, disabled_rules=disabled_rules, whole=whole, hold_calls=hold_calls)
 
 
