@@ -119,10 +119,6 @@ class SlotSession:
         finally:
             self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
 
-    def record_use(self) -> None:
-        """Record that the backend of the held slot was sent a request."""
-        self._is_used = True
-
     def start_attempt(self, slot: Slot) -> Timeouts:
         """Begin an attempt and return its time limits.
 
@@ -139,6 +135,7 @@ class SlotSession:
         )
         if timeouts.total_s <= 0.0:
             raise BackendTimeout(f"The answer was not complete within {configured.total_s:g} seconds.")
+        self._is_used = True
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
     def record_first_token(self, slot: Slot) -> str:
@@ -334,19 +331,15 @@ def portions(tokens: Sequence[int]) -> Iterable[Sequence[int]]:
     return (tokens[begin : begin + PORTION_TOKENS] for begin in range(0, len(tokens), PORTION_TOKENS))
 
 
-class PauseSchedule:
-    """Schedule of the pauses between portions of a generation, in which other tasks run."""
+async def pause_if_due(unpaused: int, portion: Sequence[int]) -> int:
+    """Let other tasks run before a portion, at least once in `PORTION_TOKENS` tokens.
 
-    def __init__(self) -> None:
-        self._since_last = 0
-
-    def count(self, portion: Sequence[int]) -> bool:
-        """Count a portion and return whether other tasks should run before it is read."""
-        self._since_last += len(portion)
-        if self._since_last <= PORTION_TOKENS:
-            return False
-        self._since_last = len(portion)
-        return True
+    `unpaused` is the number of tokens since the last pause. Return it with those of the portion.
+    """
+    if unpaused + len(portion) <= PORTION_TOKENS:
+        return unpaused + len(portion)
+    await asyncio.sleep(0)
+    return len(portion)
 
 
 async def decode_text(chunk: Chunk, cap: TokenCap, decoder: Decoder) -> Sequence[int]:

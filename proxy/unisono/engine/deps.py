@@ -198,7 +198,7 @@ class EngineDeps:
         Server tools are those offered now or, with a journal, those offered when it was begun. Tools that could not be
         declared are noted in the report.
         """
-        loop = self._tool_loop(request, report)
+        loop = None if request.server_tools is None else self._tool_loop(request, report)
         if loop is None and (counted := self.counted_prompts.find(request)) is not None:
             return counted
         prepared = await self._prepared(request, loop, None if loop is None else offers_in(request.resumption.journal))

@@ -68,7 +68,7 @@ class HarmonyGeneration(BatchStream):
             builder = PromptBuilder(
                 self._deps.renderer, request, prepared.conversation, prepared.tools, self.report, prepared.rendered
             )
-            if reader.is_handed_back:
+            if prepared.loop is not None and reader.is_handed_back:
                 # A tool that was called with the user's approval or answer asks the user.
                 yield [*self._buffered, await self._finish(runner, builder, reader, FinishReason.STOP)]
                 return

@@ -171,7 +171,7 @@ class JournalWriter:
     @property
     def is_ended(self) -> bool:
         """Return whether the step's last token ends every generation."""
-        last = self.numbers[-1:] if self.read else self._segment.tail[-1:]
+        last = self.numbers[-1:] if len(self.numbers) > self._segment.start else self._segment.tail[-1:]
         return bool(last) and last[0] in ALL_STOP_TOKENS
 
     def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:

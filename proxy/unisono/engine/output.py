@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
-from unisono.core.generation import Capabilities, FinishReason
+from unisono.core.generation import FinishReason
 from unisono.core.ports import Violation
 from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import MessageGate
 from unisono.engine.interventions.requirements import Duty, requirements_of
 from unisono.engine.interventions.stop_strings import StopStrings
-from unisono.engine.journal import NOTED, JournalEntry, JournalMarker, TokenSource, parts_of, source_of
+from unisono.engine.journal import NOTED, JournalEntry, JournalMarker, TokenSource, parts_of
 from unisono.engine.request import GenerationRequest
 from unisono.engine.server_tools.calls import CALL, CallOutcome, Note, ToolRound
 from unisono.engine.server_tools.tools import LISTED, OfferedServerTools, decided_calls
@@ -51,9 +51,9 @@ UNFIT_JOURNAL = "What was generated so far does not fit the request it was gener
 class OutputReader:
     """Reader of one answer, step by step.
 
-    Call order for each step: `start_generation`, `set_source`, `feed` (repeatedly), `end_generation`. Then act on
-    `next_step`: call `start_next_step`, or run the calls of `round`. `final_header` returns the tokens that open an
-    answer on `final`. `recoveries` collects rule names, each once.
+    Call order for each step: `start_generation`, `transcript.set_source`, `feed` (repeatedly), `end_generation`. Then
+    act on `next_step`: call `start_next_step`, or run the calls of `round`. `final_header` returns the tokens that open
+    an answer on `final`. `recoveries` collects rule names, each once.
     """
 
     def __init__(
@@ -126,11 +126,7 @@ class OutputReader:
     def start_generation(self, opening: Tokens) -> None:
         """Begin a generation; `opening` are the tokens of the message that its prompt leaves open."""
         self.items.start_generation()
-        self.transcript.start_step(opening, is_first=not self.items.step)
-
-    def set_source(self, capabilities: Capabilities, enforced: frozenset[str]) -> None:
-        """Set the source of the next tokens, and the constraint kinds that the backend enforces."""
-        self.transcript.set_source(source_of(capabilities), enforced)
+        self.transcript.start_step(opening, is_first=not self.items.context.number)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events to emit for more tokens."""
@@ -176,7 +172,7 @@ class OutputReader:
         if stop is not None:
             reason = FinishReason.STOP
         paused = isinstance(self.next_step, AnswerDone) and self.next_step.paused
-        self.transcript.controller.finish(handed=paused or (self.is_handed_back and self._state.needs_client))
+        self.transcript.controller.finish(handed=paused or (self._state.needs_client and self.is_handed_back))
         # A required call that the gateway opened was not cut off if the model wrote its answer instead.
         is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED
         has_cut_tools = self._state.has_cut_tools and stop is None
@@ -218,7 +214,7 @@ class OutputReader:
         if not self.round.is_complete:
             return []
         self.items.end_round()
-        if not self.items.step:
+        if not self.items.context.number:
             # These were approved calls; the first generation follows them, unless a tool asks the user.
             self._state = AnswerState(has_run=True, needs_client=self.round.needs_approval)
             self.next_step = next_step(self._state)

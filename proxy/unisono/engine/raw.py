@@ -33,9 +33,9 @@ from unisono.engine.abilities import (
 from unisono.engine.attempt import (
     LONG_CHUNK_CHARS,
     AttemptTelemetry,
-    PauseSchedule,
     SlotSession,
     decode_text,
+    pause_if_due,
     portions,
     with_last_tokens,
 )
@@ -298,13 +298,11 @@ class RawGeneration(BatchStream):
         is_text = able.output is not OutputForm.IDS
         self._is_guessed = self._is_guessed or is_text
         cap = TokenCap(self._encoding, min(left, job.max_tokens), guessed=is_text)
-        pauses = PauseSchedule()
         stream = slot.deployment.backend.complete(job)
-        session.record_use()
         telemetry = AttemptTelemetry(self.report, self._request, slot, job, 0, stream)
         add_logprobs = logprob_recorder(self._request, self.report, self._encoding)
         add_prompt_logprobs = prompt_recorder(job, self.report)
-        is_waiting = True
+        is_waiting, unpaused = True, 0
         async with telemetry, slot.first_token_limit():
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
@@ -326,8 +324,7 @@ class RawGeneration(BatchStream):
                 for portion in portions(tokens):
                     if events:
                         yield events
-                    if pauses.count(portion):
-                        await asyncio.sleep(0)
+                    unpaused = await pause_if_due(unpaused, portion)
                     events = output.feed(portion)
                 yield events if finish is None else [*events, *output.end(finish)]
                 # After a stop token, the backend still reports its counts.

@@ -33,13 +33,14 @@ from unisono.engine.abilities import check_abilities, logprob_recorder
 from unisono.engine.attempt import (
     LONG_MESSAGE_TOKENS,
     AttemptTelemetry,
-    PauseSchedule,
     SlotSession,
     decode_text,
+    pause_if_due,
     portions,
     with_last_tokens,
 )
 from unisono.engine.deps import EngineDeps, RefusedConstraints
+from unisono.engine.journal import source_of
 from unisono.engine.output import OutputReader, detached, replay
 from unisono.engine.prompt import continue_prompt
 from unisono.engine.prompt_builder import PromptBuilder
@@ -212,10 +213,10 @@ class StepRunner:
         if room < 1:
             return _end(reader, FinishReason.LENGTH)
         self.session.has_moved = False
-        reader.set_source(capabilities, enforced)
+        transcript.set_source(source_of(capabilities), enforced)
         job = self._job(continued.prompt, slot, room, reader)
         # Only the first prompt is what the client sent, so only its cached tokens are reported.
-        is_first = not tail and not reader.items.step
+        is_first = not tail and not reader.items.context.number
         return self._read(slot, job, continued.decoder, reader, builder if is_first else None)
 
     def _room(
@@ -246,28 +247,25 @@ class StepRunner:
             request_id=self._request.origin.request_id,
             cache_salt=self._request.routing.cache_salt,
             logprobs=self._request.logprobs,
-            trace=self.session.trace_span(reader.items.step),
+            trace=self.session.trace_span(reader.items.context.number),
         )
 
     async def _read(
         self, slot: Slot, job: CompletionJob, decoder: Decoder, reader: OutputReader, first: PromptBuilder | None
     ) -> Generated:
         """Yield the events of one generation; `first` is the builder of the first prompt."""
-        deployment, transcript = slot.deployment, reader.transcript
-        stream = deployment.backend.complete(job)
-        self.session.record_use()
-        telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.step, stream)
+        transcript, stream = reader.transcript, slot.deployment.backend.complete(job)
+        telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.context.number, stream)
         is_text = slot.capabilities.output is not OutputForm.IDS
-        cap, pauses = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text), PauseSchedule()
-        is_waiting, record_pace = True, telemetry.pace.record
+        cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text)
+        is_waiting, unpaused, record_pace = True, 0, telemetry.pace.record
         add_logprobs = logprob_recorder(self._request, self._report, self._deps.encoding)
         async with telemetry, slot.first_token_limit():
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False
                     telemetry.deployment = self.session.record_first_token(slot)
-                    if transcript.controller.step.last.constraint is not None:
-                        self._constraints.record_token(slot, job.constraint)
+                    self._constraints.record_token(slot, job.constraint)
                 if chunk.cached_tokens is not None:
                     telemetry.cached = chunk.cached_tokens
                     if first is not None:
@@ -290,7 +288,8 @@ class StepRunner:
                     if events and not (reader.has_pending_edit or reader.is_step_complete):
                         yield events, None
                         events = []
-                    events += await read_portion(reader, portion, pauses)
+                    unpaused = await pause_if_due(unpaused, portion)
+                    events += await read_portion(reader, portion)
                 if transcript.is_broken_off:
                     # Clients treat an answer that the gateway ends like one that reached its token limit.
                     finish = FinishReason.LENGTH
@@ -302,10 +301,8 @@ class StepRunner:
             raise BackendProtocolError("the backend ended its stream without a finish reason")
 
 
-async def read_portion(reader: OutputReader, portion: Sequence[int], pauses: PauseSchedule) -> list[Event]:
-    """Read a portion, after a pause if one is due, and in a thread if it may take long."""
-    if pauses.count(portion):
-        await asyncio.sleep(0)
+async def read_portion(reader: OutputReader, portion: Sequence[int]) -> list[Event]:
+    """Return the events of a portion, which is read in a thread if that may take long."""
     # With a marker, reading may take more than a millisecond.
     if max(portion) >= FIRST_SPECIAL and reader.unsettled > LONG_MESSAGE_TOKENS:
         return await in_thread(reader, partial(reader.feed, portion))

@@ -221,7 +221,7 @@ class ServerToolFilter:
         )
 
     def start_step(self) -> None:
-        self.step_items = []
+        self.step_items.clear()
 
     def next_index(self) -> int:
         """Assign the index of an item that is emitted without passing the filter."""
@@ -230,7 +230,7 @@ class ServerToolFilter:
 
     def drop_calls(self) -> None:
         """Discard the server tool calls of the current step, which are not run."""
-        self.step_items = [item for item in self.step_items if not self._is_server_call(item)]
+        self.step_items[:] = [item for item in self.step_items if not self._is_server_call(item)]
 
     def filter(self, events: Sequence[Event]) -> list[Event]:
         out: list[Event] = []
@@ -292,11 +292,6 @@ class AnswerItems:
         self.context = FIRST_STEP  # what the steps before the current one add to the conversation
         self.closed: list[Closed] = []
 
-    @property
-    def step(self) -> int:
-        """Return the number of steps that ended and were followed by another one."""
-        return self.context.number
-
     def start_generation(self) -> None:
         """Begin a generation in the current step, after the results so far."""
         if self.context.items:
@@ -312,7 +307,11 @@ class AnswerItems:
         """End the current step, after `generated` tokens of the answer."""
         items = (*self.context.items, *self._of_step())
         self.context = replace(
-            self.context, number=self.step + 1, items=items, generated=generated, closed=len(self.closed)
+            self.context,
+            number=self.context.number + 1,
+            items=items,
+            generated=generated,
+            closed=len(self.closed),
         )
         if self._filter is not None:
             self._filter.start_step()
@@ -331,7 +330,7 @@ class AnswerItems:
     def next_context(self, step: Step) -> StepContext:
         """Return the context of `step`, if it follows the current one without any calls."""
         items = (*self.context.items, *self._of_step())
-        return replace(self.context, number=self.step + 1, items=items).before(step)
+        return replace(self.context, number=self.context.number + 1, items=items).before(step)
 
     def state(self, reason: FinishReason, *, cut_call: bool, exhausted: bool) -> AnswerState:
         """Return the state of the answer at the end of a step."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from unisono.core.conversation import Json, Tokens
@@ -37,12 +36,7 @@ class Transcript:
     """Token transcript of one answer; `is_noted`: the request has a note for its journal."""
 
     def __init__(
-        self,
-        encoding: Encoding,
-        router: HarmonyRouter,
-        controller: InterventionController,
-        *,
-        is_noted: bool = False,
+        self, encoding: Encoding, router: HarmonyRouter, controller: InterventionController, *, is_noted: bool = False
     ) -> None:
         self._encoding = encoding
         self.router = router
@@ -113,7 +107,7 @@ class Transcript:
         events = []
         rest, read, is_naming = tokens, self.journal.read, self.controller.step.last.naming
         while rest and not self._is_stopped:
-            if self._limits.has_budget and self._ends_reasoning(rest[0]):
+            if self._limits.budget is not None and self._ends_reasoning(rest[0]):
                 break
             size = len(rest) if is_naming else self._limits.portion(rest, read)
             journal += rest[:size]
@@ -163,7 +157,7 @@ class Transcript:
         controller = self.controller
         if controller.step.last.naming:
             controller.end_name()
-            self._record_end(reason)
+            controller.step.record_end(reason)
             return []
         # The output under an enforced constraint is complete, even if the backend does not report its stop token.
         hidden = self.journal.source.stop_hidden or controller.constraint is not None
@@ -171,16 +165,10 @@ class Transcript:
         self._check_stop()
         if controller.step.pending is None:
             controller.handle_end(reason, self.router.closed_to)
-        self._record_end(reason)
+        controller.step.record_end(reason)
         if self.is_broken_off:
             events.append(Repaired(REPETITION, self.router.counter.completion))
         return events
-
-    def _record_end(self, reason: FinishReason) -> None:
-        """Record in the pending edit, if any, that the generation before it ended."""
-        step = self.controller.step
-        if step.pending is not None:
-            step.pending = replace(step.pending, ended=reason)
 
     def apply_edit(self) -> list[Event]:
         """Make the pending prompt edit."""

@@ -96,14 +96,13 @@ class HeaderBuffer:
 
     # -- text between messages
 
-    def start_from_text(self) -> bool:
-        """Make the text the beginning of a header; return False if it cannot be one."""
+    def header_from_text(self) -> HeldHeader | None:
+        """Return the text as the beginning of a header; None if it cannot be one."""
         text = self.text()
         if not may_be_header(text, self._reader.declared):
-            return False
+            return None
         self._output.note("missing-start")
-        self.held = HeldHeader(text.startswith("assistant"), is_supplied=True, tokens=self.held.tokens)
-        return True
+        return HeldHeader(text.startswith("assistant"), is_supplied=True, tokens=self.held.tokens)
 
     def holds_answer(self) -> bool:
         """Return whether the text is the answer if nothing follows."""

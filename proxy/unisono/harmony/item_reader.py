@@ -68,13 +68,13 @@ class ItemFactory:
         gate, header = self._gate, part.header
         item = self._item(header)
         is_call = isinstance(item, ToolCall)
-        is_held = is_call and self._hold_calls
-        if not is_held and not isinstance(item, Reasoning) and gate is not None:
-            is_held = gate.is_buffered(header)
+        is_held, limits_blanks = is_call and self._hold_calls, False
+        if gate is not None and not isinstance(item, Reasoning):
+            is_held = is_held or gate.is_buffered(header)
+            # A message that was read as a whole has no header after which the prompt could end.
+            limits_blanks = not part.is_whole and gate.limits_blanks(header)
         is_allowed = not is_call or self._parallel_calls or self._calls == 0
         is_visible = is_allowed and not is_held
-        # A message that was read as a whole has no header after which the prompt could end.
-        limits_blanks = gate is not None and not part.is_whole and gate.limits_blanks(header)
         blanks = BlankFilter() if limits_blanks else None
         if is_visible:
             events.append(Opened(item))

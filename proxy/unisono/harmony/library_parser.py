@@ -42,12 +42,13 @@ class LibraryBodyText:
         # The inner parser lacks the properties that copy all of their values.
         self._parser: Any = openai_harmony.StreamableParser(load_library(), None)._inner
         self._any_header = encoding.encode_marked(ANY_HEADER)
-        self._has_started = False
+        # There is always a message that the next one ends.
+        for token in self._any_header:
+            self._parser.process(token)
 
     def start(self, body: Sequence[int] = ()) -> None:
-        for token in (*((END,) if self._has_started else ()), *self._any_header, *body):
+        for token in (END, *self._any_header, *body):
             self._parser.process(token)
-        self._has_started = True
 
     def text_of(self, tokens: Sequence[int]) -> str:
         texts: list[str] = []

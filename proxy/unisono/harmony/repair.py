@@ -29,11 +29,9 @@ class Repair:
     """State machine that repairs generated tokens; they may be fed in portions of any size.
 
     `declared` are the wire names of the offered tools, None if unknown. `builtins` are the offered tools that gpt-oss
-    was trained on. `opening` is the header of a message that the prompt leaves open (a prefill or a forced header).
-    Without it, the prompt ends in `<|start|>assistant`. `answered`: the step already has an answer or a call, in tokens
-    before these. `position` is that of the first token, counted as in `message_parts`. `origin` is the number of
-    generated tokens before position 0. `closed_to` is the position after the last closed message. No input raises an
-    exception.
+    was trained on. `opening` is the header of a message that the prompt leaves open (a prefill or a forced header);
+    without it, the prompt ends in `<|start|>assistant`. `answered`: the step already has an answer or a call. The
+    positions are those of `RepairedOutput`, before the first token. No input raises an exception.
     """
 
     # Rules. The table `grammar.STEPS` gives the action for each token in each state.
@@ -68,10 +66,9 @@ class Repair:
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
         """Return the parts that further generated tokens give."""
-        output = self.output
         body: list[int] = []  # tokens of the open message that are not passed on yet
         for token in tokens:
-            output.position += 1
+            self.output.position += 1
             # Text in a header or a body needs no lookup in the table, and nearly all tokens are text.
             if self._state is State.BODY and 0 <= token < FIRST_SPECIAL:
                 body.append(token)
@@ -81,10 +78,11 @@ class Repair:
                 if body:
                     self._message.add(body)
                     body = []
-                self._act(token)
+                action, rule = STEPS[self._state, MARKS[token]]
+                _METHODS[action](self, token, rule)
         if body:
             self._message.add(body)
-        return output.take()
+        return self.output.take()
 
     def try_forward(self, tokens: Sequence[int]) -> bool:
         """Advance past `tokens` if all of them extend an open body that is emitted at once.
@@ -109,10 +107,12 @@ class Repair:
             case State.HEADER:
                 self._end_in_header(reason)
             case State.BODY:
-                self._end_in_body(reason)
+                complete_body = reason is FinishReason.STOP and not self._message.header.is_call
+                self._message.close(END, self.output.position, complete=complete_body, terminated=False)
             case State.BETWEEN:
                 pass
-        self.output.settle(followed=False, complete=complete)
+        if self.output.unsettled is not None:
+            self.output.settle(followed=False, complete=complete)
         self._state = State.BETWEEN
         return self.output.take()
 
@@ -156,13 +156,12 @@ class Repair:
         header, legal, _ = self._header.read()
         handling = header.handling
         if self._header.held.cuts_preamble:
-            calls = header.recipient.kind is not RecipientKind.NONE
-            output.note("embedded-call" if calls else "missing-end")
+            output.note("missing-end" if header.recipient.kind is RecipientKind.NONE else "embedded-call")
         # If the body decides, it also decides which rules are noted.
         if header.if_json is None and header.rules:
             output.note_header(header)
         # A dropped message does not count as a message that follows, so the text before it may still be the answer.
-        if handling is not BodyHandling.DROP:
+        if output.unsettled is not None and handling is not BodyHandling.DROP:
             output.settle(followed=True)
         opened = None
         if handling is BodyHandling.FORWARD:
@@ -229,8 +228,9 @@ class Repair:
     # -- text between messages
 
     def _leave_gap(self, token: int, rule: str | None) -> None:
-        if self._header.start_from_text():
-            self._state = State.HEADER
+        held = self._header.header_from_text()
+        if held is not None:
+            self._start(State.HEADER, held)
             self._act(token)
         else:
             self._drop_gap_text()
@@ -275,10 +275,6 @@ class Repair:
             output.settle(followed=True)
             complete = reason is FinishReason.STOP and not header.is_call
             output.add_bodyless(header, END, output.closed_to, output.position, complete=complete)
-
-    def _end_in_body(self, reason: FinishReason) -> None:
-        complete = reason is FinishReason.STOP and not self._message.header.is_call
-        self._message.close(END, self.output.position, complete=complete, terminated=False)
 
 
 # Method for each action of the grammar.

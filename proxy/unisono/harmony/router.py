@@ -216,14 +216,19 @@ class HarmonyRouter:
         events, self._pending = self._pending, []
         for part in legal:
             match part:
-                case BodyPart():
-                    self._read_body(part.tokens, events)
+                case BodyPart(tokens):
+                    opened = self._open
+                    assert opened is not None
+                    if opened.is_reasoning:
+                        self.counter.reasoning += len(tokens)
+                    if not opened.read(tokens, events):
+                        self.stopped = opened.stopped_at_blanks(self._encoding)
                 case OpenPart():
                     if self._gate is not None and not self._gate.opens(part):
                         self.stopped = Stopped(part.header, part.tokens, part.start, part.end, part.end)
                     else:
-                        tokens = self.counter.header(part) if self.counter.canonical else part.tokens
-                        self._open = self._factory.open(part, tokens, events)
+                        header = self.counter.header(part) if self.counter.canonical else part.tokens
+                        self._open = self._factory.open(part, header, events)
                 case ClosedPart():
                     self._close_message(part, events)
                 case Repaired():
@@ -232,14 +237,6 @@ class HarmonyRouter:
             if self.stopped is not None:
                 break
         return events
-
-    def _read_body(self, tokens: Sequence[int], events: list[Event]) -> None:
-        opened = self._open
-        assert opened is not None
-        if opened.is_reasoning:
-            self.counter.reasoning += len(tokens)
-        if not opened.read(tokens, events):
-            self.stopped = opened.stopped_at_blanks(self._encoding)
 
     def _close_message(self, closed: ClosedPart, events: list[Event]) -> None:
         opened, self._open = self._open, None

@@ -54,7 +54,6 @@ class PassthroughGeneration(BatchStream):
                 has_started = False
                 try:
                     place = await places.acquire(demand)
-                    places.record_use()
                     async with aclosing(self._answer(places, place)) as batches:
                         async for batch in batches:
                             has_started = True

@@ -53,6 +53,7 @@ class InterventionController:
 
     def __init__(self, encoding: Encoding, requirements: OutputRequirements) -> None:
         self._encoding = encoding
+        self._spelling = HeaderSpelling(encoding)
         self.requirements = requirements
         self.obligations = Obligations(requirements)
         self._refusals: frozenset[str] = frozenset()  # rules of the refusals that the model has read in this step
@@ -61,16 +62,10 @@ class InterventionController:
         self.step = StepInterventions()
         self.enforced_kinds: frozenset[str] = frozenset()  # constraint kinds that the backend enforces
 
-    # Most answers need no intervention, and so neither of these.
-
     @cached_property
     def tool_naming(self) -> ToolNaming:
         """Name of one of the required tools."""
         return ToolNaming(self._encoding, self.requirements.tools.forced or ())
-
-    @cached_property
-    def _spelling(self) -> HeaderSpelling:
-        return HeaderSpelling(self._encoding)
 
     # -- state of the answer
 

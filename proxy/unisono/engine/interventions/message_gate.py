@@ -66,15 +66,15 @@ class ReadingLimits:
         self._encoding = encoding
         self._router = router
         self._obligations = obligations
-        self._budget = requirements.budget  # limit of reasoning tokens
+        self.budget = requirements.budget  # limit of reasoning tokens
         self._detects_repetition = requirements.detects_repetition
-        if self._budget is not None and self._budget < 1:
+        if self.budget is not None and self.budget < 1:
             obligations.is_late = True
 
     @property
     def has_budget(self) -> bool:
         """Return whether the reasoning has a budget that is not used up."""
-        return self._budget is not None and not self._obligations.is_late
+        return self.budget is not None and not self._obligations.is_late
 
     def until_check(self, read: int) -> int:
         """Return the number of tokens before the next check for repetition."""
@@ -83,12 +83,12 @@ class ReadingLimits:
     def portion(self, tokens: Sequence[int], read: int) -> int:
         """Return the number of `tokens` that may be read before the next check."""
         size = min(len(tokens), self.until_check(read))
-        if self._budget is not None and not self._obligations.is_late:
+        if self.budget is not None and not self._obligations.is_late:
             # The router may hold back part of a header. A marker may show that these tokens were reasoning, and more
             # reasoning may follow.
             size = next((at for at, token in enumerate(tokens[:size], 1) if token >= FIRST_SPECIAL), size)
             if self._router.is_reasoning is not False:
-                size = min(size, max(self._budget - self._router.counter.reasoning, 1))
+                size = min(size, max(self.budget - self._router.counter.reasoning, 1))
         return size
 
     def has_room_for(self, token: int, tokens_read: Callable[[], Sequence[int]]) -> bool:
@@ -96,14 +96,14 @@ class ReadingLimits:
 
         `tokens_read` returns the tokens since the last note or step.
         """
-        if self._budget is None or self._obligations.is_late:
+        if self.budget is None or self._obligations.is_late:
             return True
         used, is_reasoning = self._router.counter.reasoning, self._router.is_reasoning
-        if used < self._budget:
+        if used < self.budget:
             return True
         # The rest of a character that bytes were read of may exceed the budget. Bytes that never make a character must
         # not: hence the limit.
-        is_cut = used < self._budget + MAX_CHARACTER_TOKENS and unfinished(self._encoding, tokens_read())
+        is_cut = used < self.budget + MAX_CHARACTER_TOKENS and unfinished(self._encoding, tokens_read())
         return bool(is_cut or (is_reasoning and token >= FIRST_SPECIAL))
 
     def is_repeating(self, journal: Sequence[int], read: int) -> bool:

@@ -70,7 +70,7 @@ class ToolNaming:
         return self._encoding.decode(self._tokens)
 
     def reset(self) -> None:
-        self._tokens = []
+        self._tokens.clear()
 
     def read(self, token: int) -> tuple[str | None, bool]:
         """Read a token; return the tool, None if it is unknown, and whether the name is decided."""
@@ -228,6 +228,11 @@ class StepInterventions:
         if not is_preamble:
             self.attempts = NONE_REJECTED
         self.has_call = self.has_call or is_call
+
+    def record_end(self, reason: FinishReason) -> None:
+        """Record in the pending edit, if any, that the generation before it ended."""
+        if self.pending is not None:
+            self.pending = replace(self.pending, ended=reason)
 
 
 class HeaderSpelling:

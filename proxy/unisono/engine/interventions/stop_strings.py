@@ -34,7 +34,8 @@ class StopStrings:
             match event:
                 case Opened(item=Text()):
                     # Stop strings do not span several texts.
-                    self._buffered, self._emitted = "", []
+                    self._buffered = ""
+                    self._emitted.clear()
                     out.append(event)
                 case Delta(item=Text() as item):
                     self._text(item, event.text, out)
