@@ -1,19 +1,68 @@
-"""Buffer of the header that repair reads, and the meaning of its text."""
+"""Buffer of a header that repair reads, and the meaning of its text."""
 
 from __future__ import annotations
 
-from unisono.core.generation import FinishReason
-from unisono.harmony.header import Header
-from unisono.harmony.held_header import MAX_REREAD_LENGTH, CompleteHeader, HeaderReader, HeldHeader
-from unisono.harmony.incomplete_header import is_whole_message, may_be_answer, may_be_header, without_markers
-from unisono.harmony.recipients import respell
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from unisono.core.frozen import statically_frozen
+from unisono.core.generation import MESSAGE, START, FinishReason
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.header import Header, read_header
+from unisono.harmony.header_text import header_text, spelled_header
+from unisono.harmony.incomplete_header import (
+    is_whole_message,
+    may_be_answer,
+    may_be_header,
+    read_bodyless,
+    without_markers,
+)
+from unisono.harmony.recipients import offered, respell
 from unisono.harmony.repaired_output import RepairedOutput
+
+# A header that is started again is parsed again only up to this length, so that work stays linear.
+MAX_REREAD_LENGTH: Final = 256  # characters
+_MAX_TOKENS_PER_CHARACTER: Final = 4
+# Maximum length of a cached header in generated tokens, which bounds the memory of the caches.
+MAX_CACHED_TOKENS: Final = 32
+
+
+@statically_frozen
+@dataclass(frozen=True, slots=True)
+class HeldHeader:
+    """Tokens of one header that is not complete, or of text that may be a header."""
+
+    # True if the output itself has the `<|start|>`; otherwise the prompt ends in it, or repair supplied it.
+    role_given: bool = False
+    # True if repair supplied the start.
+    is_supplied: bool = False
+    # True if the header interrupts a preamble.
+    cuts_preamble: bool = False
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def may_be_short(self) -> bool:
+        """True if the text may be short enough to be parsed again."""
+        return len(self.tokens) <= _MAX_TOKENS_PER_CHARACTER * MAX_REREAD_LENGTH
+
+
+class CompleteHeader(NamedTuple):
+    """Meaning of a complete header, its legal tokens, and whether all of its text was UTF-8.
+
+    The legal tokens begin with `<|start|>` and end with `<|message|>`.
+    """
+
+    header: Header
+    legal: tuple[int, ...]
+    is_text: bool
 
 
 class HeaderBuffer:
     """Header that is not complete, or text between two messages that may be one.
 
-    `is_first` means that no header was read yet. Repairs of the text are recorded in `output`.
+    `declared` and `builtins` are as for `Repair`. `is_first` means that no header was read yet. Repairs of the text are
+    recorded in `output`.
     """
 
     # Rules.
@@ -23,24 +72,35 @@ class HeaderBuffer:
     # - `<|start|>` begins the same header again, or the next one if the text has a body.
     # - Long text is not parsed again at these two markers, so that work stays linear.
 
-    def __init__(self, output: RepairedOutput, reader: HeaderReader) -> None:
+    def __init__(
+        self, output: RepairedOutput, encoding: Encoding, declared: frozenset[str] | None, builtins: frozenset[str]
+    ) -> None:
         self._output = output
-        self._reader = reader
+        self._encoding = encoding
+        self._declared = declared
+        self._builtins = builtins
+        self._role = list(encoding.assistant_start[1:])  # tokens of the role alone
         self.held = HeldHeader()
         self.is_first = True
 
     def text(self) -> str:
         """Return the text; record a repair for bytes that are not UTF-8."""
-        text, whole = self._reader.text(self.held)
-        if not whole:
+        tokens = self.held.tokens
+        read = header_text if len(tokens) > MAX_CACHED_TOKENS else _cached_text
+        text, is_text = read(self._encoding, tuple(tokens))
+        if not is_text:
             self._output.note("undecodable-header")
         return text
 
     # -- headers
 
     def read(self) -> CompleteHeader:
-        """Return the complete header; record a repair if it has bytes that are not UTF-8."""
-        complete = self._reader.read(self.held)
+        """Return the complete header; record a repair for bytes that are not UTF-8."""
+        held = self.held
+        read = _complete if len(held.tokens) > MAX_CACHED_TOKENS else _cached_complete
+        complete = read(
+            self._encoding, tuple(held.tokens), self._declared, self._builtins, held.role_given, held.is_supplied
+        )
         if not complete.is_text:
             self._output.note("undecodable-header")
         return complete
@@ -83,32 +143,66 @@ class HeaderBuffer:
         """Return whether `<|channel|>` begins the next header."""
         # Nearly always, nothing or only the role precedes the marker.
         held = self.held
-        if not held.tokens or (held.role_given and held.tokens == self._reader.role):
+        if not held.tokens or (held.role_given and held.tokens == self._role):
             return False
         first = self.is_first and not held.role_given
-        return self._is_short() and is_whole_message(respell(self.text(), self._reader.declared), first=first)
+        return self._is_short() and is_whole_message(respell(self.text(), self._declared), first=first)
 
     def _is_short(self) -> bool:
         return self.held.may_be_short and len(self.text()) <= MAX_REREAD_LENGTH
 
     def _read_bodyless(self, text: str) -> Header:
-        return self._reader.read_bodyless(self.held, text, first=self.is_first)
+        header = read_bodyless(text, self._declared, role_given=self.held.role_given, first=self.is_first)
+        return _as_offered(header, self._declared, self._builtins)
 
     # -- text between messages
 
     def header_from_text(self) -> HeldHeader | None:
         """Return the text as the beginning of a header; None if it cannot be one."""
         text = self.text()
-        if not may_be_header(text, self._reader.declared):
+        if not may_be_header(text, self._declared):
             return None
         self._output.note("missing-start")
         return HeldHeader(text.startswith("assistant"), is_supplied=True, tokens=self.held.tokens)
 
     def holds_answer(self) -> bool:
         """Return whether the text is the answer if nothing follows."""
-        return not self._output.has_answer and may_be_answer(self.text(), self._reader.declared)
+        return not self._output.has_answer and may_be_answer(self.text(), self._declared)
 
     def read_answer(self) -> Header:
         """Return the text as an answer without its header."""
         body = without_markers(self.text())
         return Header(rules=("missing-start", "missing-channel"), body=body, stray=True)
+
+
+def _complete(
+    encoding: Encoding,
+    tokens: tuple[int, ...],
+    declared: frozenset[str] | None,
+    builtins: frozenset[str],
+    role_given: bool,
+    is_supplied: bool,
+) -> CompleteHeader:
+    text, is_text = header_text(encoding, tokens)
+    header = read_header(text, declared, role_given=role_given, supplied=is_supplied)
+    header = _as_offered(header, declared, builtins)
+    if not header.verbatim:
+        return CompleteHeader(header, spelled_header(encoding, header), is_text)
+    # A header begun by the prompt gets the prompt's own start.
+    start = (START,) if role_given else encoding.assistant_start
+    return CompleteHeader(header, (*start, *tokens, MESSAGE), is_text)
+
+
+# A model repeats a few headers, so nearly all lookups hit the caches.
+_cached_complete = lru_cache(maxsize=1024)(_complete)
+_cached_text = lru_cache(maxsize=1024)(header_text)
+
+
+def _as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
+    """Return the header, given the offered builtin tools."""
+    if not builtins or (recipient := offered(header.recipient, declared, builtins)) == header.recipient:
+        return header
+    if not recipient.is_corrected:
+        return replace(header, recipient=recipient)
+    rules = tuple(dict.fromkeys((*header.rules, "recipient-spelling")))
+    return replace(header, recipient=recipient, rules=rules, verbatim=False)

@@ -1,12 +1,17 @@
-"""Text form of header tokens: marker ids as surrogates, everything else decoded."""
+"""Text form of header tokens, with surrogates for marker ids, and their canonical form."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
 
 from unisono.core.generation import CHANNEL, CONSTRAIN, START
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.header import C, S, T
+from unisono.harmony.header import C, Header, S, T
+
+# Maximum length of a cached header in characters of its spelling, which bounds the memory of the cache.
+MAX_CACHED_LENGTH: Final = 128
 
 _SENTINELS = {START: S, CHANNEL: C, CONSTRAIN: T}
 
@@ -35,3 +40,15 @@ def _is_text(raw: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def spelled_header(encoding: Encoding, header: Header) -> tuple[int, ...]:
+    """Return the canonical tokens of a header, from `<|start|>` to `<|message|>`."""
+    text = header.spelled()
+    tokens = encoding.encode_marked(text) if len(text) > MAX_CACHED_LENGTH else _tokens(encoding, text)
+    return (*encoding.assistant_start, *tokens)
+
+
+@lru_cache(maxsize=1024)
+def _tokens(encoding: Encoding, text: str) -> tuple[int, ...]:
+    return tuple(encoding.encode_marked(text))

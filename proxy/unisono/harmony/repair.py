@@ -14,8 +14,7 @@ from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, RETURN, S
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import MARKS, STEPS, GrammarAction, State
 from unisono.harmony.header import COMMENTARY, BodyHandling, Header
-from unisono.harmony.header_buffer import HeaderBuffer
-from unisono.harmony.held_header import HeaderReader, HeldHeader
+from unisono.harmony.header_buffer import HeaderBuffer, HeldHeader
 from unisono.harmony.message_parts import Legal, OpenPart
 from unisono.harmony.recipients import RecipientKind
 from unisono.harmony.repaired_output import OpenMessage, RepairedOutput
@@ -56,13 +55,12 @@ class Repair:
         closed_to: int = 0,
     ) -> None:
         self._encoding = encoding
-        reader = HeaderReader(encoding, declared, builtins)
         self.output = RepairedOutput(
-            encoding, reader, position=position, origin=origin, closed_to=closed_to, has_answer=answered
+            encoding, position=position, origin=origin, closed_to=closed_to, has_answer=answered
         )
         self._state = State.HEADER if opening is None else State.BODY
         self._message = OpenMessage(self.output, encoding, opening or _NO_HEADER)
-        self._header = HeaderBuffer(self.output, reader)
+        self._header = HeaderBuffer(self.output, encoding, declared, builtins)
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
         """Return the parts that further generated tokens give."""

@@ -10,7 +10,7 @@ from unisono.core.generation import CALL, END, RETURN, START
 from unisono.harmony.candidates import decide
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ANALYSIS, FINAL, BodyHandling, Header
-from unisono.harmony.held_header import HeaderReader
+from unisono.harmony.header_text import spelled_header
 from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.recipients import RecipientKind
 
@@ -40,11 +40,8 @@ class RepairedOutput:
     # - Text between two messages, without any header, is dropped if a message follows.
     # - Only one such text is unsettled at a time: the next message settles it.
 
-    def __init__(
-        self, encoding: Encoding, reader: HeaderReader, *, position: int, origin: int, closed_to: int, has_answer: bool
-    ) -> None:
+    def __init__(self, encoding: Encoding, *, position: int, origin: int, closed_to: int, has_answer: bool) -> None:
         self._encoding = encoding
-        self._reader = reader
         self.parts: list[Legal] = []
         self.position = position
         self.origin = origin
@@ -81,7 +78,7 @@ class RepairedOutput:
 
     def add_message(self, header: Header, body: Sequence[int], closed: ClosedPart, start: int) -> None:
         """Add a message that was read as a whole, from the position `start`."""
-        self.parts.append(OpenPart(header, self._reader.spelled(header), start, closed.end, is_whole=True))
+        self.parts.append(OpenPart(header, spelled_header(self._encoding, header), start, closed.end, is_whole=True))
         if body:
             self.parts.append(BodyPart(body))
         self.close(header, closed)
