@@ -189,6 +189,16 @@ async def test_full_server_rejects_writes_as_a_whole(server: Server) -> None:
         assert await store.responses("ann", [done.id]) == (done,)
 
 
+async def test_connections_that_the_server_closed_are_replaced(server: Server) -> None:
+    async with opened(server) as store:
+        await asyncio.gather(*(store.responses("ann", ["resp"]) for _ in range(5)))
+        with server.client() as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await asyncio.sleep(0.05)
+        for _ in range(5):
+            assert await store.responses("ann", ["resp"]) == (None,)
+
+
 async def test_scripts_are_loaded_again_after_a_flush(server: Server) -> None:
     async with opened(server) as store:
         for _ in range(2):

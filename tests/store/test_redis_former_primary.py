@@ -12,7 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, NodesManager, RedisCluster
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
 
 from tests.contract.servers import SLOTS
 from tests.listening import Listener
@@ -110,7 +112,8 @@ async def test_unreachable_minority_of_nodes_is_tolerated() -> None:
             await store.is_log_complete(LEASE, "resp_1")
 
 
-# Methods with which the connection follows redirections and rereads slots. The library hardly documents them.
+# Methods with which the connection follows redirections, rereads slots and sends commands. The library hardly documents
+# them.
 LIBRARY_METHODS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "initialize": (RedisCluster.initialize, ()),
     "nodes_manager.initialize": (NodesManager.initialize, ("last_failed_node_name",)),
@@ -122,6 +125,11 @@ LIBRARY_METHODS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "keyslot": (RedisCluster.keyslot, ("key",)),
     "cluster_slots": (RedisCluster.cluster_slots, ("target_nodes",)),
     "ClusterNode": (ClusterNode.__init__, ("host", "port")),
+    "parse_response": (Redis.parse_response, ("connection", "command_name")),
+    "get_available_connection": (ConnectionPool.get_available_connection, ()),
+    "ensure_connection": (ConnectionPool.ensure_connection, ("connection",)),
+    "can_read": (AbstractConnection.can_read, ()),
+    "send_packed_command": (AbstractConnection.send_packed_command, ("command",)),
 }
 
 

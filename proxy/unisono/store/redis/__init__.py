@@ -34,7 +34,8 @@ from unisono.store.event_wait import Waiting, until_some
 from unisono.store.redis import keys, lease_scripts, scripts
 from unisono.store.redis.access import KeptKeys
 from unisono.store.redis.accounts import RedisAccounts
-from unisono.store.redis.connection import Command, Link
+from unisono.store.redis.command_client import Command
+from unisono.store.redis.connection import Link
 from unisono.store.redis.pubsub import Listener
 from unisono.store.redis.requests import RedisRequests
 from unisono.store.redis.script_args import Args, fence, milliseconds, of_items, of_log

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis
@@ -14,7 +14,10 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from unisono.errors import ConfigError
+from unisono.store.redis.command_client import CommandClient, CommandPool, SentinelCommandPool
 
+# The library would start a task for each command with a timeout.
+UNTIMED: dict[str, Any] = {"socket_timeout": None}
 UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and percent-encode / # @ : in the password"
 
 
@@ -22,11 +25,13 @@ UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and per
 class RedisClients:
     """Client of a server or cluster, with the `options` of its connections.
 
-    A standalone server has a `url`, and a Sentinel setup its `sentinel` and the name of the `service`.
+    Without a cluster, `commands` is the client for reads and writes. A standalone server has a `url`, and a Sentinel
+    setup its `sentinel` and the name of the `service`.
     """
 
     client: Redis | RedisCluster
     options: dict[str, Any]
+    commands: CommandClient | None = None
     url: str = ""
     sentinel: Sentinel | None = None
     service: str = ""
@@ -46,7 +51,13 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
     if scheme in ("redis", "rediss", "unix"):
         standalone_url = f"{scheme}://{rest}"
         try:
-            return RedisClients(Redis.from_url(standalone_url, **options), options, url=standalone_url)
+            pool = CommandPool.from_url(standalone_url, **options | UNTIMED)
+            return RedisClients(
+                Redis.from_url(standalone_url, **options),
+                options,
+                cast("CommandClient", CommandClient.from_pool(pool)),
+                url=standalone_url,
+            )
         except ValueError:
             # The library's message quotes the unparsable part, which may contain half a password.
             raise ConfigError(f"store.url: {UNREADABLE}") from None
@@ -62,7 +73,8 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
     asking = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "retry")}
     make: Any = Sentinel
     sentinel = make(nodes, sentinel_kwargs=asking, **options, db=db)
-    return RedisClients(sentinel.master_for(service), options, sentinel=sentinel, service=service)
+    commands = sentinel.master_for(service, CommandClient, SentinelCommandPool, **UNTIMED)
+    return RedisClients(sentinel.master_for(service), options, commands, sentinel=sentinel, service=service)
 
 
 def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:

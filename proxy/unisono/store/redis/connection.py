@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
@@ -19,6 +19,7 @@ from redis.exceptions import ClusterDownError, MovedError, NoPermissionError, No
 
 from unisono.errors import StoreUnavailable, UnisonoError
 from unisono.store.redis.address import open_clients
+from unisono.store.redis.command_client import Command
 from unisono.store.redis.primary import majority_address, primary_seen_by, replicas_in, text
 from unisono.store.redis.scripts import Script
 from unisono.store.redis.trouble import NO_NODE, message_of
@@ -29,7 +30,11 @@ AT_ONCE = 64  # maximum concurrent operations; further ones wait within their ow
 # Writes per round trip: few enough for the shortest deadline, enough to hide latency.
 WRITES_PER_ROUND_TRIP = 256
 
-Command = tuple[str | bytes | int, ...]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Keys and arguments of a script.
+ScriptCall = tuple[Sequence[str], Sequence[str | bytes | int]]
 
 MAX_REDIRECTIONS = 3
 
@@ -63,13 +68,13 @@ class Link:
         """True if the keys of one script must be in one hash slot."""
         return isinstance(self._client, RedisCluster)
 
-    @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
+    async def _bounded(self, work: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
+        """Call the library within the deadline. Raises `StoreUnavailable` for all its errors."""
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
         try:
             async with asyncio.timeout(self._deadline_s), self._connection_slots:
-                yield
+                return await work(*args, **named)
         except UnisonoError:
             raise
         except Exception as error:
@@ -83,25 +88,39 @@ class Link:
 
     async def act(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
         """Run a script and return its value. Raises its refusal, or `StoreUnavailable`."""
-        tail = (len(keys), *keys, *args)
-        written = () if script.is_read else keys[:1]
-        async with self._bounded():
-            answer = None
-            if script.sha in self._loaded:
-                with suppress(NoScriptError):
-                    (answer,) = await self._send([("EVALSHA", script.sha, *tail)], written)
-            if answer is None:
-                (answer,) = await self._send([("EVAL", script.text, *tail)], written)
-                self._loaded.add(script.sha)
-        code = bytes(answer[0]).decode()
-        if code != "ok":
-            raise refusal(code)
-        return answer[1] if len(answer) > 1 else None
+        (value,) = await self.act_each(script, [(keys, args)])
+        return value
+
+    async def act_each(self, script: Script, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run a script once for each pair of keys and arguments, and return its values.
+
+        Each run is an operation of its own. All take one round trip, but one each in a cluster. Raises the first
+        refusal, or `StoreUnavailable`.
+        """
+        if self.is_cluster and len(calls) > 1:
+            # A node without the script must not repeat the runs of others.
+            return await asyncio.gather(*(self.act(script, *call) for call in calls))
+        values = []
+        for answer in await self._bounded(self._run_script, script, calls):
+            code = bytes(answer[0]).decode()
+            if code != "ok":
+                raise refusal(code)
+            values.append(answer[1] if len(answer) > 1 else None)
+        return values
+
+    async def _run_script(self, script: Script, calls: Sequence[ScriptCall]) -> list[Any]:
+        written = [] if script.is_read else [keys[0] for keys, _ in calls]
+        commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
+        if script.sha in self._loaded:
+            with suppress(NoScriptError):
+                return await self._send(commands, written)
+        answers = await self._send([("EVAL", script.text, *rest) for _, _, *rest in commands], written)
+        self._loaded.add(script.sha)
+        return answers
 
     async def read(self, *commands: Command) -> list[Any]:
         """Run reads together and return their answers. The second part of each command is its key."""
-        async with self._bounded():
-            return await self._send(commands, ())
+        return await self._bounded(self._send, commands, ())
 
     async def write(self, *commands: Command) -> None:
         """Run idempotent writes in batches that fit one deadline.
@@ -110,28 +129,39 @@ class Link:
         """
         for start in range(0, len(commands), WRITES_PER_ROUND_TRIP):
             together = commands[start : start + WRITES_PER_ROUND_TRIP]
-            async with self._bounded():
-                await self._send(together, [str(command[1]) for command in together])
+            await self._bounded(self._send, together, [str(command[1]) for command in together])
 
     async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
-        if isinstance(self._client, RedisCluster):
-            await self._read_slots(self._client)
+        """Run commands and return their answers. Each key in `written` is that of one command."""
         if written and self._replicas is None and not self._copies_until:
             await self._refresh_replicas()
+        if isinstance(self._client, RedisCluster):
+            return await self._send_to_cluster(self._client, commands, written)
+        assert self._server.commands is not None
+        copies = self._required_copies("") if written else 0
+        checks = self._checks(copies) if copies else ()
+        answers = await self._server.commands.exchange([*commands, *checks])
+        values = answers[: len(commands)]
+        _raise_first(values)
+        if copies:
+            self._check_copied("", copies, *answers[len(commands) :])
+        return values
+
+    async def _send_to_cluster(
+        self, client: RedisCluster, commands: Sequence[Command], written: Sequence[str]
+    ) -> list[Any]:
+        await self._read_slots(client)
         for _ in range(MAX_REDIRECTIONS):
-            waits = self._waits(written)
-            if waits:
+            if copies := self._copies_by_node(client, written):
                 try:
-                    return await self._send_copied(commands, written, waits)
+                    return await self._send_copied(client, commands, written, copies)
                 except MovedError as error:
                     # Everything is sent again, as WAIT must follow the writes on their own connection.
-                    if not isinstance(self._client, RedisCluster):
-                        raise
-                    await self._client.nodes_manager.move_slot(error)
+                    await client.nodes_manager.move_slot(error)
                     continue
-            values = await self._send_uncopied(commands)
+            values = await self._send_uncopied(client, commands)
             # The library follows redirections itself, perhaps to a primary that has replicas: then send again.
-            if not self._waits(written):
+            if not self._copies_by_node(client, written):
                 return values
         raise StoreUnavailable("the store cluster redirected every attempt to write; its slots are being moved")
 
@@ -141,10 +171,10 @@ class Link:
             await client.nodes_manager.initialize(last_failed_node_name=self._failed_node)
             self._failed_node = None
 
-    async def _send_uncopied(self, commands: Sequence[Command]) -> list[Any]:
+    async def _send_uncopied(self, client: RedisCluster, commands: Sequence[Command]) -> list[Any]:
         if len(commands) == 1:
-            return [await self._client.execute_command(*commands[0])]
-        pipe: Any = self._client.pipeline(transaction=False)
+            return [await client.execute_command(*commands[0])]
+        pipe: Any = client.pipeline(transaction=False)
         for command in commands:
             pipe.execute_command(*command)
         values = await self._run(pipe, "")
@@ -152,34 +182,25 @@ class Link:
         return values
 
     async def _send_copied(
-        self, commands: Sequence[Command], written: Sequence[str], waits: Mapping[str, int]
+        self, client: RedisCluster, commands: Sequence[Command], written: Sequence[str], copies: Mapping[str, int]
     ) -> list[Any]:
         """Run writes, each on the node to which its WAIT is sent.
 
         Raises MovedError if a slot has moved to another node; the redirection is not followed.
         """
-        client = self._client
         pipe: Any = client.pipeline(transaction=False)
-        targets: dict[str, dict[str, Any]] = {name: {} for name in waits}
-        if isinstance(client, RedisCluster):
-            # The library would choose the node when it sends, and may have read other slots by then.
-            nodes = [_node_of(client, key) for key in written]
-            targets = {node.name: {"target_nodes": node} for node in nodes}
-            for command, node in zip(commands, nodes, strict=True):
-                pipe.execute_command(*command, **targets[node.name])
-        else:
-            for command in commands:
-                pipe.execute_command(*command)
-        for name, count in waits.items():
-            # On the same connection as the writes: WAIT covers only its own connection. ROLE must use it too: after a
-            # failover another connection may lead to the new primary.
-            pipe.execute_command("WAIT", count, int(self._deadline_s * 600), **targets[name])
-            pipe.execute_command("ROLE", **targets[name])
-        options = {"allow_redirections": False} if isinstance(client, RedisCluster) else {}
-        answers = await self._run(pipe, next(iter(waits)) if len(waits) == 1 else "", **options)
+        # The library would choose the node when it sends, and may have read other slots by then.
+        nodes = [_node_of(client, key) for key in written]
+        for command, node in zip(commands, nodes, strict=True):
+            pipe.execute_command(*command, target_nodes=node)
+        targets = {node.name: node for node in nodes}
+        for name, count in copies.items():
+            for command in self._checks(count):
+                pipe.execute_command(*command, target_nodes=targets[name])
+        answers = await self._run(pipe, next(iter(copies)) if len(copies) == 1 else "", allow_redirections=False)
         values, checks = answers[: len(commands)], answers[len(commands) :]
         _raise_first(values)
-        for (name, count), reached, role in zip(waits.items(), checks[::2], checks[1::2], strict=True):
+        for (name, count), reached, role in zip(copies.items(), checks[::2], checks[1::2], strict=True):
             self._check_copied(name, count, reached, role)
         return values
 
@@ -195,14 +216,22 @@ class Link:
             self._failed_node = node
         return answers
 
-    def _waits(self, written: Sequence[str]) -> dict[str, int]:
+    def _checks(self, copies: int) -> Sequence[Command]:
+        """Return the commands that wait for replicas, and that tell whether there are any.
+
+        They belong on the connection of the writes: WAIT covers only its own connection. After a failover, another
+        connection may lead to the new primary.
+        """
+        return ("WAIT", copies, int(self._deadline_s * 600)), ("ROLE",)
+
+    def _copies_by_node(self, client: RedisCluster, written: Sequence[str]) -> dict[str, int]:
         """Return the number of replicas that must acknowledge a write, by the keys' primaries."""
-        if not written or self._replicas == 0:
-            return {}
-        client, names = self._client, {""}
-        if isinstance(client, RedisCluster):
-            names = {_node_of(client, key).name for key in written}
-        return {name: self._replicas or 1 for name in sorted(names) if self._replicas or self._needs_copy(name)}
+        names = sorted({_node_of(client, key).name for key in written})
+        return {name: copies for name in names if (copies := self._required_copies(name))}
+
+    def _required_copies(self, name: str) -> int:
+        """Return the number of replicas that must acknowledge a write on a primary."""
+        return int(self._needs_copy(name)) if self._replicas is None else self._replicas
 
     def _needs_copy(self, name: str) -> bool:
         """Return True if the primary had a replica within REPLICA_GRACE_S, or was not known before."""
@@ -226,8 +255,7 @@ class Link:
         if self._replicas is None:
             # A server's failure is detected by its writes. The known state of its replicas remains.
             with suppress(StoreUnavailable):
-                async with self._bounded():
-                    await self._refresh_replicas()
+                await self._bounded(self._refresh_replicas)
 
     async def _refresh_replicas(self) -> None:
         found, known = await self._found_replicas(), self._copies_until
@@ -245,21 +273,28 @@ class Link:
         }
 
     async def connected_replicas(self) -> dict[str, int]:
-        async with self._bounded():
-            found = await self._found_replicas()
-            for count in found.values():
-                if isinstance(count, BaseException):
-                    raise count
-        return {name: count for name, count in found.items() if not isinstance(count, BaseException)}
+        return await self._bounded(self._all_replicas)
+
+    async def _all_replicas(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name, count in (await self._found_replicas()).items():
+            if isinstance(count, BaseException):
+                raise count
+            found[name] = count
+        return found
 
     async def _found_replicas(self) -> dict[str, int | BaseException]:
         """Return the number of connected replicas by primary, or its failure if it does not answer."""
-        targets: dict[str, dict[str, Any]] = {"": {}}
-        if isinstance(self._client, RedisCluster):
-            await self._read_slots(self._client)
-            targets = {node.name: {"target_nodes": node} for node in self._client.get_primaries()}
+        targets = await self._primaries()
         counts = await asyncio.gather(*map(self._replicas_of, targets.values()), return_exceptions=True)
         return dict(zip(targets, counts, strict=True))
+
+    async def _primaries(self) -> dict[str, dict[str, Any]]:
+        """Return the options with which a command reaches each primary, by the primary's name."""
+        if not isinstance(self._client, RedisCluster):
+            return {"": {}}
+        await self._read_slots(self._client)
+        return {node.name: {"target_nodes": node} for node in self._client.get_primaries()}
 
     async def _replicas_of(self, target: dict[str, Any]) -> int:
         try:
@@ -270,38 +305,35 @@ class Link:
 
     async def settings(self, *names: str) -> list[Mapping[str, str]]:
         """Return the named settings of every primary, without those that it denies."""
-        if not isinstance(self._client, RedisCluster):
-            return [await self._settings_of(names, {})]
-        async with self._bounded():
-            await self._read_slots(self._client)
-        return [await self._settings_of(names, {"target_nodes": node}) for node in self._client.get_primaries()]
+        found: list[Mapping[str, str]] = []
+        for target in (await self._bounded(self._primaries)).values():
+            answers = [await self._bounded(self._setting, name, target) for name in names]
+            found.append({text(key): text(value) for answer in answers for key, value in answer.items()})
+        return found
 
-    async def _settings_of(self, names: Sequence[str], target: dict[str, Any]) -> Mapping[str, str]:
-        found: dict[Any, Any] = {}
-        for name in names:
-            async with self._bounded():
-                try:
-                    found |= await self._client.config_get(name, **target)
-                except NoPermissionError:
-                    # A hosted server may deny access to its settings. An unreachable one raises another error.
-                    continue
-                except ResponseError as error:
-                    if not str(error).lower().startswith("unknown command"):
-                        raise
-        return {text(key): text(value) for key, value in found.items()}
+    async def _setting(self, name: str, target: dict[str, Any]) -> Mapping[Any, Any]:
+        try:
+            return dict(await self._client.config_get(name, **target))
+        except ResponseError as error:
+            # A hosted server may deny access to its settings. An unreachable one raises another error.
+            if isinstance(error, NoPermissionError) or str(error).lower().startswith("unknown command"):
+                return {}
+            raise
 
     async def current_history(self, key: str) -> str:
         """Return the replication id of the primary of `key`, empty without permission for INFO.
 
         Uses no pooled connection. Raises StoreUnavailable, also while sentinels or nodes disagree on the primary.
         """
-        async with self._bounded():
-            async with await self._find_primary(key) as primary:
-                try:
-                    found = await primary.info("replication")
-                except NoPermissionError:
-                    return ""
-            return str(found["master_replid"])
+        return await self._bounded(self._read_history, key)
+
+    async def _read_history(self, key: str) -> str:
+        async with await self._find_primary(key) as primary:
+            try:
+                found = await primary.info("replication")
+            except NoPermissionError:
+                return ""
+        return str(found["master_replid"])
 
     async def _find_primary(self, key: str) -> Redis:
         server = self._server
@@ -327,8 +359,10 @@ class Link:
 
     async def aclose(self) -> None:
         # A broken connection may fail to close.
-        with suppress(Exception):
-            await self._client.aclose()
+        for client in (self._client, self._server.commands):
+            if client is not None:
+                with suppress(Exception):
+                    await client.aclose()
         if isinstance(self._client, RedisCluster):
             # The library closes nothing while a new read of the slots is pending.
             for nodes in ("nodes_cache", "startup_nodes"):
