@@ -48,9 +48,31 @@ async def test_settlement_marker_of_an_earlier_version_counts_in_full(tmp_path: 
     store = RedisStore(server.url, Retention(), deadline_s=5.0)
     try:
         with server.client() as client:
-            client.set(keys.settled(owner, once), "")
+            client.set(keys.settlement(owner, DAY, once)[1], "")
         await store.settle(UsageRecord(once, LedgerLine(owner, "m", "2026-11-21", TokenUsage(requests=1, output=7))))
         assert await store.ledger("2026-11-21", "2026-11-21", owner) == ()
+    finally:
+        await store.aclose()
+        server.end()
+
+
+async def test_settlements_of_one_call_take_one_round_trip_and_count_once(tmp_path: Path) -> None:
+    server = Server(tmp_path / "redis").start()
+    store = RedisStore(server.url, Retention(), deadline_s=5.0)
+    owners = [Account("ann", fresh("key")) for _ in range(3)]
+    records = [UsageRecord(fresh("turn"), LedgerLine(owner, "m", DAY, USED)) for owner in owners for _ in range(20)]
+    try:
+        await store.settle(records[0])
+        with server.client() as client:
+            # The server has lost the script, and the list of ledgers.
+            client.script_flush()
+            client.flushall()
+            await store.settle(*records)
+            await store.settle(*records)
+            assert client.info("clients")["connected_clients"] <= 3
+        assert {entry.account: entry.used for entry in await store.ledger(DAY, DAY)} == {
+            owner: TokenUsage(requests=20, input=1800, output=800) for owner in owners
+        }
     finally:
         await store.aclose()
         server.end()

@@ -9,16 +9,17 @@ only buckets that ended since the previous claim. The clock is the server's.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import orjson
 
 from unisono.core.quotas import (
+    NO_TOKEN_USAGE,
     SHARE,
     USED,
     Account,
@@ -34,13 +35,18 @@ from unisono.core.quotas import (
 )
 from unisono.store.redis import keys
 from unisono.store.redis.account_scripts import EXTEND_CLAIMS, RESERVE, SETTLE, UNDO_CLAIM
-from unisono.store.redis.connection import Link
+from unisono.store.redis.connection import Link, ScriptCall
 from unisono.store.redis.script_args import Args, milliseconds
 
 # Time for which settled ids are remembered, in seconds.
 SETTLED_S = 86_400.0
+SETTLED_MS = milliseconds(SETTLED_S)
 # Time for which a period's sums are stored after its end, in seconds.
 PAST_PERIOD_S = 86_400.0
+
+# Amounts of a settlement as the script reads them, and their values.
+AMOUNTS = " ".join([f"{name}=%d" for name in USED])
+amounts_of = attrgetter(*USED)
 
 
 class RedisAccounts:
@@ -96,43 +102,23 @@ class RedisAccounts:
 
     async def settle(self, *settlements: UsageRecord) -> None:
         places = [(one.entry.account, one.entry.day) for one in settlements]
-        used = {place for place, one in zip(places, settlements, strict=True) if one.entry.used != TokenUsage()}
+        used = {place for place, one in zip(places, settlements, strict=True) if one.entry.used != NO_TOKEN_USAGE}
         # List the ledger before the entry is written: an unlisted entry would not be counted.
         new = used - self._known_accounts
-        await self._list(new)
-        # The failure of one does not affect the others: each is one operation, and each may be repeated.
-        if len(settlements) == 1:
-            results = [await self._settled(settlements[0])]
-        else:
-            results = await asyncio.gather(*(self._settled(one) for one in settlements))
+        if new:
+            await self._list(new)
+        # Each is one operation, which does not affect the others and may be repeated. It returns whether its entry is
+        # the first one of its account and day.
+        results = await self._link.act_each(SETTLE, [_to_script_call(one) for one in settlements])
         # A server that restarted without recent writes has lost the list too.
-        lost = {place for place, first in zip(places, results, strict=True) if first} - new
-        self._known_accounts -= lost
-        await self._list(lost)
+        lost = {place for place, is_first in zip(places, results, strict=True) if is_first} - new
+        if lost:
+            self._known_accounts -= lost
+            await self._list(lost)
 
     async def _list(self, places: set[tuple[Account, str]]) -> None:
-        if places:
-            await self._link.write(*(("SADD", keys.LEDGERS, _listing(*place)) for place in places))
-            self._known_accounts |= places
-
-    async def _settled(self, one: UsageRecord) -> bool:
-        """Settle, and return True for the first entry of its account and day."""
-        entry, claim = one.entry, one.claim
-        named = [
-            keys.ledger(entry.account, entry.day),
-            keys.settled(entry.account, one.once),
-            keys.ledger_served(entry.account, entry.day),
-        ]
-        # One field name for both models.
-        served = json.dumps([entry.model, entry.served]) if entry.served else ""
-        ends = -1 if claim is None or claim.period_ends is None else milliseconds(claim.period_ends + PAST_PERIOD_S)
-        # One argument for all amounts: redis-py spends more time on an argument than the script on reading an amount.
-        used = " ".join([f"{name}={getattr(entry.used, name)}" for name in USED])
-        args: Args = [
-            *(entry.model, served, milliseconds(SETTLED_S), int(claim is not None)),
-            *("" if claim is None else claim.once, ends, used),
-        ]
-        return bool(await self._link.act(SETTLE, [*named, *(_named(claim) if claim is not None else ())], args))
+        await self._link.write(*(("SADD", keys.LEDGERS, _listing(*place)) for place in places))
+        self._known_accounts |= places
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         (found,) = await self._link.read(("SMEMBERS", keys.LEDGERS))
@@ -152,6 +138,19 @@ class RedisAccounts:
 
 
 KEYS_PER_READ = 256
+
+
+def _to_script_call(one: UsageRecord) -> ScriptCall:
+    """Return the keys and the arguments of a settlement."""
+    entry, claim = one.entry, one.claim
+    named = keys.settlement(entry.account, entry.day, one.once)
+    # One field name for both models.
+    served = json.dumps([entry.model, entry.served]) if entry.served else ""
+    ends = -1 if claim is None or claim.period_ends is None else milliseconds(claim.period_ends + PAST_PERIOD_S)
+    # One argument for all amounts, because each argument costs time.
+    args: Args = [entry.model, served, SETTLED_MS, int(claim is not None)]
+    args += ["" if claim is None else claim.once, ends, AMOUNTS % amounts_of(entry.used)]
+    return (named if claim is None else [*named, *_named(claim)]), args
 
 
 def _used(fields: object) -> Iterable[tuple[str, TokenUsage]]:

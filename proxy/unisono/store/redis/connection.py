@@ -97,7 +97,7 @@ class Link:
         Each run is an operation of its own. All take one round trip, but one each in a cluster. Raises the first
         refusal, or `StoreUnavailable`.
         """
-        if self.is_cluster and len(calls) > 1:
+        if len(calls) > 1 and self.is_cluster:
             # A node without the script must not repeat the runs of others.
             return await asyncio.gather(*(self.act(script, *call) for call in calls))
         values = []

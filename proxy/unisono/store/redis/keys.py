@@ -28,6 +28,7 @@ Tenants and ids are escaped, so that no spelling of one reaches the names of ano
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from urllib.parse import quote
 
@@ -42,10 +43,14 @@ AUDIT = "t:{keys}:a"
 # Maximum number of cached names. Most occur often: tenants, keys, models and the facets of requests.
 NAMES_CACHED = 4096
 
+is_plain = re.compile(r"[A-Za-z0-9_.~-]*").fullmatch
 
-@lru_cache(maxsize=NAMES_CACHED)
-def _quoted(name: str) -> str:
-    return quote(name, safe="", errors="replace")
+
+def _escaped(name: str) -> str:
+    return name if is_plain(name) else quote(name, safe="", errors="replace")
+
+
+_quoted = lru_cache(maxsize=NAMES_CACHED)(_escaped)
 
 
 def directory(kind: str) -> str:
@@ -106,8 +111,11 @@ def ledger_served(account: Account, day: str) -> str:
     return f"{tag(account.tenant, account.key)}a:v:{quote(day, safe='')}"
 
 
-def settled(account: Account, once: str) -> str:
-    return f"{tag(account.tenant, account.key)}a:s:{_quoted(once)}"
+def settlement(account: Account, day: str, once: str) -> list[str]:
+    """Return the Redis keys of a settlement: the ledgers of its day, and what it has counted."""
+    here, escaped_day = tag(account.tenant, account.key) + "a:", _quoted(day)
+    # Ids of settlements occur once, so their names are not cached.
+    return [f"{here}l:{escaped_day}", f"{here}s:{_escaped(once)}", f"{here}v:{escaped_day}"]
 
 
 def traces(tenant: str) -> list[str]:
