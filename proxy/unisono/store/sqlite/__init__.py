@@ -45,7 +45,6 @@ from unisono.store.sqlite.schema import (
     connect_reader,
     is_unwritable,
     sweep,
-    transaction,
 )
 
 P = ParamSpec("P")
@@ -128,9 +127,9 @@ class SqliteStore(SqliteAccess):
         self._worker.shutdown(wait=False)
 
     async def _run(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
-        self._check_open()
         if self._is_in_memory:
             return self._run_transaction(self._db, True, work, *args, **named)
+        self._check_open()
         asked_s = time.monotonic()
 
         def act() -> T:
@@ -141,9 +140,9 @@ class SqliteStore(SqliteAccess):
 
     async def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
         """Run work that only reads, on the reading thread; see `_run`."""
-        self._check_open()
         if self._is_in_memory:
             return self._run_transaction(self._db, False, work, *args, **named)
+        self._check_open()
 
         def act() -> T:
             return self._run_transaction(self._reading_db or self._db, False, work, *args, **named)
@@ -189,7 +188,10 @@ class SqliteStore(SqliteAccess):
         if db is None:
             raise StoreUnavailable(NOT_OPEN)
         try:
-            with transaction(db, writes=writes):
+            # A read takes no lock, so that other writers do not delay it.
+            db.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+            # Commits, or rolls back after an error.
+            with db:
                 act = Transaction(db, self._clock(), self._retention, self._bounds)
                 if writes and abs(act.now - self._swept_at) >= SWEEP_EVERY_S:
                     sweep(act)

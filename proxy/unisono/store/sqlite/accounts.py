@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final
 
 from unisono.core.minute import Minute
 from unisono.core.quotas import (
     MILLION,
+    NO_TOKEN_USAGE,
     SHARE,
     USED,
     WINDOW_S,
@@ -37,6 +39,9 @@ PAST_PERIOD_S: Final = 86_400.0
 FOR_EVER: Final = 1e15
 
 COLUMNS: Final = ", ".join(USED)
+
+_amounts = attrgetter(*USED)
+_account_columns = attrgetter("tenant", "key")
 
 
 def _insert(table: str, keys: int) -> str:
@@ -183,7 +188,7 @@ def extend(act: Transaction, claims: Sequence[QuotaReservation]) -> None:
 def settle(act: Transaction, settlements: Sequence[UsageRecord]) -> None:
     for one in settlements:
         entry, added = one.entry, _newly_counted(act, one)
-        if added != TokenUsage():
+        if added != NO_TOKEN_USAGE:
             place, amounts = (entry.day, *_account_columns(entry.account), entry.model), _amounts(added)
             act.db.execute(ENTER, (*place, *amounts))
             if entry.served:
@@ -198,21 +203,18 @@ def _newly_counted(act: Transaction, one: UsageRecord) -> TokenUsage:
     expires = act.now + SETTLED_S
     is_new = act.db.execute("INSERT OR IGNORE INTO account_settled VALUES (?, ?, ?, ?)", (*here, expires)).rowcount
     if is_new:
-        counted = TokenUsage()
+        added = total = one.entry.used
     else:
         row = act.db.execute(COUNTED, here).fetchone()
         # Without a row an earlier version settled it, and counted everything at once.
         counted = one.entry.used if row is None else TokenUsage(*row)
-    added = one.entry.used - counted
-    if added != TokenUsage():
-        amounts = _amounts(counted + added)
-        act.db.execute(COUNT, (*here, *amounts, expires))
-        act.db.execute(EXTEND_MARK, (expires, *here))
+        added = one.entry.used - counted
+        total = counted + added
+    if added != NO_TOKEN_USAGE:
+        act.db.execute(COUNT, (*here, *_amounts(total), expires))
+        if not is_new:
+            act.db.execute(EXTEND_MARK, (expires, *here))
     return added
-
-
-def _amounts(used: TokenUsage) -> list[int]:
-    return [getattr(used, name) for name in USED]
 
 
 def _settle_reservation(act: Transaction, claim: QuotaReservation, used: TokenUsage) -> None:
@@ -226,7 +228,7 @@ def _settle_reservation(act: Transaction, claim: QuotaReservation, used: TokenUs
         more = used.tokens - row[1]
         _count(act, claim.account, int(act.now) if more > 0 else row[0], 0, more)
         act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", here)
-    if used == TokenUsage():
+    if used == NO_TOKEN_USAGE:
         return
     ends = FOR_EVER if claim.period_ends is None else claim.period_ends + PAST_PERIOD_S
     act.db.execute(
@@ -274,7 +276,3 @@ def _count(act: Transaction, account: Account, second: int, requests: int, token
         "ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens",
         (*_account_columns(account), second, requests, tokens, second + WINDOW_S + 2),
     )
-
-
-def _account_columns(account: Account) -> tuple[str, str]:
-    return account.tenant, account.key

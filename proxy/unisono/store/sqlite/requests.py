@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from unisono.core.request_record import RequestRecord
@@ -26,6 +27,8 @@ from unisono.store.sqlite.schema import Transaction
 ALL: Final = ""
 # Largest end of a request, in milliseconds.
 FAR_MS: Final = 2**53
+# Maximum number of cached texts. Most occur often: tenants, keys and models.
+TEXTS_CACHED: Final = 4096
 # Old records that one write deletes besides as many as it adds.
 EXTRA_DELETED: Final = 200
 
@@ -153,11 +156,12 @@ def counts(act: Transaction, wanted: RequestFilter, step_s: int) -> dict[int, di
     return points
 
 
-def _facets_of(record: RequestRecord) -> list[str]:
+def _facets_of(record: RequestRecord) -> tuple[str, ...]:
     """Return the facets under which a record is stored."""
-    return [_text(facet) for facet in (ALL, *facets_of(record))]
+    return tuple(map(_text, (ALL, *facets_of(record))))
 
 
+@lru_cache(maxsize=TEXTS_CACHED)
 def _text(value: str) -> str:
     """Return a text that SQLite can store. A name that a client chose may have a lone surrogate."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -7,8 +7,6 @@ Expired rows are invisible to readers immediately; the sweep only reclaims their
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,7 +198,8 @@ def is_unwritable(error: StoreUnavailable) -> bool:
 
 def _make(db: sqlite3.Connection) -> None:
     # Two processes may open a new file at once: the second to get the lock finds the tables.
-    with transaction(db):
+    db.execute("BEGIN IMMEDIATE")
+    with db:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise StoreUnreadable(
@@ -212,21 +211,6 @@ def _make(db: sqlite3.Connection) -> None:
             db.execute(f"PRAGMA user_version = {VERSION}")
         for statement in filter(str.strip, ADDED.split(";")):
             db.execute(statement)
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection, *, writes: bool = True) -> Iterator[None]:
-    """Commit or roll back as a whole.
-
-    A read takes no lock, so that other writers do not delay it.
-    """
-    db.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
-    try:
-        yield
-        db.execute("COMMIT")
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
 
 
 def sweep(act: Transaction) -> None:
