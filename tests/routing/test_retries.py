@@ -154,6 +154,21 @@ async def test_a_resumed_answer_passes_waiting_requests() -> None:
             pass
 
 
+async def test_a_request_that_fits_does_not_pass_waiting_requests() -> None:
+    pool, _ = await known_pool(live_of("a", Clock(), max_tokens=1000), clock=Clock())
+    large, small = RouteRequirements(600, max_tokens=0), RouteRequirements(100, max_tokens=0)
+    with await pool.route(REQUEST).next_slot(large):
+        first = asyncio.create_task(pool.route(REQUEST).next_slot(large))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(pool.route(REQUEST).next_slot(small))
+        await asyncio.sleep(0)
+        assert not first.done()
+        assert not second.done()
+    async with asyncio.timeout(5):
+        with await first, await second:
+            pass
+
+
 MOVES: dict[str, tuple[list[UnisonoError | None], int]] = {
     "no failure": ([None], 1),
     "two failures": ([GONE, BackendProtocolError("x"), None], 3),

@@ -164,6 +164,9 @@ class LearnedTimes:
     timeouts: int = 0
 
 
+NOTHING_LEARNED: Final = LearnedTimes()
+
+
 @statically_frozen
 @dataclass(frozen=True, slots=True)
 class AttemptSample:
@@ -183,7 +186,8 @@ class AttemptTimes:
     """Samples of one deployment: the last MAX_SAMPLES that are not older than MAX_SAMPLE_AGE_S."""
 
     def __init__(self) -> None:
-        self._samples: deque[AttemptSample] = deque()
+        # Time of each sample, and its values with the lists that contain them.
+        self._samples: deque[tuple[float, list[tuple[list[float], float]]]] = deque()
         # Values of the samples, each list in ascending order: seconds to the first token for short prompts, seconds to
         # the first token per prompt token for long prompts, and largest gaps in seconds.
         self._first: list[float] = []
@@ -199,8 +203,9 @@ class AttemptTimes:
         """Add an attempt that answered; samples must be added in the order of their times."""
         if len(self._samples) == MAX_SAMPLES:
             self._remove_oldest()
-        self._samples.append(sample)
-        for values, value in self._values_of(sample):
+        found = self._values_of(sample)
+        self._samples.append((sample.at, found))
+        for values, value in found:
             insort(values, value)
         self._timeouts = 0
         # Now, and not when the next attempt begins: a client may be waiting for it.
@@ -220,7 +225,7 @@ class AttemptTimes:
 
     def learned(self, now: float) -> LearnedTimes:
         samples = self._samples
-        while samples and now - samples[0].at > MAX_SAMPLE_AGE_S:
+        while samples and now - samples[0][0] > MAX_SAMPLE_AGE_S:
             self._remove_oldest()
             self._learned = None
         if self._learned is None:
@@ -228,7 +233,8 @@ class AttemptTimes:
         return self._learned
 
     def _remove_oldest(self) -> None:
-        for values, value in self._values_of(self._samples.popleft()):
+        _, found = self._samples.popleft()
+        for values, value in found:
             del values[bisect_left(values, value)]
 
     def _values_of(self, sample: AttemptSample) -> list[tuple[list[float], float]]:
@@ -244,9 +250,9 @@ class AttemptTimes:
     def _learn(self) -> LearnedTimes:
         return LearnedTimes(
             is_warm=bool(self._samples),
-            first_token_s=_percentile_95(self._first) or 0.0,
-            s_per_token=_percentile_95(self._per_token),
-            gap_s=_percentile_95(self._gaps),
+            first_token_s=_percentile_95(self._first) if self._first else 0.0,
+            s_per_token=_percentile_95(self._per_token) if self._per_token else None,
+            gap_s=_percentile_95(self._gaps) if self._gaps else None,
             timeouts=self._timeouts,
         )
 
@@ -263,7 +269,7 @@ def attempt_timeouts(
     gap_s = attempt.waiting_tokens / MIN_READING_SPEED + GAP_FACTOR * (learned.gap_s or 0.0)
     first_token_s = _limit(minimum.first_token_s, certain_s, needed_s, timeouts.total_s, attempt, learned)
     # Silence is measured after the first token, so without samples of gaps no guess applies.
-    silent = learned if learned.gap_s is not None else LearnedTimes()
+    silent = learned if learned.gap_s is not None else NOTHING_LEARNED
     silence_s = _limit(minimum.silence_s, gap_s, gap_s, timeouts.total_s, attempt, silent)
     connect_s = max(MIN_CONNECT_S, _share_s(timeouts.total_s, attempt)) if attempt.retries_left else inf
     return Timeouts(
@@ -305,5 +311,5 @@ def _share_s(time_left_s: float, attempt: PendingAttempt) -> float:
     return time_left_s / (attempt.retries_left + 1)
 
 
-def _percentile_95(ordered: list[float]) -> float | None:
-    return ordered[ceil(0.95 * len(ordered)) - 1] if ordered else None
+def _percentile_95(ordered: list[float]) -> float:
+    return ordered[ceil(0.95 * len(ordered)) - 1]

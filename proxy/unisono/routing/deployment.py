@@ -182,8 +182,13 @@ class LiveDeployment:
         return SlotReservation(self, share, self.last_request_at)
 
     def give_back(self, hold: SlotReservation) -> None:
-        hold.share.give_back(self.clock())
-        self._changed()
+        now = self.clock()
+        hold.share.give_back(now)
+        # Without circuits and rate limits, time alone does not change the candidate.
+        if self.circuits or self.candidate.rate is not None:
+            self.refresh(now)
+        for listener in self.listeners:
+            listener()
 
     def set_server_load(self, load: Load | None, running_before: int = 0) -> None:
         """Set the load that the server reports.
@@ -230,6 +235,7 @@ class LiveDeployment:
         """Settle a suspicion; `fails` says whether the deployment itself fails."""
         before, suspects, jitter = self.phase(now), suspected(self.circuits, self.tolerance), uniform(0.9, 1.1)  # noqa: S311
         self.circuits = self._suspicion.judged(self.circuits, self.tolerance, now, fails=fails, jitter=jitter)
+        self.refresh(now)
         for kind, caller in suspects.items():
             if fails:
                 self._phased(before, kind, now)

@@ -235,6 +235,10 @@ class DeploymentGroup:
         other.hedges += 1
         return self.reserve(other, demand, selection)
 
+    def free_slot(self, demand: RouteRequirements, selection: SelectionRequest) -> SlotReservation | None:
+        """Reserve a slot now; None if there is none, or if requests wait in the queue."""
+        return None if len(self.line) else self.line.grant(self.attempt(demand, selection).slot)
+
     async def wait_for(
         self, owner: str, number: int, demand: RouteRequirements, selection: SelectionRequest, until: float
     ) -> SlotReservation | None:

@@ -72,7 +72,7 @@ class HeldSlot:
         self._since = hold.at
         self.capabilities = capabilities
         self._prompt_tokens = demand.prompt_tokens
-        self._knows_cache = group.knows_caches and bool(demand.blocks)
+        self._knows_cache = bool(demand.blocks) and group.knows_caches
         self._wait: FirstTokenWait | None = None
         # State of the current attempt.
         self._unread_tokens = 0
@@ -195,7 +195,8 @@ class HeldSlot:
             self._end_limit()
 
     def _end_attempt(self) -> None:
-        self._end_wait()
+        if self._wait is not None or self._limit is not None:
+            self._end_wait()
         if self._generates:
             self._generates = False
             self._live.generation.end(self._live.clock())

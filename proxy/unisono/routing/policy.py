@@ -206,12 +206,12 @@ class SelectionRequest:
 
     def known(self, bit: int) -> int:
         """Return the number of prefix tokens that a deployment holds."""
-        held = self.cached_prefixes
-        return max((tokens for mask, tokens in held if mask & bit), default=0) if held else 0
+        return max((tokens for mask, tokens in self.cached_prefixes if mask & bit), default=0)
 
     def work(self, bit: int) -> int:
         """Return the work of the request on a deployment; even a fully cached prompt costs 1."""
-        return max(self.prompt_tokens - self.known(bit), 1) + self.answer
+        known = self.known(bit) if self.cached_prefixes else 0
+        return max(self.prompt_tokens - known, 1) + self.answer
 
 
 def to_selection_request(
@@ -237,7 +237,7 @@ def to_selection_request(
         prompt_tokens=demand.prompt_tokens,
         tokens=demand.prompt_tokens + (EXPECTED_OUTPUT if most is None else min(most, EXPECTED_OUTPUT)),
         answer=ANSWER_WORK if most is None else min(most, ANSWER_WORK),
-        cached_prefixes=[(mask, blocks * BLOCK_TOKENS) for mask, blocks in held],
+        cached_prefixes=[(mask, blocks * BLOCK_TOKENS) for mask, blocks in held] if held else [],
         key=key,
         sticky=bool(gathers and sticky),
         preferred_abilities=demand.preferred_abilities,

@@ -127,11 +127,15 @@ class RoutingPool:
                         "from 'fallbacks'.",
                         param="fallbacks",
                     )
-        ruled_out = self._ruled_out(request, (request.model, *others.fallbacks, *others.larger))
-        own = _usable(groups, (request.model,), ruled_out)
-        fallbacks = _usable(groups, others.fallbacks, ruled_out)
-        larger = _usable(groups, others.larger, ruled_out)
-        if not (first := own or fallbacks or larger):
+        ruled_out = 0
+        if self.rules.tags is not None or request.requested.deployment:
+            ruled_out = self._ruled_out(request, (request.model, *others.fallbacks, *others.larger))
+        own = groups.get(request.model)
+        if own is not None and ruled_out and not _is_usable(own, ruled_out):
+            own = None
+        fallbacks = _usable(groups, others.fallbacks, ruled_out) if others.fallbacks else ()
+        larger = _usable(groups, others.larger, ruled_out) if others.larger else ()
+        if own is None and not (fallbacks or larger):
             if request.model in groups or (ruled_out and request.model in other):
                 raise self._without_deployments(request, ruled_out)
             if request.model in other and not request.passing:
@@ -140,7 +144,7 @@ class RoutingPool:
                     param="model",
                 )
             raise UnknownModel(f"The model `{request.model}` does not exist.", param="model")
-        return GroupFailoverRoute(request, first[0], fallbacks, larger, ruled_out)
+        return GroupFailoverRoute(request, own or (*fallbacks, *larger)[0], fallbacks, larger, ruled_out)
 
     def _ruled_out(self, request: RouteRequest, models: Sequence[str]) -> int:
         """Return the mask of the deployments of `models` that a request rules out.
@@ -148,8 +152,6 @@ class RoutingPool:
         A request that selects a deployment rules out all others, whatever their tags.
         """
         mask, chosen = 0, request.requested.deployment
-        if self.rules.tags is None and not chosen:
-            return mask
         for model in models:
             # The tags select among all deployments of a model, whichever kind they are.
             groups = [group for of_kind in (self._speaking, self._passing) if (group := of_kind.get(model))]
@@ -349,13 +351,12 @@ class RoutingPool:
 
 def _usable(groups: Mapping[str, DeploymentGroup], models: Sequence[str], ruled_out: int) -> Sequence[DeploymentGroup]:
     """Return the groups of `models` that have a deployment outside of the mask `ruled_out`."""
-    if not models:
-        return ()
-    return [group for name in models if (group := groups.get(name)) and _is_usable(group, ruled_out)]
+    found = [group for name in models if (group := groups.get(name))]
+    return [group for group in found if _is_usable(group, ruled_out)] if ruled_out else found
 
 
 def _is_usable(group: DeploymentGroup, ruled_out: int) -> bool:
-    return not ruled_out or any(not live.candidate.bit & ruled_out for live in group.members)
+    return any(not live.candidate.bit & ruled_out for live in group.members)
 
 
 def _window(deployment: LiveDeployment) -> int | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from unisono.core.frozen import statically_frozen
 from unisono.errors import BackendOverloaded, ShareExceeded
 
 SlotT = TypeVar("SlotT")
@@ -25,6 +26,7 @@ MIN_RETRY_AFTER_S: Final = 1.0
 MAX_RETRY_AFTER_S: Final = 30.0
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class SlotOffer(Generic[SlotT]):
     """Result of an attempt: a slot, or a mask of deployments worth waiting for.
@@ -92,7 +94,7 @@ class WaitingQueue(Generic[SlotT]):
         if not len(self):
             offer = attempt(0)
             if offer.slot is not None or not offer.waits_for:
-                return self._grant(offer.slot)
+                return self.grant(offer.slot)
         waiter = Waiter(owner, number, resumes, attempt)
         self._join(waiter)
         try:
@@ -151,11 +153,12 @@ class WaitingQueue(Generic[SlotT]):
             self._leave(waiter)
             if waiter.owner in self._owners:
                 self._owners.move_to_end(waiter.owner)
-            waiter.answer.set_result(self._grant(offer.slot))
+            waiter.answer.set_result(self.grant(offer.slot))
             return True
         return False
 
-    def _grant(self, held: SlotT | None) -> SlotT | None:
+    def grant(self, held: SlotT | None) -> SlotT | None:
+        """Record that a request gets a slot, and return the slot."""
         if held is not None:
             self._moved.append(self._clock())
         return held

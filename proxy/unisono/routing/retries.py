@@ -38,7 +38,6 @@ MAX_FAILED_ATTEMPTS: Final = 5
 # busy or too slow is different: the next one gets the same load.
 DEATHS: Final = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL, BreakerFailure.ERROR})
 
-
 # The same pauses between retries as LiteLLM.
 # Pause before a failed deployment is retried, in seconds; doubles with every failure.
 FIRST_PAUSE_S: Final = 0.5
@@ -86,14 +85,15 @@ class GroupFailoverRoute:
         self._drawn = random()  # noqa: S311 - nothing secret
         # Mask of deployments that failed or must not be used.
         self._failed_mask = ruled_out
-        self._requested_retries = request.requested.num_retries
+        own = request.requested.num_retries
+        self._num_retries = group.rules.num_retries if own is None else own
+        # True if the route has one deployment.
+        self._is_alone = len(group.members) == 1 and not (fallbacks or larger)
         # Failures that count against `num_retries`, by model.
         self._failures: dict[str, int] = {}
         self._deaths = 0
-        # True after a free move away from a dead deployment.
-        self._moved = False
-        # Mask of deployments with a transient failure.
-        self._back = 0
+        self._moved = False  # a free move away from a dead deployment was made
+        self._back = 0  # mask of deployments with a transient failure
         # True if the last slot was for continuing an answer that a client is reading.
         self._resumes = False
         # True if there was a pause since the last failure.
@@ -111,7 +111,7 @@ class GroupFailoverRoute:
     @property
     def retries_left(self) -> int:
         group = self._group if self._at is None else self._at[0]
-        return max(self._num_retries(group) - self._failures.get(group.model, 0), 0)
+        return max(self._num_retries - self._failures.get(group.model, 0), 0)
 
     def has_alternative(self, prompt_tokens: int) -> bool:
         """Return whether another healthy deployment has a context window that fits the prompt."""
@@ -121,7 +121,7 @@ class GroupFailoverRoute:
         for group in (self._group, *self._fallbacks):
             failures = self._failures.get(group.model, 0) + (group is current)
             # The retry limit does not hold while a client reads the answer.
-            if failures > self._num_retries(group) and not self._resumes:
+            if failures > self._num_retries and not self._resumes:
                 continue
             for one in (live.candidate for live in group.members):
                 has_room = one.context is None or one.context > prompt_tokens
@@ -131,7 +131,7 @@ class GroupFailoverRoute:
 
     @property
     def elsewhere(self) -> bool:
-        return self._another(resumes=self._resumes)
+        return not (self._is_alone and self._at is not None) and self._another(resumes=self._resumes)
 
     def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:
         if self._at is None:
@@ -203,8 +203,7 @@ class GroupFailoverRoute:
         waits = any(
             one.candidate.bit & back and one.candidate.rank is not Rank.UNFIT
             for group in groups
-            if self._num_retries(group)
-            and (resumes or self._retries_left(group, pending=pending and group is self._at[0]))
+            if self._num_retries and (resumes or self._retries_left(group, pending=pending and group is self._at[0]))
             for one in group.members
         )
         asked_s = error.retry_after_s or 0.0
@@ -216,11 +215,8 @@ class GroupFailoverRoute:
         later_s = uniform(0, PAUSE_JITTER * min(asked_s, MAX_PAUSE_S))  # noqa: S311 - nothing secret
         return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s + later_s)  # noqa: S311
 
-    def _num_retries(self, group: DeploymentGroup) -> int:
-        return group.rules.num_retries if self._requested_retries is None else self._requested_retries
-
     def _retries_left(self, group: DeploymentGroup, *, pending: bool) -> bool:
-        return self._failures.get(group.model, 0) + pending <= self._num_retries(group)
+        return self._failures.get(group.model, 0) + pending <= self._num_retries
 
     def _count(self, group: DeploymentGroup, error: UnisonoError) -> None:
         if not isinstance(error, ContextTooLong):
@@ -352,10 +348,13 @@ class GroupFailoverRoute:
 
     async def _wait_for_slot(self, group: DeploymentGroup, demand: RouteRequirements) -> HeldSlot:
         """Return a slot in a group, waiting in its queue. Raises the `BackendError` family."""
+        wanted = self._selection_request(group, demand)
+        hold = group.free_slot(demand, wanted)
+        if hold is not None and hold.live.known is not None:
+            return self._given(group, hold, hold.live.known, demand)
         number = group.line.number()
         # A slot that becomes free after the time for the answer is useless.
         until = asyncio.get_running_loop().time() + min(group.rules.bounds.timeout_s, group.longest_answer_s)
-        wanted = self._selection_request(group, demand)
         error: BackendError | None = None
         examined: tuple[tuple[str, str], ...] = ()
         while True:
