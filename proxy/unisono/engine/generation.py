@@ -56,12 +56,10 @@ class HarmonyGeneration(BatchStream):
             yield known
         try:
             if prepared.loop is not None:
-                runner.session.pause()
-                async with aclosing(self._first_calls(prepared, reader)) as batches:
+                async with aclosing(self._first_calls(prepared, runner, reader)) as batches:
                     async for batch in batches:
                         if events := self._to_emit(batch, reader, runner):
                             yield events
-                runner.session.resume()
                 # The results of approved calls belong to the conversation that the first prompt renders.
                 if reader.round is not None:
                     prepared = replace(prepared, conversation=reader.round.with_results(prepared.conversation))
@@ -72,17 +70,27 @@ class HarmonyGeneration(BatchStream):
                 # A tool that was called with the user's approval or answer asks the user.
                 yield [*self._buffered, await self._finish(runner, builder, reader, FinishReason.STOP)]
                 return
-            while True:
+            is_finished = False
+            while not is_finished:
                 try:
-                    async with aclosing(self._answer(prepared, runner, builder, reader)) as batches:
-                        async for batch in batches:
+                    if reader.has_pending_edit:
+                        batch = await settled(reader, reader.apply_edit)
+                        if batch and (events := self._to_emit(batch, reader, runner)):
+                            yield events
+                    batch, reason = [], None
+                    async with aclosing(await runner.step(builder, reader)) as batches:
+                        async for batch, reason in batches:
+                            if reason is not None or reader.is_stopped:
+                                break
+                            if events := self._to_emit(batch, reader, runner):
+                                yield events
+                    async with aclosing(self._end_step(prepared, runner, builder, reader, batch, reason)) as rest:
+                        async for batch in rest:
+                            is_finished = bool(batch) and isinstance(batch[-1], Finished)
                             if events := self._to_emit(batch, reader, runner):
                                 yield events
                 except (BackendError, ContextTooLong) as error:
-                    # Errors of the request itself are raised. Errors of a backend go to the failover policy.
                     reader = await self._recover(error, prepared, runner, reader)
-                else:
-                    break
         finally:
             runner.session.release()
         if self._buffered:
@@ -113,7 +121,7 @@ class HarmonyGeneration(BatchStream):
     async def _recover(
         self, error: AttemptError, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader
     ) -> OutputReader:
-        """Carry out the failover policy's action for a failed attempt.
+        """Carry out the failover policy's action for an error of the backend.
 
         Raises the error if the request ends.
         """
@@ -147,17 +155,21 @@ class HarmonyGeneration(BatchStream):
                 return await self._restart(prepared, runner, reader)
         return reader
 
-    async def _first_calls(self, prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
+    async def _first_calls(
+        self, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader
+    ) -> AsyncGenerator[list[Event]]:
         """Yield the batches that precede the first generation.
 
         These are the lists of server tools, approved calls, and calls that an interrupted process had generated but not
         made.
         """
+        runner.session.pause()
         if not self._request.resumption.journal and (lists := reader.list_tools()):
             yield lists
         async with aclosing(_tool_batches(prepared, reader)) as batches:
             async for batch in batches:
                 yield batch
+        runner.session.resume()
 
     async def _new_reader(self, prepared: PreparedConversation) -> tuple[OutputReader, list[Event]]:
         """Return a reader at the beginning or after the request's journal, and the journal's events."""
@@ -205,48 +217,42 @@ class HarmonyGeneration(BatchStream):
         if runner.has_output:
             journal.numbers = self.report.journal
 
-    async def _answer(
-        self, prepared: PreparedConversation, runner: StepRunner, builder: PromptBuilder, reader: OutputReader
+    async def _end_step(
+        self,
+        prepared: PreparedConversation,
+        runner: StepRunner,
+        builder: PromptBuilder,
+        reader: OutputReader,
+        events: list[Event],
+        reason: FinishReason | None,
     ) -> AsyncGenerator[list[Event]]:
-        """Yield the remaining batches of the answer, in as many steps as needed."""
-        while True:
-            events: list[Event] = []
-            reason: FinishReason | None = None
-            if reader.has_pending_edit and (events := await settled(reader, reader.apply_edit)):
+        """Yield the last `events` of a step, and the batches before the next step or the end."""
+        if reader.has_pending_edit:
+            # One batch: there is no token between its events at which a journal could be cut.
+            if events := [*events, *await settled(reader, reader.apply_edit)]:
                 yield events
-            async with aclosing(await runner.step(builder, reader)) as batches:
-                async for events, reason in batches:
-                    if reason is not None or reader.is_stopped:
-                        break
+            return
+        match reader.next_step:
+            case RunTools():
+                if events:
                     yield events
-            if reader.has_pending_edit:
+                runner.session.pause()
+                async with aclosing(_tool_batches(prepared, reader)) as tool_batches:
+                    async for batch in tool_batches:
+                        yield batch
+                runner.session.resume()
+                events = []
+            case ContinueTurn() | OpenFinal() if reader.stop_sequence is None:
+                slot = await runner.slot(builder, reader)
+                context = reader.items.next_context(reader.next_step)
+                if not await builder.has_room(context, slot.capabilities, reader.token_count):
+                    yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
+                    return
                 # One batch: there is no token between its events at which a journal could be cut.
-                if events := [*events, *await settled(reader, reader.apply_edit)]:
-                    yield events
-                continue
-            reason = reason or FinishReason.STOP
-            match reader.next_step:
-                case RunTools():
-                    if events:
-                        yield events
-                    runner.session.pause()
-                    async with aclosing(_tool_batches(prepared, reader)) as tool_batches:
-                        async for batch in tool_batches:
-                            yield batch
-                    runner.session.resume()
-                    events = []
-                case ContinueTurn() | OpenFinal() if reader.stop_sequence is None:
-                    slot = await runner.slot(builder, reader)
-                    context = reader.items.next_context(reader.next_step)
-                    if not await builder.has_room(context, slot.capabilities, reader.token_count):
-                        yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
-                        return
-                    # One batch: there is no token between its events at which a journal could be cut.
-                    yield [*events, *reader.start_next_step()]
-                    continue
-            if isinstance(reader.next_step, AnswerDone) or reader.stop_sequence is not None:
-                yield [*events, await self._finish(runner, builder, reader, reason)]
+                yield [*events, *reader.start_next_step()]
                 return
+        if isinstance(reader.next_step, AnswerDone) or reader.stop_sequence is not None:
+            yield [*events, await self._finish(runner, builder, reader, reason or FinishReason.STOP)]
 
     async def _finish(
         self, runner: StepRunner, builder: PromptBuilder, reader: OutputReader, reason: FinishReason
