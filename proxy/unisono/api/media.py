@@ -9,14 +9,15 @@ Descriptions are made and files are read before the validation, which does no I/
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Protocol, Self, TypeGuard
 
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
+from pydantic import ModelWrapValidatorHandler, ValidationInfo, model_validator
 from starlette.requests import Request
 
-from unisono.api.body import off_loop
+from unisono.api.body import OFF_LOOP_BYTES, off_loop
 from unisono.api.field_types import OpenModel
 from unisono.api.history_builder import MEDIA_PARTS
 from unisono.api.image_descriptions import ImageDescriber, ImageDescription, VisionRequest
@@ -66,6 +67,8 @@ class MediaRules:
 
 NO_MEDIA_RULES: Final = MediaRules()
 ALL_REPLACED: Final = MediaRules(lambda: True)
+# Rules for a body whose contents are known to be plain texts.
+NOTHING_TO_REPLACE: Final = MediaRules()
 
 
 class MediaHistory(OpenModel):
@@ -79,30 +82,25 @@ class MediaHistory(OpenModel):
     INSTRUCTIONS: ClassVar[str] = ""
     KEEPS_NEWEST: ClassVar[bool] = True
 
-    _replaced: tuple[str, ...] = PrivateAttr(())
-    _has_lost_media: bool = PrivateAttr(False)
+    # Notes on the replaced parts, and recovery rules that were applied to the request itself. The validation stores
+    # them in the instance if there are any. Private attributes of pydantic would cost every request 25 calls.
+    media_notes: ClassVar[tuple[str, ...]] = ()
+    recoveries: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="wrap")
     @classmethod
     def _without_media(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        if not isinstance(value, dict):
-            return handler(value)
         default = NO_MEDIA_RULES if cls.KEEPS_NEWEST else ALL_REPLACED
-        removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("media", default), cls.INSTRUCTIONS)
+        rules = (info.context or {}).get("media", default)
+        if rules is NOTHING_TO_REPLACE or not isinstance(value, dict):
+            return handler(value)
+        removal = MediaRemoval(cls.HISTORY, rules, cls.INSTRUCTIONS)
         request = handler(removal.body_without_media(value))
-        request._replaced = tuple(removal.notes)
-        request._has_lost_media = removal.has_lost_media
+        if removal.notes:
+            request.__dict__["media_notes"] = tuple(removal.notes)
+        if removal.has_lost_media:
+            request.__dict__["recoveries"] = (MEDIA_LEFT_OUT,)
         return request
-
-    @property
-    def media_notes(self) -> tuple[str, ...]:
-        """Notes on the replaced parts, with their positions."""
-        return self._replaced
-
-    @property
-    def recoveries(self) -> tuple[str, ...]:
-        """Recovery rules that were applied to the request itself."""
-        return (MEDIA_LEFT_OUT,) if self._has_lost_media else ()
 
 
 class ModelWithRules(Protocol):
@@ -151,6 +149,10 @@ async def media_context(
     It has the rules of the model, descriptions of images, and texts of files. Without media, the model is looked up
     only if the newest user message has some, which the rule may strip. Raises FilesBusy.
     """
+    is_large = source.size > OFF_LOOP_BYTES
+    args = source.body, source.kind
+    if not (await asyncio.to_thread(has_parts, *args) if is_large else has_parts(*args)):
+        return {"media": NOTHING_TO_REPLACE}
 
     def rules() -> ModelRules | None:
         name = source.body.get("model")
@@ -179,6 +181,21 @@ async def media_context(
     if reader is not None and media.files:
         context = replace(context, files=await source.file_texts(media, reader))
     return {"media": context}
+
+
+def has_parts(body: Mapping[str, Any], kind: type[MediaHistory]) -> bool:
+    """Return False if all contents are plain texts, as nearly always in Chat Completions."""
+    if isinstance(body.get(kind.INSTRUCTIONS), list):
+        return True
+    items = body.get(kind.HISTORY)
+    if not isinstance(items, list):
+        return False
+    for item in items:
+        if isinstance(item, dict):
+            for field in PART_FIELDS:
+                if isinstance(item.get(field), list):
+                    return True
+    return False
 
 
 async def file_context(source: MediaSource, reader: FileReader | None) -> dict[str, MediaRules]:
@@ -239,28 +256,12 @@ class MediaRemoval:
 
     def body_without_media(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the body of a request without the media in it."""
-        if not self._has_parts(body):
-            return body
         changed: dict[str, Any] = {}
         if isinstance(parts := body.get(self._instructions), list):
             changed[self._instructions] = self._parts(parts, self._instructions, keeps=False)
         if isinstance(items := body.get(self._path), list):
             changed[self._path] = self._items(items)
         return {**body, **changed} if any(value is not body[name] for name, value in changed.items()) else body
-
-    def _has_parts(self, body: Mapping[str, Any]) -> bool:
-        """Return False if all contents are plain texts, as nearly always in Chat Completions."""
-        if isinstance(body.get(self._instructions), list):
-            return True
-        items = body.get(self._path)
-        if not isinstance(items, list):
-            return False
-        for item in items:
-            if isinstance(item, dict):
-                for field in PART_FIELDS:
-                    if isinstance(item.get(field), list):
-                        return True
-        return False
 
     def _items(self, items: list[Any]) -> list[Any]:
         newest = next((index for index in range(len(items) - 1, -1, -1) if _is_user_message(items[index])), -1)
