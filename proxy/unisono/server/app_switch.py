@@ -22,7 +22,7 @@ from time import monotonic
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.api.error_responses import to_event, to_response
 from unisono.api.sse import SEND_BODY, WRITE_BODY
@@ -229,18 +229,27 @@ class AppSwitch:
         gc.freeze()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match scope["type"]:
-            case "http" if scope["path"] == READINESS:
-                self.last_probe_at = monotonic()
-                await (_not_ready() if self._is_leaving else self._current.app)(scope, receive, send)
-            case "http":
-                await self._http(self._current, scope, receive, send)
-            case "websocket":
-                await self._websocket(self._current, scope, receive, send)
-            case _:
-                await self._lifespan(receive, send)
+        if (kind := scope["type"]) == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        application = self._current
+        if kind == "http" and scope["path"] == READINESS:
+            self.last_probe_at = monotonic()
+            await (_not_ready() if self._is_leaving else application.app)(scope, receive, send)
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        request = OpenRequest(task, socket=kind == "websocket")
+        application.open.add(request)
+        token = OPEN.set(request)
+        try:
+            answer = self._websocket if request.socket else self._http
+            await answer(application.app, request, scope, receive, send)
+        finally:
+            OPEN.reset(token)
+            application.open.discard(request)
 
-    async def _http(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _http(self, app: ASGIApp, request: OpenRequest, scope: Scope, receive: Receive, send: Send) -> None:
         head: Message | None = None
 
         async def watched(message: Message) -> None:
@@ -253,37 +262,34 @@ class AppSwitch:
 
         state = scope.setdefault("state", {})
         state[SEND_BODY], state[WRITE_BODY] = send, body_writer(send)
-        with _Opened(application) as request:
-            try:
-                await application.app(scope, receive, watched)
-            except asyncio.CancelledError:
-                if not request.ended or request.task.uncancel() or (head is not None and not _is_stream(head)):
-                    raise
-                if head is not None:
-                    await send(
-                        {"type": "http.response.body", "body": to_event(shutdown_error(), scope), "more_body": False}
-                    )
-                else:
-                    await to_response(shutdown_error(), scope)(scope, receive, watched)
+        try:
+            await app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if not request.ended or request.task.uncancel() or (head is not None and not _is_stream(head)):
+                raise
+            if head is not None:
+                await send(
+                    {"type": "http.response.body", "body": to_event(shutdown_error(), scope), "more_body": False}
+                )
+            else:
+                await to_response(shutdown_error(), scope)(scope, receive, watched)
 
-    async def _websocket(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
-        with _Opened(application, socket=True) as request:
+    async def _websocket(self, app: ASGIApp, request: OpenRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        async def heard() -> Message:
+            message = await receive()
+            request.active_at = monotonic()
+            return message
 
-            async def heard() -> Message:
-                message = await receive()
-                request.active_at = monotonic()
-                return message
+        async def said(message: Message) -> None:
+            request.active_at = monotonic()
+            await send(message)
 
-            async def said(message: Message) -> None:
-                request.active_at = monotonic()
-                await send(message)
-
-            try:
-                await application.app(scope, heard, said)
-            except asyncio.CancelledError:
-                if not request.ended or request.task.uncancel():
-                    raise
-                await send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": shutdown_error().code})
+        try:
+            await app(scope, heard, said)
+        except asyncio.CancelledError:
+            if not request.ended or request.task.uncancel():
+                raise
+            await send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": shutdown_error().code})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -307,28 +313,6 @@ class AppSwitch:
 
 def _is_stream(head: Message) -> bool:
     return MutableHeaders(scope=head).get("content-type", "").startswith("text/event-stream")
-
-
-class _Opened:
-    """Context in which a request of the current task is registered with its application.
-
-    Inside it, `OPEN` contains the request.
-    """
-
-    def __init__(self, application: Application, *, socket: bool = False) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._application = application
-        self._request = OpenRequest(task, socket)
-
-    def __enter__(self) -> OpenRequest:
-        self._application.open.add(self._request)
-        self._token = OPEN.set(self._request)
-        return self._request
-
-    def __exit__(self, *_: object) -> None:
-        OPEN.reset(self._token)
-        self._application.open.discard(self._request)
 
 
 def log_rejected_reload(error: ConfigError) -> None:
