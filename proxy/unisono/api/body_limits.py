@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,8 +44,14 @@ MAX_MEMBERS: Final = 64
 MAX_WINDOW_LOG: Final = 23
 # Key under which a scope keeps its headers, grouped by name.
 HEADERS: Final = "unisono.headers"
+# Key, in the request's state, of the size of a body that had arrived as a whole when the request started.
+ARRIVED_BYTES: Final = "arrived_bytes"
 # Window bits of zlib for the gzip format.
 _GZIP: Final = 31
+
+
+# Headers of a request: values by name in lower case, in order.
+RequestHeaders: TypeAlias = Mapping[bytes, list[str]]
 
 
 class Member(Protocol):
@@ -149,8 +155,8 @@ class Unpacking:
             raise BodyTooLarge(f"The body unpacks to more than {MAX_RATIO} times its size; send it uncompressed.")
 
 
-def request_headers(scope: Scope) -> Mapping[bytes, list[str]]:
-    """Return the headers of a request: values by name, in order. ASGI gives names in lower case."""
+def request_headers(scope: Scope) -> RequestHeaders:
+    """Return the headers of a request. ASGI gives names in lower case."""
     headers: dict[bytes, list[str]] | None = scope.get(HEADERS)
     if headers is None:
         # Nearly all layers look for headers, so the list is read once.
@@ -183,13 +189,16 @@ class BodyLimits:
         self._app = app
         self._limits = {False: (max_bytes, deadline_s), True: (max_upload_bytes, upload_deadline_s)}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         is_upload = scope["path"] in UPLOAD_PATHS
         max_bytes, deadline_s = self._limits[is_upload]
         coding = _check_headers(scope, max_bytes, is_upload=is_upload)
+        arrived = scope.get("state", {}).get(ARRIVED_BYTES)
+        if not coding and arrived is not None and arrived <= max_bytes:
+            # No piece of the body has to be waited for.
+            return self._app(scope, receive, send)
         # One deadline for the whole body. A client that sends single bytes gains no time.
         until = asyncio.get_running_loop().time() + deadline_s
         received, complete = 0, False
@@ -209,7 +218,7 @@ class BodyLimits:
                 raise _too_large(max_bytes)
             return message
 
-        await self._app(scope, _unpacked(limited, coding, max_bytes) if coding else limited, send)
+        return self._app(scope, _unpacked(limited, coding, max_bytes) if coding else limited, send)
 
 
 def _unpacked(packed: Receive, coding: str, max_bytes: int) -> Receive:

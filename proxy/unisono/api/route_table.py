@@ -24,7 +24,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.routing import BaseRoute, Match, Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from unisono.api.body import off_loop, read_json
+from unisono.api.body import DirectRequest, off_loop, read_json
 from unisono.api.field_types import shortened
 from unisono.core.access import Caller
 from unisono.errors import UnsupportedValue
@@ -163,7 +163,7 @@ class DirectRoutes:
             await self._app(scope, receive, send)
             return
         scope["route"] = route
-        response = await route.endpoint(Request(scope, receive, send))
+        response = await route.endpoint(DirectRequest(scope, receive, send))
         await response(scope, receive, send)
 
 

@@ -28,6 +28,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.asgi_layers import HEALTH_PATHS
+from unisono.api.body_limits import ARRIVED_BYTES
 from unisono.api.error_responses import Formats
 from unisono.api.sse import WATCH_DISCONNECT
 from unisono.core.log_rate import RateLimitedWarning
@@ -211,11 +212,6 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         super().on_message_begin()
         self._in_headers = self._is_read = True
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers arrive after all decisions based on the headers and must not count as headers.
-        if self._in_headers:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
         check_head(
@@ -233,6 +229,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.should_upgrade():
             return
+        # Trailers arrive after all decisions based on the headers and must not count as headers.
+        self.headers = []
         if is_crowded:
             self.cycle.keep_alive = False
         if self.expect_100_continue:
@@ -248,6 +246,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         if not self._is_upgrade_ignored:
             self._stop_deadline()
             super().on_message_complete()
+            if self.cycle is not None:
+                self.cycle.scope["state"][ARRIVED_BYTES] = len(self.cycle.body)
             # A WebSocket handshake is checked once it is complete.
             self._is_read = self.parser.should_upgrade()
         # The next bytes start another request.
