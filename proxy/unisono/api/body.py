@@ -21,9 +21,9 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from unisono.api.body_limits import request_headers
 from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.request_options import HEADER_NOTES
-from unisono.api.routing_fields import TAG_HEADER, TAG_OBJECTS, RoutingFields
+from unisono.api.routing_fields import ROUTING_FIELDS, TAG_HEADER, TAG_OBJECTS, RoutingFields
 from unisono.core.access import Caller
-from unisono.core.request_identity import identify
+from unisono.core.request_identity import IDENTITY, identify
 from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.errors import InvalidRequest
 
@@ -81,9 +81,12 @@ NO_RULES: Final = RequestRules()
 
 # Field of requests that names guardrails.
 GUARDRAILS: Final = "guardrails"
+# Fields that may contain an option.
+OPTION_FIELDS: Final = ROUTING_FIELDS | {GUARDRAILS, *TAG_OBJECTS}
 # Names of the routing headers as ASGI gives them, and the values of a missing header.
 _TAG_HEADER_BYTES: Final = TAG_HEADER.lower().encode()
 _DEPLOYMENT_HEADER_BYTES: Final = DEPLOYMENT_HEADER.lower().encode()
+_OPTION_HEADERS: Final = frozenset((_TAG_HEADER_BYTES, _DEPLOYMENT_HEADER_BYTES))
 _NO_VALUES: Final = ("",)
 # Key of the rules in the request's state.
 RULES: Final = "request_rules"
@@ -99,7 +102,7 @@ async def read_model_request(request: Request, *user_fields: str) -> dict[str, A
     `identify_end_user` and `with_options`.
     """
     body = await read_json(request)
-    if model := _state_of(request).get(PATH_MODEL, ""):
+    if model := request.scope["state"].get(PATH_MODEL):
         body = {**body, "model": model}
     await identify_end_user(request, body, *user_fields)
     return with_options(request, body)
@@ -111,27 +114,26 @@ async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any],
     The caller is in the request's state. Raises InvalidRequest for a field that is not a string, or if the operator
     requires an end user and none of `user_fields` names one, and the errors of the operator's rules for end users.
     """
-    rules = _rules_of(connection)
-    identify(user="")
+    state = _state_of(connection)
+    rules: RequestRules = state.get(RULES, NO_RULES)
+    user = ""
     for name in user_fields:
-        value = _value_at(body, name)
+        value = _value_at(body, name) if "." in name else body.get(name)
         if value is None or value == "":
             continue
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise InvalidRequest(f"Invalid value for '{name}': must be a string.", param=name)
-        user = str(value)
+        user = state[END_USER] = str(value)
+        break
+    if IDENTITY.get().user != user:
         identify(user=user)
-        state = _state_of(connection)
-        state[END_USER] = user
-        if rules.apply_end_user is not None:
-            state["caller"] = await rules.apply_end_user(state["caller"], user, name)
-        return
-    if not rules.needs_user:
-        return
-    first = user_fields[0]
-    raise InvalidRequest(
-        f"'{first}' is missing: this gateway requires every request to name its end user. Set it.", param=first
-    )
+    if user and rules.apply_end_user is not None:
+        state["caller"] = await rules.apply_end_user(state["caller"], user, name)
+    if not user and rules.needs_user:
+        first = user_fields[0]
+        raise InvalidRequest(
+            f"'{first}' is missing: this gateway requires every request to name its end user. Set it.", param=first
+        )
 
 
 def with_options(request: Request, body: dict[str, Any]) -> dict[str, Any]:
@@ -140,10 +142,13 @@ def with_options(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     The caller is in the request's state. Raises the errors of `caller_with_options`.
     """
     state = _state_of(request)
-    state["caller"] = caller_with_options(request, state["caller"], body)
+    # Nearly all requests have no options.
+    has_options = not (OPTION_FIELDS.isdisjoint(body) and _OPTION_HEADERS.isdisjoint(request_headers(request.scope)))
+    if has_options:
+        state["caller"] = caller_with_options(request, state["caller"], body)
     if isinstance(model := body.get("model"), str):
         state[REQUESTED_MODEL] = model
-    return without_options(request, body)
+    return without_options(request, body) if has_options else body
 
 
 def without_options(connection: HTTPConnection, body: dict[str, Any]) -> dict[str, Any]:

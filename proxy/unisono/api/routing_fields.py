@@ -24,6 +24,8 @@ MAX_MODEL_LENGTH: Final = 256
 # `max_retries` is LiteLLM's other name of `num_retries`, which wins.
 RETRY_FIELDS: Final = ("num_retries", "max_retries")
 FIELDS: Final = frozenset({"fallbacks", "disable_fallbacks", *RETRY_FIELDS})
+# All top-level fields that are read here, except the objects of `TAG_OBJECTS`.
+ROUTING_FIELDS: Final = FIELDS | {"tags", "mock_response"}
 # Objects in which LiteLLM accepts `tags` too.
 TAG_OBJECTS: Final = ("metadata", "litellm_metadata")
 TAG_HEADER: Final = "x-litellm-tags"
