@@ -366,6 +366,7 @@ class MasterKey:
         self._pepper = secrets.token_bytes(32)
         self._digest = self._digest_of(key)
         self._other_keys = others
+        self._operator = Caller(MASTER_TENANT, raw=True)
 
     def _digest_of(self, key: str) -> bytes:
         # Header bytes reach Python as latin-1 or with lone surrogates; both must encode.
@@ -379,7 +380,7 @@ class MasterKey:
                 "Send exactly one API key, as `Authorization: Bearer <key>`, `x-api-key: <key>` or `api-key: <key>`."
             )
         if hmac.compare_digest(self._digest_of(presented), self._digest):
-            return Caller(MASTER_TENANT, raw=True)
+            return self._operator
         caller = None if self._other_keys is None else await self._other_keys.find(presented)
         if caller is None:
             raise NotAuthenticated("The API key is not valid.")

@@ -2,7 +2,8 @@
 
 Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `asgi_layers` returns the layers in
 order. Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. A layer adds no cost
-per streamed event, except for the request id header on the first.
+per streamed event, except for the request id header on the first. A layer that waits for nothing is a plain function
+that returns the awaitable of the next layer, which is one frame less whenever the request continues.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.access.failed_authentications import FailedAuthentications
 from unisono.api.body import END_USER, NO_RULES, REQUESTED_MODEL, RULES, RequestRules
-from unisono.api.body_limits import BODY_DEADLINE_S, MAX_BODY_BYTES, BodyLimits, header_values, request_headers
+from unisono.api.body_limits import (
+    BODY_DEADLINE_S,
+    MAX_BODY_BYTES,
+    BodyLimits,
+    RequestHeaders,
+    header_values,
+    request_headers,
+)
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.path_aliases import PathAliases
 from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
@@ -82,9 +90,9 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         request_id = f"req_{self._new_id()}"
-        state = scope.setdefault("state", {})
+        state, headers_in = scope.setdefault("state", {}), request_headers(scope)
         state["request_id"] = request_id
-        failure_format = state[FORMAT] = format_at(scope["path"], self._formats, request_headers(scope))
+        failure_format = state[FORMAT] = format_at(scope["path"], self._formats, headers_in)
         at, started_at, status = time(), monotonic(), CLIENT_CLOSED_REQUEST
         generations: list[GenerationDone] = []
 
@@ -101,7 +109,7 @@ class RequestIds:
                     headers["x-unisono-notes"] = ", ".join(fields[:MAX_HEADER_FIELDS])
             await send(message)
 
-        arrived = ARRIVED.set(trace_of(scope))
+        arrived = ARRIVED.set(trace_of(headers_in))
         collected = GENERATIONS.set(generations if scope["type"] == "http" else None)
         try:
             await self._app(scope, receive, named)
@@ -142,23 +150,22 @@ def _noted(state: Mapping[str, Any]) -> list[str]:
     return noted_fields(notes) if notes else []
 
 
-def trace_of(scope: Scope) -> TraceContext | None:
+def trace_of(headers: RequestHeaders) -> TraceContext | None:
     """Return the trace context that the client sent."""
-    headers = request_headers(scope)
     parents = headers.get(b"traceparent", ())
     return TraceContext.read(parents[0], ",".join(headers.get(b"tracestate", ()))) if len(parents) == 1 else None
 
 
 class Cors:
-    """Layer that lets listed origins read responses and send preflights; off without a list."""
+    """Layer that lets listed origins read responses and send preflights."""
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app
         self._allowed_origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origins = request_headers(scope).get(b"origin", ()) if scope["type"] == "http" else ()
-        if len(origins) != 1 or not self._is_allowed(origins[0]):
+        origins = header_values(scope, b"origin") if scope["type"] == "http" else ()
+        if len(origins) != 1 or self._allowed_origins.isdisjoint((origins[0], "*")):
             await self._app(scope, receive, send)
             return
         origin = origins[0]
@@ -176,9 +183,6 @@ class Cors:
             await send(message)
 
         await self._app(scope, receive, shared)
-
-    def _is_allowed(self, origin: str) -> bool:
-        return origin in self._allowed_origins or "*" in self._allowed_origins
 
     @staticmethod
     async def _preflight(scope: Scope, origin: str, send: Send) -> None:
@@ -208,7 +212,7 @@ class LocalOnly:
         self._app = app
         self._allowed_origins = frozenset(origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] in REQUESTS:
             # A web page can send requests to localhost. With DNS rebinding it names its own host; otherwise the browser
             # adds its origin.
@@ -226,7 +230,7 @@ class LocalOnly:
                         "This gateway has no API key and refuses requests from other origins: "
                         "set a master key, or list the origin in 'unisono.cors_origins'."
                     )
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 class AllowedAddresses:
@@ -243,12 +247,12 @@ class AllowedAddresses:
         self._proxies = proxies
         self._open_paths = frozenset(open_paths)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] in REQUESTS and scope["path"] not in self._open_paths and not self._is_allowed(scope):
             raise NotAllowed(
                 "This client address may not use the gateway. Its operator can add the address to `allowed_ips`."
             )
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
         if (client := scope.get("client")) is None:
@@ -299,16 +303,17 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in REQUESTS and scope["path"] not in self._open_paths:
-            presented = presented_key(scope)
+            headers = request_headers(scope)
+            presented = presented_key(headers)
             again: LookUpCaller = partial(self._authenticate, presented)
             state = scope.setdefault("state", {})
-            state["caller"] = await (again() if presented is None else self._checked(scope, presented))
+            state["caller"] = await (again() if presented is None else self._checked(scope, headers, presented))
             state[RULES] = self._rules
             if scope["type"] == "websocket":
                 state["caller_again"] = again
         await self._app(scope, receive, send)
 
-    async def _checked(self, scope: Scope, presented: str) -> Caller:
+    async def _checked(self, scope: Scope, headers: RequestHeaders, presented: str) -> Caller:
         """Return the caller.
 
         Raises NotAuthenticated, and TooManyFailures for an address with many failures.
@@ -316,7 +321,7 @@ class Authentication:
         if (failures := self._failures) is None:
             return await self._authenticate(presented)
         peer = (scope.get("client") or ("",))[0]
-        client = failures.client(peer, ",".join(header_values(scope, b"x-forwarded-for")))
+        client = failures.client(peer, ",".join(headers.get(b"x-forwarded-for", ())))
         failures.check(client, presented)
         try:
             caller = await self._authenticate(presented)
@@ -327,10 +332,9 @@ class Authentication:
         return caller
 
 
-def presented_key(scope: Scope) -> str | None:
+def presented_key(headers: RequestHeaders) -> str | None:
     """Return the key of the request; None if it is missing or ambiguous."""
     # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
-    headers = request_headers(scope)
     keys: set[str] = set()
     for name in (b"authorization", *KEY_HEADERS):
         if not (values := headers.get(name)):
@@ -381,7 +385,7 @@ def asgi_layers(
     return [
         Middleware(PathAliases),
         Middleware(RequestIds, new_id=new_id, sinks=sinks, formats=formats),
-        Middleware(Cors, origins=listed),
+        *([Middleware(Cors, origins=listed)] if listed else []),
         Middleware(ErrorResponses),
         *local,
         Middleware(Authentication, authenticate=authenticate, open_paths=open_paths, rules=rules, failures=failures),

@@ -6,6 +6,7 @@ effect.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,13 +36,13 @@ class PathAliases:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] in ("http", "websocket"):
             path, model = resolved(scope["path"])
             if path != scope["path"]:
                 state = scope.get("state", {})
                 scope = {**scope, "path": path, "raw_path": path.encode(), "state": {**state, PATH_MODEL: model}}
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 def resolved(path: str) -> tuple[str, str]:

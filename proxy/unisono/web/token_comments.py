@@ -5,14 +5,14 @@ The stream always comes from the process that generates the answer, unlike the a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from functools import partial
 from typing import Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from unisono.api.body_limits import header_values
+from unisono.api.body_limits import request_headers
 from unisono.api.route_table import dependency
 from unisono.api.sse import COMMENTS
 from unisono.errors import InvalidRequest
@@ -33,14 +33,14 @@ class TokenComments:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (values := header_values(scope, _TOKENS_HEADER_BYTES)):
-            if [*values] != [IN_COMMENTS]:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "http" and (values := request_headers(scope).get(_TOKENS_HEADER_BYTES)):
+            if values != [IN_COMMENTS]:
                 raise InvalidRequest(
                     f"Invalid value for '{TOKENS_HEADER}': must be '{IN_COMMENTS}'", param=TOKENS_HEADER
                 )
             scope["state"][COMMENTS] = partial(_comments, Request(scope))
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 async def _comments(connection: Request) -> AsyncIterator[bytes]:
