@@ -112,14 +112,21 @@ class FieldInput:
         return handler(TypeAdapter(self.form).core_schema)
 
 
-def _encodable(text: str) -> str:
+def is_encodable(text: str) -> bool:
+    """Return False if a text contains a lone surrogate, which is not valid Unicode."""
     # ASCII is always valid, and `isascii` takes constant time.
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise invalid_field("contains a lone surrogate, which is not valid Unicode") from None
-    return text
+            return False
+    return True
+
+
+def _encodable(text: str) -> str:
+    if text.isascii() or is_encodable(text):
+        return text
+    raise invalid_field("contains a lone surrogate, which is not valid Unicode")
 
 
 def _to_token_id(value: Any) -> int:
@@ -195,7 +202,7 @@ class OpenModel(BaseModel):
 
     def unused(self) -> Mapping[str, Any]:
         """Return the fields of this object that have no effect, with their values."""
-        return self.model_extra or {}
+        return self.__pydantic_extra__ or {}
 
 
 class QueryModel(OpenModel):

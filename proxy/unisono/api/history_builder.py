@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -130,13 +130,15 @@ class History:
         # Errors about items of the current exchange that were left out.
         self._left_out: list[InvalidRequest] = []
 
-    def __iter__(self) -> Iterator[Item]:
+    def items(self) -> tuple[Item, ...]:
+        items: list[Item] = []
         for entry in self._entries:
             if isinstance(entry, _Pending):
-                yield entry.call
-                yield from (ToolResult(entry.call.call_id, entry.call.name, output) for output in entry.results)
+                items.append(entry.call)
+                items += [ToolResult(entry.call.call_id, entry.call.name, output) for output in entry.results]
             else:
-                yield entry
+                items.append(entry)
+        return tuple(items)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.structured_outputs import to_answer_form
@@ -16,22 +17,19 @@ def requested_form(request: ChatRequest) -> AnswerForm | None:
     return to_answer_form(request, form.form("response_format") if form is not None else None)
 
 
-def requested_effort(request: ChatRequest) -> Effort | None:
-    """Return the requested reasoning effort; None if no field sets it."""
-    efforts = _efforts(request)
-    return efforts[0][1] if efforts else None
+# Fields that set a reasoning effort, with its value. The first one counts.
+RequestedEfforts: TypeAlias = Sequence[tuple[str, Effort]]
 
 
-def notes_on_effort(request: ChatRequest) -> Iterator[str]:
+def notes_on_effort(efforts: RequestedEfforts) -> Iterator[str]:
     """Yield a note on each field that sets another effort than the one that counts."""
-    efforts = _efforts(request)
     for field, effort in efforts[1:]:
         if effort != efforts[0][1]:
             yield f"{field}: no effect, because {efforts[0][0]} is set"
 
 
-def _efforts(request: ChatRequest) -> list[tuple[str, Effort]]:
-    """Return the fields that set an effort, with its value. The first one counts."""
+def requested_efforts(request: ChatRequest) -> RequestedEfforts:
+    """Return the fields of a request that set an effort."""
     # OpenAI, OpenRouter, Ollama, vLLM and Anthropic have different fields.
     template = request.chat_template_kwargs
     spelled: dict[str, Effort | None] = {

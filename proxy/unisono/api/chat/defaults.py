@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from unisono.api.chat.answer_options import budgets, requested_effort, requested_form
+from unisono.api.chat.answer_options import budgets, requested_efforts, requested_form
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
 from unisono.api.field_types import smallest
@@ -42,11 +42,12 @@ def to_answer_defaults(fields: Mapping[str, Any]) -> AnswerDefaults:
     without_effect = {f"reasoning.{name}" for name in (request.reasoning and request.reasoning.model_fields_set) or ()}
     for name in sorted(without_effect - {"reasoning.effort", "reasoning.max_tokens", "reasoning.enabled"}):
         raise UnsupportedValue("cannot have a default here; remove it", param=name)
+    efforts = requested_efforts(request)
     return AnswerDefaults(
         sampling=sampling_in(request),
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=tuple(request.stop),
-        effort=requested_effort(request),
+        effort=efforts[0][1] if efforts else None,
         form=requested_form(request),
         parallel_calls=request.parallel_tool_calls is not False,
         reasoning_budget=smallest(budgets(request)),

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from unisono.api.chat.answer_options import (
+    RequestedEfforts,
     budgets,
     notes_on_effort,
-    requested_effort,
+    requested_efforts,
     requested_form,
     requested_logprobs,
 )
@@ -33,7 +34,6 @@ from unisono.api.history_builder import (
 from unisono.api.request_options import (
     MAX_NOTES,
     NO_RULES,
-    AnswerDefaults,
     ModelRules,
     notes_on_prefill,
     request_fields,
@@ -127,7 +127,9 @@ def to_generation_request(
 ) -> ChatGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     toolbox, defaults = to_toolbox(declared(request), can_defer=False), rules.defaults
-    conversation, notes = _conversation(request, toolbox, today, defaults)
+    efforts = requested_efforts(request)
+    effort = defaults.effort_for(efforts[0][1] if efforts else None)
+    conversation, notes = to_conversation(request.messages, toolbox, effort, today, continues=_continues(request))
     requested, requested_at = _requested_choice(request)
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     hosting = None if forbidden else to_server_tools(request, runnable, caller.tenant)
@@ -161,16 +163,9 @@ def to_generation_request(
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         toolbox=toolbox,
-        notes=(*_notes_on(request, generation_request, requested_at), *toolbox.notes, *notes)[:MAX_NOTES],
+        notes=(*_notes_on(request, generation_request, requested_at, efforts), *toolbox.notes, *notes)[:MAX_NOTES],
         shows_reasoning=_shows_reasoning(request),
     )
-
-
-def _conversation(
-    request: ChatRequest, toolbox: Toolbox, today: str, defaults: AnswerDefaults
-) -> tuple[Conversation, list[str]]:
-    effort = defaults.effort_for(requested_effort(request))
-    return to_conversation(request.messages, toolbox, effort, today, continues=_continues(request))
 
 
 def _shows_reasoning(request: ChatRequest) -> bool:
@@ -225,18 +220,23 @@ def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) 
     return server_tools_of((*servers, *(server for server in browser if server.label not in labels)))
 
 
-def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choice_at: str) -> Iterator[str]:
-    yield from notes_on_unused(request)
-    yield from notes_on_effort(request)
+def _notes_on(
+    request: ChatRequest, generation_request: GenerationRequest, choice_at: str, efforts: RequestedEfforts
+) -> list[str]:
+    notes = [*notes_on_unused(request)]
+    if len(efforts) > 1:
+        notes += notes_on_effort(efforts)
     if request.web_search_options:
-        yield from without_effect("web_search_options.", request.web_search_options)
-    yield from request.media_notes
+        notes += without_effect("web_search_options.", request.web_search_options)
+    notes += request.media_notes
     if request.unisono and request.unisono.run_tools and generation_request.server_tools is None:
-        yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
-    yield from notes_on_prefill(
-        generation_request,
-        {choice_at: generation_request.answer.choice, "response_format": generation_request.answer.form},
-    )
+        notes.append(
+            "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
+        )
+    if generation_request.conversation.prefill is not None:
+        answer = generation_request.answer
+        notes += notes_on_prefill(generation_request, {choice_at: answer.choice, "response_format": answer.form})
+    return notes
 
 
 def declared(request: ChatRequest) -> Iterator[DeclaredTool]:
@@ -272,7 +272,8 @@ def to_conversation(
     # position.
     while leading < len(messages) and messages[leading].role in {"system", "developer"}:
         leading += 1
-    instructions = join([_text(message.content) for message in messages[:leading]], "\n\n", param="messages")
+    leading_texts = [_text(message.content) for message in messages[:leading]] if leading else ()
+    instructions = join(leading_texts, "\n\n", param="messages") if leading else ""
     rest = messages[leading:]
     prefill: str | None = None
     history = _History()
@@ -282,7 +283,7 @@ def to_conversation(
     if continues and rest and rest[-1].role == "assistant" and not _has_calls(rest[-1]):
         prefill = history.history.pop_prefill()
     preamble = Preamble(instructions=instructions, tools=toolbox.tools, effort=effort, date=today)
-    items = tuple(history.history)
+    items = history.history.items()
     if len(items) > MAX_MESSAGES:
         raise InvalidRequest(
             f"'messages' contains more than {MAX_MESSAGES:,} messages, calls and results.", param="messages"
@@ -301,7 +302,7 @@ class _History:
     def add(self, position: int, message: ChatMessage) -> None:
         if message.name is not None and message.role not in {"function", "tool"}:
             self.notes.append(f"messages.{position}.name: no effect")
-        if (message.model_extra or {}).get("audio") is not None:
+        if message.unused().get("audio") is not None:
             self.notes.append(f"messages.{position}.audio: no effect, because the model does not support audio input")
         match message.role:
             case "system" | "developer":
@@ -344,8 +345,8 @@ def _has_calls(message: ChatMessage) -> bool:
     return bool(message.tool_calls) or message.function_call is not None
 
 
-def _text(parts: Sequence[ContentPart]) -> str:
-    return text_of(parts, param="messages")
+def _text(content: str | Sequence[ContentPart]) -> str:
+    return content if isinstance(content, str) else text_of(content, param="messages")
 
 
 def _reasoning(message: ChatMessage) -> str:
@@ -354,8 +355,9 @@ def _reasoning(message: ChatMessage) -> str:
     Answers of this gateway carry reasoning under two names, and some clients send both back.
     """
     in_details = join((detail.text or "" for detail in message.reasoning_details or ()), param="messages")
+    parts = () if isinstance(message.content, str) else message.content
     in_content = join(
-        (part.thinking or part.text or "" for part in message.content if part.type in REASONING_PARTS), param="messages"
+        (part.thinking or part.text or "" for part in parts if part.type in REASONING_PARTS), param="messages"
     )
     forms = (message.reasoning, message.reasoning_content, message.thinking, in_details, in_content)
     return next(filter(None, forms), "")

@@ -8,7 +8,7 @@ value (`n: 1`, `echo: false`) is always accepted. Types are strict: a number wri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -39,6 +40,7 @@ from unisono.api.field_types import (
     Text,
     ToolName,
     invalid_field,
+    is_encodable,
     neutral,
     only_neutral,
     refused,
@@ -58,6 +60,12 @@ from unisono.core.generation import ENDOFTEXT, STOP_TOKENS
 
 # Accepted types of a message's content. A tool result may be bare JSON.
 Content = str | list[str | ContentPart | ChatFilePart] | list[Any] | dict[str, Any] | None
+
+# Parsed content: a text, or parts. For pydantic it is a list, because the errors of a union name its members.
+if TYPE_CHECKING:
+    ParsedContent = str | list[ContentPart]
+else:
+    ParsedContent = list[ContentPart]
 
 
 def _to_think(value: Any) -> Effort | None:
@@ -127,7 +135,7 @@ class ChatMessage(OpenModel):
     model_config = ConfigDict(json_schema_extra={"anyOf": _ROLES})
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[list[ContentPart], FieldInput(Content)] = Field(default_factory=list)
+    content: Annotated[ParsedContent, FieldInput(Content)] = Field(default_factory=list)
     name: Text | None = Field(None, validate_default=True)
     tool_calls: list[ChatToolCall] | None = None
     function_call: CalledFunction | None = None
@@ -139,19 +147,20 @@ class ChatMessage(OpenModel):
     thinking: Text | None = None
     reasoning_details: list[ReasoningDetail] | None = None
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="wrap")
     @classmethod
-    def _to_parts(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is None:
-            return []
+    def _parsed(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        # Nearly all contents are texts, for which a part would be a detour.
         if isinstance(value, str):
-            return [{"type": "text", "text": value}]
+            return value if is_encodable(value) else handler([{"type": "text", "text": value}])
+        if value is None:
+            return ""
         # Some frameworks send the result of a tool as bare JSON instead of text.
         if info.data.get("role") in {"tool", "function"} and _is_plain_data(value):
-            return [{"type": "text", "text": orjson.dumps(value).decode()}]
+            return orjson.dumps(value).decode()
         if not isinstance(value, list):
             raise invalid_field("must be a string, a list of text parts, or null")
-        return [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
+        return handler([{"type": "text", "text": part} if isinstance(part, str) else part for part in value])
 
     @field_validator("tool_call_id")
     @classmethod

@@ -144,7 +144,7 @@ class HistoryReader:
 
     def items(self) -> tuple[Item, ...]:
         self.history.check_results()
-        items = tuple(self.history)
+        items = self.history.items()
         if len(items) > MAX_MESSAGES:
             raise InvalidRequest(
                 f"'messages' contains more than {MAX_MESSAGES:,} messages, calls and results.", param="messages"

@@ -164,7 +164,7 @@ def _with_approvals(
     """Return the server tools, and the history with a result after every decided call."""
     earlier, new = parted(entries, reading.known.hosted)
     now = reading.known.now + new
-    return to_server_tools(request, earlier, now, servers), settled(tuple(reading.history), earlier, now)
+    return to_server_tools(request, earlier, now, servers), settled(reading.history.items(), earlier, now)
 
 
 def to_compaction_plan(

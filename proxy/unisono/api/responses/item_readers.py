@@ -278,7 +278,9 @@ def _sealed(conversion: InputConversion, item: InputItem, param: str) -> Sequenc
     if conversion.history.has_output and replaces_history(opened):
         conversion.history.clear()
     # Codex sends its messages and instructions again before the item that contains them.
-    known = [item for item in conversion.history if isinstance(item, UserMessage | DeveloperMessage | AddedTools)]
+    known = [
+        item for item in conversion.history.items() if isinstance(item, UserMessage | DeveloperMessage | AddedTools)
+    ]
     return [item for item in opened if item not in known]
 
 
