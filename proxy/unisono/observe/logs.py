@@ -32,6 +32,9 @@ _VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
 _USERINFO = re.compile(r"://[^/\s@\"']+@")
 
 
+_to_json = json.JSONEncoder().encode
+
+
 class Secrets:
     """Redaction of known secrets and of text that looks like one."""
 
@@ -95,7 +98,7 @@ class JsonLines(logging.Formatter):
                 line[key] = value if isinstance(value, bool | int | float) else str(value)
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        text = json.dumps(line)
+        text = _to_json(line)
         # Nearly all lines are short and contain no secret. If no character is escaped, the line contains every value
         # as it is, so one search finds every secret.
         if len(text) <= MAX_VALUE_LENGTH and "\\" not in text and not self._secrets.may_occur(text):
@@ -152,6 +155,13 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Handler that flushes each line without taking its lock again, as the library does."""
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
 def start_logging(
     level: str, secrets: Iterable[str], stream: TextIO | None = None, log_format: str = "auto"
 ) -> Callable[[], None]:
@@ -161,7 +171,7 @@ def start_logging(
     handlers and level.
     """
     stream = sys.stderr if stream is None else stream
-    handler = logging.StreamHandler(stream)
+    handler = LineHandler(stream)
     is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler.setFormatter(TextLines(secrets) if is_text else JsonLines(secrets))
     # No log format contains them, and each costs a lookup per line. Without `_srcfile`, the library does not search the
