@@ -173,7 +173,8 @@ class UsageLedger:
             self._open.pop((settlement.claim.account, settlement.claim.once), None)
             self._local.settle(settlement.claim, settlement.entry.used.tokens)
             self._watch.settled(settlement)
-        waiting = _Waiting(settlement, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(settlement, loop.create_future())
         self._waiting.append(waiting)
         if len(self._waiting) > MAX_WAITING_RECORDS:
             oldest = self._waiting.popleft()
@@ -182,7 +183,7 @@ class UsageLedger:
                 about = _about(oldest.settlement)
                 log.error("usage record lost: the store was unavailable for too long", extra=about)
         if self._write_task is None or self._write_task.done():
-            self._write_task = asyncio.create_task(self._write(), name="writing the ledger")
+            self._write_task = loop.create_task(self._write(), name="writing the ledger")
         return waiting
 
     async def settle(self, *settlements: UsageRecord) -> None:
@@ -273,7 +274,7 @@ class UsageLedger:
             batch = [self._waiting.popleft() for _ in range(min(together, len(self._waiting)))]
             started_at = loop.time()
             try:
-                await self._accounts.settle(*(one.settlement for one in batch))
+                await self._accounts.settle(*[one.settlement for one in batch])
             except StoreError as error:
                 self._waiting.extendleft(reversed(batch))
                 self._store_is_back.clear()
@@ -304,8 +305,9 @@ class UsageLedger:
         for record in batch:
             record.is_written = True
             record.finish()
-        self._spool.settled([record.settlement for record in batch if record.has_usage])
-        await self._spool.shrink()
+        if self._spool.folder is not None:
+            self._spool.settled([record.settlement for record in batch if record.has_usage])
+            await self._spool.shrink()
 
     async def _fail(self, batch: Sequence[_Waiting], error: StoreError) -> None:
         if not self._down:

@@ -144,8 +144,10 @@ class GuardedStream(BatchStream):
                     if batch and isinstance(last := batch[-1], Finished):
                         # Each gate accepts the end after the gates inside of it.
                         for gate in outward:
-                            gate.observe(batch)
-                            await gate.finish(last)
+                            if type(gate).observe is not Gate.observe:
+                                gate.observe(batch)
+                            if type(gate).finish is not Gate.finish:
+                                await gate.finish(last)
                     else:
                         for observe in observers:
                             observe(batch)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
-from secrets import token_hex
+from os import urandom
 from typing import Final
 
 from unisono.access.prices import PriceList
@@ -143,7 +143,7 @@ class Metering:
         start, ends = limits.budget_period.window(self.clock(), limits.budget_since, self.zone)
         return QuotaReservation(
             account=account,
-            once=token_hex(12),
+            once=urandom(12).hex(),
             limits=limits,
             input=sent,
             expected_output=least + len(request.resumption.journal),
@@ -224,7 +224,7 @@ class Metering:
         day = datetime.fromtimestamp(self.clock(), UTC).date().isoformat()
         key = request.origin.caller.key if request.origin.caller is not None else ""
         entry = LedgerLine(Account(request.origin.tenant, key), request.model, day, used, served)
-        return UsageRecord(request.resumption.seed or token_hex(12), entry)
+        return UsageRecord(request.resumption.seed or urandom(12).hex(), entry)
 
 
 class QuotaGate(Gate):

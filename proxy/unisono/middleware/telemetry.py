@@ -134,10 +134,11 @@ def workload_of(request: GenerationRequest) -> int:
     """Return a hash of what makes requests comparable: client, tools and answer form."""
     caller, form = request.origin.caller, request.answer.form
     key = caller.key if caller is not None else request.origin.tenant
-    tools = tuple(tool.name for tool in request.conversation.tools)
+    tools = tuple([tool.name for tool in request.conversation.tools])
     # The names of the first properties distinguish schemas well enough, and cost little for large ones.
-    properties = None if form is None or form.schema is None else form.schema.get("properties")
-    names = tuple(properties)[:MAX_PROPERTIES] if isinstance(properties, Mapping) else ()
+    names: tuple[str, ...] = ()
+    if form is not None and form.schema is not None and isinstance(found := form.schema.get("properties"), Mapping):
+        names = tuple(found)[:MAX_PROPERTIES]
     return hash((key, request.raw is not None, tools, None if form is None else (form.name, form.choices, names)))
 
 
@@ -147,7 +148,8 @@ def is_free(request: GenerationRequest) -> bool:
     is_forced = answer.form is not None or answer.choice is not None or answer.reasoning_budget is not None
     if is_forced or request.raw is not None or sampling.temperature > 1 or _has_penalty(sampling):
         return False
-    return not any(isinstance(tool, FunctionTool) and tool.strict for tool in request.conversation.tools)
+    tools = request.conversation.tools
+    return not (tools and any(isinstance(tool, FunctionTool) and tool.strict for tool in tools))
 
 
 def _has_penalty(sampling: Sampling) -> bool:
