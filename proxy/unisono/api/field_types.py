@@ -114,16 +114,15 @@ class FieldInput:
 
 def is_encodable(text: str) -> bool:
     """Return False if a text contains a lone surrogate, which is not valid Unicode."""
-    # ASCII is always valid, and `isascii` takes constant time.
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
     return True
 
 
 def _encodable(text: str) -> str:
+    # ASCII is always valid, and `isascii` takes constant time.
     if text.isascii() or is_encodable(text):
         return text
     raise invalid_field("contains a lone surrogate, which is not valid Unicode")

@@ -221,6 +221,8 @@ class ReasoningField(StrEnum):
         return REASONING_NAMES[self]
 
 
+# Fields by their names in the configuration.
+REASONING_FIELDS: Final = {each.value: each for each in ReasoningField}
 REASONING_NAMES: dict[ReasoningField, tuple[str, ...]] = {
     ReasoningField.BOTH: ("reasoning", "reasoning_content"),
     ReasoningField.REASONING: ("reasoning",),

@@ -294,7 +294,7 @@ def prepare_routes(routes: Iterable[BaseRoute]) -> None:
 
 def dependency(connection: HTTPConnection, kind: type[Kind]) -> Kind:
     """Return the object of `kind` that was passed to `mount`."""
-    found: Kind = getattr(connection.app.state, kind.__name__)
+    found: Kind = getattr(connection.scope["app"].state, kind.__name__)
     return found
 
 

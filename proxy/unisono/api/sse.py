@@ -11,7 +11,7 @@ received the previous write. A client that reads nothing at all loses its connec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
@@ -120,11 +120,11 @@ class DisconnectWatch:
             self._reading = asyncio.create_task(disconnected(request.receive))
             self._reading.add_done_callback(lambda _: notify())
 
-    async def stop(self) -> None:
+    def stop(self) -> Sequence[asyncio.Task[None]]:
+        """End the watch, and return the tasks to cancel, if any."""
         if self._unwatch is not None:
             self._unwatch()
-        if self._reading is not None:
-            await cancel_all(self._reading)
+        return () if self._reading is None else (self._reading,)
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -132,9 +132,10 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     If the client disconnects first, cancel `work` and raise ClientGone.
     """
-    working = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    working = loop.create_task(work)
     # A future, because `asyncio.wait` would need a second task for the disconnect.
-    ended = asyncio.get_running_loop().create_future()
+    ended = loop.create_future()
 
     def end(_: object = None) -> None:
         if not ended.done():
@@ -149,10 +150,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
             return working.result()
         raise ClientGone
     finally:
-        try:
-            await watch.stop()
-        finally:
-            await cancel_all(working)
+        await cancel_all(working, *watch.stop())
 
 
 class EventWriter:

@@ -95,10 +95,12 @@ def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
     In a stream they contain the facts known so far.
     """
     origin = answer_origin(reports)
-    headers = {"x-unisono-backend": _header_text(origin.backend)} if origin.backend else {}
+    headers = {"x-unisono-backend": origin.backend} if origin.backend else {}
     if origin.served_model:
-        headers["x-unisono-model"] = _header_text(origin.model)
-        headers["x-unisono-served-model"] = _header_text(origin.served_model)
+        headers["x-unisono-model"] = origin.model
+        headers["x-unisono-served-model"] = origin.served_model
+    if not ((names := "".join(headers.values())).isascii() and names.isprintable()):
+        headers = {name: _header_text(value) for name, value in headers.items()}
     if origin.failovers:
         headers["x-unisono-failovers"] = str(origin.failovers)
     for report in reversed(reports):

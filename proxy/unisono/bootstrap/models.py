@@ -21,7 +21,7 @@ from unisono.api.image_descriptions import DescriptionCache, ImageDescriber
 from unisono.api.messages.inbound import MessagesModel
 from unisono.api.modes.inbound import ModeModel
 from unisono.api.passthrough_routes import FindWay
-from unisono.api.request_options import NO_DEFAULTS, AnswerDefaults, ModelRules, ReasoningField
+from unisono.api.request_options import NO_DEFAULTS, REASONING_FIELDS, AnswerDefaults, ModelRules
 from unisono.api.responses.deps import ResponsesModel
 from unisono.bootstrap.stored_models import StoredModels
 from unisono.bootstrap.tool_servers import ServerToolSetup
@@ -187,7 +187,7 @@ def chat_model(catalogue: ModelRegistry, rules: Rules, name: str, setup: ServerT
     browser = setup.rules.for_model(labels).for_caller(caller).trained.get(BROWSER) if setup.rules.builtins else None
     return ChatModel(
         group=model.name,
-        reasoning=ReasoningField(model.settings.reasoning_field),
+        reasoning=REASONING_FIELDS[model.settings.reasoning_field],
         stream_tool_arguments=model.settings.stream_tool_arguments,
         runnable=RunnableTools(
             setup.servers_without_approval(labels, caller),

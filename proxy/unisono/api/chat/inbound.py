@@ -126,14 +126,13 @@ def to_generation_request(
     rules: ModelRules = NO_RULES,
 ) -> ChatGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
-    toolbox, defaults = to_toolbox(declared(request), can_defer=False), rules.defaults
-    efforts = requested_efforts(request)
-    effort = defaults.effort_for(efforts[0][1] if efforts else None)
+    toolbox, efforts = to_toolbox(declared(request), can_defer=False), requested_efforts(request)
+    effort = rules.defaults.effort_for(efforts[0][1] if efforts else None)
     conversation, notes = to_conversation(request.messages, toolbox, effort, today, continues=_continues(request))
     requested, requested_at = _requested_choice(request)
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     hosting = None if forbidden else to_server_tools(request, runnable, caller.tenant)
-    form = requested_form(request) or defaults.form
+    defaults, form = rules.defaults, requested_form(request) or rules.defaults.form
     generation_request = GenerationRequest(
         model=model,
         conversation=conversation,
@@ -156,9 +155,8 @@ def to_generation_request(
         routing=RoutingOptions(sticky=_sticky(request, caller)),
         logprobs=requested_logprobs(request),
     )
-    generation_request = rules.applied_to(generation_request, request.recoveries)
     return ChatGeneration(
-        request=generation_request,
+        request=(generation_request := rules.applied_to(generation_request, request.recoveries)),
         choices=request.n or 1,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
@@ -302,7 +300,7 @@ class _History:
     def add(self, position: int, message: ChatMessage) -> None:
         if message.name is not None and message.role not in {"function", "tool"}:
             self.notes.append(f"messages.{position}.name: no effect")
-        if message.unused().get("audio") is not None:
+        if message.__pydantic_extra__ and message.__pydantic_extra__.get("audio") is not None:
             self.notes.append(f"messages.{position}.audio: no effect, because the model does not support audio input")
         match message.role:
             case "system" | "developer":

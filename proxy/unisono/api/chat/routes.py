@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import off_loop, read_model_request
+from unisono.api.body import OFF_LOOP_BYTES, read_model_request
 from unisono.api.chat.answers import ChatCompletion, ChatCompletionChunk
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
@@ -103,7 +104,7 @@ class ChatRoute:
         context = await media_context(self.resolve, source, self.describer, self.files)
         parse = partial(self._parse, body, caller, request_id, way, context)
         try:
-            chat, model, generation = await off_loop(parse, size)
+            chat, model, generation = parse() if size <= OFF_LOOP_BYTES else await asyncio.to_thread(parse)
         except (InvalidRequest, ValidationError):
             if way is not AnswerMode.PASSING_THEN_ENGINE:
                 raise

@@ -152,7 +152,7 @@ class ChatMessage(OpenModel):
     def _parsed(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         # Nearly all contents are texts, for which a part would be a detour.
         if isinstance(value, str):
-            return value if is_encodable(value) else handler([{"type": "text", "text": value}])
+            return value if value.isascii() or is_encodable(value) else handler([{"type": "text", "text": value}])
         if value is None:
             return ""
         # Some frameworks send the result of a tool as bare JSON instead of text.
