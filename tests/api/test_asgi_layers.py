@@ -15,6 +15,7 @@ from tests.api.asgi import Exchange
 from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.asgi_layers import HEALTH_PATHS, Authenticate, asgi_layers, is_loopback
 from unisono.api.body import read_json
+from unisono.api.body_limits import ARRIVED_BYTES
 from unisono.api.error_responses import register
 from unisono.api.sse import until_disconnect
 from unisono.core.access import Caller
@@ -322,6 +323,14 @@ async def test_the_size_limit_counts_received_bytes(length: list[tuple[str, str]
     assert response.status == 413
     complete = await Exchange(app, "POST", "/v1/echo", body=[b'{"a":', b"1}"], headers=headers).run()
     assert complete.status == 200
+
+
+@pytest.mark.parametrize(("size", "status"), [(900, 200), (1100, 413)])
+async def test_the_size_limit_applies_to_a_body_that_arrived_with_its_head(size: int, status: int) -> None:
+    app, body = keyed_gateway(max_body_bytes=1000), b'{"a":"%s"}' % (b"x" * (size - 8))
+    headers = [*SENT, ("transfer-encoding", "chunked")]
+    exchange = Exchange(app, "POST", "/v1/echo", body=body, headers=headers, state={ARRIVED_BYTES: len(body)})
+    assert (await exchange.run()).status == status
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "+5", "0x10", "5, 5", "9" * 30, "\xb2"])

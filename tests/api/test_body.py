@@ -11,10 +11,19 @@ import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from unisono.api.body import MAX_DEPTH, MAX_RUN, check_shape, has_piece_of_length, read_json, to_object, too_many_values
+from unisono.api.body import (
+    MAX_DEPTH,
+    MAX_RUN,
+    DirectRequest,
+    check_shape,
+    has_piece_of_length,
+    read_json,
+    to_object,
+    too_many_values,
+)
 from unisono.errors import InvalidRequest
 
 
@@ -146,3 +155,28 @@ def test_only_duplicate_names_are_refused(value: dict[str, Any], spaced: bool) -
         with pytest.raises(InvalidRequest, match="occurs twice") as refused:
             to_object(body[:-1] + b"," + duplicate + b"}")
         assert refused.value.param == name
+
+
+async def read_pieces(*pieces: bytes, is_whole: bool = True) -> bytes:
+    """Read a body that arrives in pieces, twice, as the routes do."""
+    messages: list[Message] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    messages.append({"type": "http.request"} if is_whole else {"type": "http.disconnect"})
+    incoming = iter(messages)
+
+    async def receive() -> Message:
+        return next(incoming)
+
+    request = DirectRequest({"type": "http", "method": "POST", "headers": []}, receive)
+    body = await request.body()
+    assert await request.body() is body
+    return body
+
+
+@pytest.mark.parametrize("pieces", [(), (b"{}",), (b"{", b"", b"}")], ids=["empty", "one piece", "several pieces"])
+async def test_a_body_in_pieces_is_read_once(pieces: tuple[bytes, ...]) -> None:
+    assert await read_pieces(*pieces) == b"".join(pieces)
+
+
+async def test_a_body_without_its_end_is_no_body() -> None:
+    with pytest.raises(ClientDisconnect):
+        await read_pieces(b"{", is_whole=False)

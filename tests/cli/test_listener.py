@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 
 from tests.e2e.slow_clients import over_http
+from unisono.api.body_limits import ARRIVED_BYTES
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.server import listener
 from unisono.server.listener import connections
@@ -27,9 +28,10 @@ LARGE_RESPONSES = {"/endless": 10**9, "/large": 1_000_000, "/small": 40_000}
 async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
     """Respond with the size of the request body.
 
-    `/slow` takes longer than the header deadline, `/endless` streams, `/unread` does not read the body, and
-    `/headers` responds with the number of headers.
+    `/slow` takes longer than the header deadline, `/endless` streams, `/unread` does not read the body, `/arrived`
+    responds with the size of a body that was complete at the start, and `/headers` with the number of headers.
     """
+    arrived = scope["state"].get(ARRIVED_BYTES, -1)
     size, more = 0, scope["path"] != "/unread"
     while more:
         message = await receive()
@@ -39,6 +41,8 @@ async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[
         await asyncio.sleep(3 * HEADER_TIMEOUT_S)
     if scope["path"] == "/headers":
         size = len(scope["headers"])
+    if scope["path"] == "/arrived":
+        size = arrived
     body = str(size).encode().ljust(LARGE_RESPONSES.get(scope["path"], 0) % 10**9)
     if scope["path"] == "/endless":
         await endless(receive, send)
@@ -270,6 +274,21 @@ async def test_trailers_are_not_added_to_the_headers() -> None:
         for trailers in (b"", b"authorization: Bearer x\r\nx-api-key: x\r\n"):
             writer.write(CHUNKED + b"1\r\na\r\n0\r\n" + trailers + b"\r\n")
             assert await read_response(reader) == (200, b"2")
+        writer.close()
+
+
+ARRIVALS = [(b"abc", b"", b"3"), (b"ab", b"c", b"-1"), (b"", b"abc", b"-1")]
+
+
+@pytest.mark.parametrize(("first", "rest", "arrived"), ARRIVALS)
+async def test_only_a_body_that_arrived_whole_is_reported_as_arrived(first: bytes, rest: bytes, arrived: bytes) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /arrived HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n" + first)
+        if rest:
+            await asyncio.sleep(0.1)
+            writer.write(rest)
+        assert await read_response(reader) == (200, arrived)
         writer.close()
 
 
