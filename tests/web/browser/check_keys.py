@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,15 @@ def status_with(stage: Stage, secret: str) -> int:
     return chat(stage, authorization=f"Bearer {secret}")[0]
 
 
+def assert_refused_soon(stage: Stage, secret: str) -> None:
+    """Assert that a key is refused; every process sees a change within half a second, a busy one within five."""
+    for _ in range(40):
+        if status_with(stage, secret) == 401:
+            return
+        time.sleep(0.25)
+    raise AssertionError("the key is still accepted")
+
+
 def test_a_key_is_created_changed_blocked_rotated_and_deleted(stage: Stage, opened: Opened) -> None:
     page = keyed_page(stage, opened, "keys/keys")
     page.get_by_role("button", name="Create a key").click()
@@ -51,18 +61,19 @@ def test_a_key_is_created_changed_blocked_rotated_and_deleted(stage: Stage, open
     row.get_by_text("600 requests/min").wait_for()
     row.get_by_role("button", name="Block").click()
     row.locator(".state", has_text="blocked").wait_for()
-    assert status_with(stage, secret) == 401
+    assert_refused_soon(stage, secret)
     row.get_by_role("button", name="Unblock").click()
     row.locator(".state", has_text="active").wait_for()
     row.get_by_role("button", name="Rotate").click()
     page.locator("dialog.sheet").get_by_role("button", name="Rotate").click()
     rotated = secret_of(page)
-    assert (status_with(stage, secret), status_with(stage, rotated)) == (401, 200)
+    assert status_with(stage, rotated) == 200
+    assert_refused_soon(stage, secret)
     row.get_by_role("button", name="Delete").click()
     assert_accessible(page)
     page.locator("dialog.sheet").get_by_role("button", name="Delete").click()
     row.wait_for(state="detached")
-    assert status_with(stage, rotated) == 401
+    assert_refused_soon(stage, rotated)
     page.get_by_role("link", name="Audit").click()
     page.get_by_role("region", name="Audit records").wait_for()
     actions = page.get_by_role("region", name="Audit records").locator("tbody tr td:nth-child(3)").all_inner_texts()
