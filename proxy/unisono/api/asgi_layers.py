@@ -3,7 +3,7 @@
 Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `asgi_layers` returns the layers in
 order. Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. A layer adds no cost
 per streamed event, except for the request id header on the first. A layer that waits for nothing is a plain function
-that returns the awaitable of the next layer, which is one frame less whenever the request continues.
+that returns the awaitable of the next layer, which saves a frame whenever the request continues.
 """
 
 from __future__ import annotations

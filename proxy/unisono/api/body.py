@@ -219,7 +219,7 @@ def _value_at(body: Mapping[str, Any], field: str) -> Any:
 
 
 class DirectRequest(Request):
-    """Request that reads its body itself. The generator of Starlette costs ten more calls."""
+    """Request that reads its body itself. Starlette's generator costs ten more calls."""
 
     async def body(self) -> bytes:
         if not self._stream_consumed:

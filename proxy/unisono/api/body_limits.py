@@ -44,7 +44,8 @@ MAX_MEMBERS: Final = 64
 MAX_WINDOW_LOG: Final = 23
 # Key under which a scope keeps its headers, grouped by name.
 HEADERS: Final = "unisono.headers"
-# Key, in the request's state, of the size of a body that had arrived as a whole when the request started.
+# Key, in the request's state, of the size of a body that has arrived as a whole. It counts only what is still unread,
+# so it is the size of the body only until the first part is read.
 ARRIVED_BYTES: Final = "arrived_bytes"
 # Window bits of zlib for the gzip format.
 _GZIP: Final = 31

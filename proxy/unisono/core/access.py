@@ -211,7 +211,7 @@ def with_budget(limits: KeyLimits, name: str, budget: DirectoryEntry | None) -> 
     `name` is empty if no budget is named; `budget` is None if the store has none of that name.
     """
     if budget is None:
-        # A budget that was deleted while something began to use it must not leave that without limits.
+        # A budget that is deleted just as a key or an owner starts to use it must not leave them without limits.
         return replace(limits, token_budget=0) if name else limits
     names = ("rpm", "tpm", "max_parallel", "token_budget", "money_budget", "soft_budget")
     missing = {name: getattr(budget.limits, name) for name in names if getattr(limits, name) is None}

@@ -156,7 +156,7 @@ def _printable(text: str) -> str:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Handler that flushes each line without taking its lock again, as the library does."""
+    """Handler that flushes each line under the lock it already holds."""
 
     def flush(self) -> None:
         self.stream.flush()
