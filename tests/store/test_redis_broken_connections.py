@@ -27,6 +27,7 @@ from unisono.core.request_store import MINUTE_S, RequestFilter
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Store
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore
+from unisono.store.redis.address import open_clients
 
 ERRORS: dict[str, Exception] = {
     "uvloop, closed transport": RuntimeError("unable to perform operation on <TCPTransport closed=True>"),
@@ -164,3 +165,15 @@ async def test_broken_connection_is_a_store_error_for_every_operation(
             assert await store.responses("ann", ["resp"]) == (None,), name
     finally:
         await store.aclose()
+
+
+async def test_no_command_gets_an_answer_that_follows_one_of_the_wrong_type(server: Server) -> None:
+    commands = open_clients(server.url, 5.0).commands
+    assert commands is not None
+    try:
+        commands.set_response_callback("ECHO", int)
+        with pytest.raises(ValueError, match="invalid literal"):
+            await commands.exchange([("ECHO", "text"), ("WAIT", 1, 100)])
+        assert await commands.exchange([("GET", "missing")]) == [None]
+    finally:
+        await commands.aclose()

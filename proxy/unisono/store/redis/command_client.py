@@ -32,6 +32,11 @@ class CommandClient(Redis):
                     answers.append(await self.parse_response(connection, str(name)))
                 except ResponseError as error:
                     answers.append(error)
+        except BaseException:
+            # A later command must not get an answer that was not read.
+            await connection.disconnect(nowait=True)
+            raise
+        else:
             return answers
         finally:
             await pool.release(connection)
