@@ -9,6 +9,7 @@ import pytest
 from tests.engine.planning import (
     BACKENDS,
     CITY_FORM,
+    ENCODING,
     FINAL,
     PARIS,
     PREAMBLE,
@@ -20,11 +21,15 @@ from tests.engine.planning import (
     ask,
     turn,
 )
-from tests.engine.scripted import IDS
+from tests.engine.scripted import IDS, Runner, Scripted, Step
+from tests.harmony.fold import items_of
 from tests.harmony.recoveries import C, F, P, R
+from unisono.core.events import Event
 from unisono.core.generation import FinishReason
 from unisono.engine.generation import CALL_AS_TEXT
 from unisono.engine.request import AllowedTools
+from unisono.errors import BackendUnavailable
+from unisono.schemas import violation
 
 DANGLING = "dangling-preamble"
 UNDECLARED = "undeclared-tool"
@@ -157,3 +162,19 @@ async def test_every_portion_of_tokens_gives_the_same_events() -> None:
     assert len({outcome.items for outcome in outcomes}) == 1
     assert len({tuple(outcome.suffixes) for outcome in outcomes}) == 1
     assert len({tuple(outcome.report.journal) for outcome in outcomes}) == 1
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("output", [T.replace("<|end|>", "<|return|>"), PREAMBLE + "<|return|>"])
+async def test_turn_that_no_backend_can_continue_ends_in_the_error(output: str) -> None:
+    gone = BackendUnavailable("gone")
+    runner = Runner(ENCODING, Scripted(ENCODING, [Step(output, failure=gone)]))
+    events: list[Event] = []
+
+    async def read() -> None:
+        async for batch in runner.engine_with(violation).start(turn()):
+            events.extend(batch)
+
+    with pytest.raises(BackendUnavailable, match="gone"):
+        await read()
+    assert len(items_of(events)) == 1

@@ -11,7 +11,7 @@ left, the stream ends with the error after all events so far.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -243,9 +243,13 @@ class HarmonyGeneration(BatchStream):
                 runner.session.resume()
                 events = []
             case ContinueTurn() | OpenFinal() if reader.stop_sequence is None:
-                slot = await runner.slot(builder, reader)
-                context = reader.items.next_context(reader.next_step)
-                if not await builder.has_room(context, slot.capabilities, reader.token_count):
+                context, has_room = reader.items.next_context(reader.next_step), True
+                # If there is no slot, the next step raises the error. The failover policy ignores errors of this one,
+                # because it is complete.
+                with suppress(BackendError, ContextTooLong):
+                    slot = await runner.slot(builder, reader)
+                    has_room = await builder.has_room(context, slot.capabilities, reader.token_count)
+                if not has_room:
                     yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
                     return
                 # One batch: there is no token between its events at which a journal could be cut.
