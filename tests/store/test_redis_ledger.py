@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ from tests.contract.servers import Server
 from tests.contract.state import fresh
 from unisono.core.quotas import Account, LedgerLine, TokenUsage, UsageRecord
 from unisono.core.state_store import Retention
+from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore, keys
+from unisono.store.redis.connection import Link
 
 DAY = "2026-11-21"
 USED = TokenUsage(requests=1, input=90, output=40)
@@ -73,6 +76,34 @@ async def test_settlements_of_one_call_take_one_round_trip_and_count_once(tmp_pa
         assert {entry.account: entry.used for entry in await store.ledger(DAY, DAY)} == {
             owner: TokenUsage(requests=20, input=1800, output=800) for owner in owners
         }
+    finally:
+        await store.aclose()
+        server.end()
+
+
+async def test_settlement_without_an_answer_from_a_server_that_lost_its_data_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path / "redis").start()
+    store = RedisStore(server.url, Retention(), deadline_s=5.0)
+    owner = Account("ann", fresh("key"))
+    record = UsageRecord(fresh("turn"), LedgerLine(owner, "m", DAY, USED))
+    act_each = Link.act_each
+
+    async def answer_lost(link: Link, *args: Any) -> Any:
+        await act_each(link, *args)
+        raise StoreUnavailable("the answer was lost")
+
+    try:
+        await store.settle(UsageRecord(fresh("turn"), LedgerLine(owner, "m", DAY, USED)))
+        with server.client() as client:
+            client.flushall()
+        with monkeypatch.context() as patch:
+            patch.setattr(Link, "act_each", answer_lost)
+            with pytest.raises(StoreUnavailable):
+                await store.settle(record)
+        await store.settle(record)
+        assert [entry.used for entry in await store.ledger(DAY, DAY)] == [USED]
     finally:
         await store.aclose()
         server.end()

@@ -33,6 +33,7 @@ from unisono.core.quotas import (
     combined,
     entries_of,
 )
+from unisono.errors import StoreUnavailable
 from unisono.store.redis import keys
 from unisono.store.redis.account_scripts import EXTEND_CLAIMS, RESERVE, SETTLE, UNDO_CLAIM
 from unisono.store.redis.connection import Link, ScriptCall
@@ -109,7 +110,12 @@ class RedisAccounts:
             await self._list(new)
         # Each is one operation, which does not affect the others and may be repeated. It returns whether its entry is
         # the first one of its account and day.
-        results = await self._link.act_each(SETTLE, [_to_script_call(one) for one in settlements])
+        try:
+            results = await self._link.act_each(SETTLE, [_to_script_call(one) for one in settlements])
+        except StoreUnavailable:
+            # Some entries may be written. A repetition would not tell that they were the first ones.
+            self._known_accounts -= used
+            raise
         # A server that restarted without recent writes has lost the list too.
         lost = {place for place, is_first in zip(places, results, strict=True) if is_first} - new
         if lost:
