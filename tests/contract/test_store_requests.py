@@ -148,6 +148,27 @@ async def test_records_are_filtered(wanted: dict[str, Any], numbers: list[int], 
     assert paged == [f"req_{number:04}" for number in numbers]
 
 
+async def test_a_query_visits_the_rarest_condition_and_a_limited_number(
+    factory: StoreFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for backend in ("redis", "sqlite"):
+        monkeypatch.setattr(f"unisono.store.{backend}.requests.MAX_VISITED", 500)
+    store = await factory.open()
+    # Only the two oldest records have the key and the tenant. 700 later ones have the tenant, and 600 the key.
+    await keep(store, *(record(number, key="a", tenant="t", model="m") for number in range(2)))
+    await keep(store, *(record(number, tenant="t") for number in range(2, 702)))
+    await keep(store, *(record(number, key="a") for number in range(702, 1302)))
+    page = await store.requests(RequestFilter(key="a", tenant="t", model="m"), 5)
+    assert [each.id for each in page.records] == ["req_0001", "req_0000"]
+    assert page.cursor is None
+    page = await store.requests(RequestFilter(key="a", tenant="t"), 5)
+    assert page.records == ()
+    assert page.cursor is not None
+    page = await store.requests(RequestFilter(key="a", tenant="t"), 5, page.cursor)
+    assert [each.id for each in page.records] == ["req_0001", "req_0000"]
+    assert page.cursor is None
+
+
 async def test_only_the_latest_records_are_stored(factory: StoreFactory) -> None:
     store = await factory.open()
     for start in range(0, 50, 10):

@@ -1,7 +1,6 @@
 """Records of requests in Redis: one hash slot, so that one write also deletes the oldest.
 
-Each facet of records has a sorted set of ids, in the order of the ends of the requests. A query walks through the set
-of its first facet and looks the others up.
+Each facet of records has a sorted set of ids, in the order of the ends of the requests.
 """
 
 from __future__ import annotations
@@ -106,22 +105,27 @@ return {'ok', #ids}
 """
 )
 
+# A query visits the records of its smallest set, and looks each chunk of them up in the others.
 PAGE_OF_REQUESTS = Script(
     """
-local records, first = KEYS[1], KEYS[2]
+local records = KEYS[1]
 local from, after, since, limit, most = tonumber(arg()), arg(), arg(), tonumber(arg()), tonumber(arg())
+local sets, sizes = {unpack(KEYS, 2)}, {}
+for _, set in ipairs(sets) do sizes[set] = redis.call('ZCARD', set) end
+table.sort(sets, function(one, other) return sizes[one] < sizes[other] end)
 local found, visited, last_end, last_id = {}, 0, false, false
 local chunk = 500
 while visited < most do
-  local part = redis.call('ZREVRANGEBYSCORE', first, from, since, 'WITHSCORES', 'LIMIT', visited, chunk)
-  for n = 1, #part, 2 do
-    local id, ended = part[n], part[n + 1]
+  local part = redis.call('ZREVRANGEBYSCORE', sets[1], from, since, 'WITHSCORES', 'LIMIT', visited, chunk)
+  local ids, scores = {}, {}
+  for n = 1, #part, 2 do ids[#ids + 1] = part[n] end
+  for k = 2, #ids > 0 and #sets or 0 do scores[#scores + 1] = redis.call('ZMSCORE', sets[k], unpack(ids)) end
+  for n, id in ipairs(ids) do
+    local ended = part[2 * n]
     visited = visited + 1
     if not (tonumber(ended) == from and after ~= '' and id >= after) then
       local fits = true
-      for k = 3, #KEYS do
-        if not redis.call('ZSCORE', KEYS[k], id) then fits = false break end
-      end
+      for _, of_set in ipairs(scores) do fits = fits and of_set[n] end
       local value = fits and redis.call('HGET', records, id)
       if value then
         if #found >= 2 * limit then return {'ok', {found, last_end, last_id}} end
@@ -131,7 +135,7 @@ while visited < most do
       last_end, last_id = ended, id
     end
   end
-  if #part < 2 * chunk then return {'ok', {found, false, false}} end
+  if #ids < chunk then return {'ok', {found, false, false}} end
 end
 return {'ok', {found, last_end, last_id}}
 """,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from functools import lru_cache
 from typing import Final
 
@@ -105,38 +106,44 @@ def page(act: Transaction, wanted: RequestFilter, limit: int, cursor: str) -> Re
     before = (
         of_cursor(cursor) if cursor else (FAR_MS if wanted.until is None else round(wanted.until * 1000), "\U0010ffff")
     )
-    first, *others = map(_text, wanted.facets or (ALL,))
-    also = "".join(
-        " AND EXISTS (SELECT 1 FROM request_facets o WHERE o.facet = ? AND o.ended = f.ended AND o.id = f.id)"
+    since = round(wanted.since * 1000)
+    first, *others = _rarest_first(act, [*map(_text, wanted.facets or (ALL,))], since, before[0])
+    fits = " AND ".join(
+        "EXISTS (SELECT 1 FROM request_facets o WHERE o.facet = ? AND o.ended = f.ended AND o.id = f.id)"
         for _ in others
     )
-    visited = (
-        "SELECT ended, id FROM request_facets WHERE facet = ? AND ended >= ? AND (ended, id) < (?, ?) "
-        "ORDER BY ended DESC, id DESC LIMIT ?"
+    # SQLite computes each row when it is read, in the order of the primary key: a full page ends the search.
+    rows = act.db.execute(
+        f"SELECT ended, id, {fits or 1} FROM request_facets f "  # noqa: S608
+        "WHERE facet = ? AND ended >= ? AND (ended, id) < (?, ?) ORDER BY ended DESC, id DESC",
+        (*others, first, since, *before),
     )
-    since = round(wanted.since * 1000)
-    # Without other facets, every visited record is found.
-    most = MAX_VISITED if others else limit + 1
-    found = act.db.execute(
-        f"SELECT f.ended, f.id, r.data FROM ({visited}) f JOIN requests r ON r.id = f.id WHERE 1{also} "  # noqa: S608
-        "ORDER BY f.ended DESC, f.id DESC LIMIT ?",
-        (first, since, *before, most, *others, limit + 1),
-    ).fetchall()
-    records = tuple(decode_request(row[2]) for row in found[:limit])
-    if len(found) > limit:
-        return RequestPage(records, to_cursor(*found[limit - 1][:2]))
-    last = act.db.execute(
-        f"SELECT ended, id FROM ({visited}) ORDER BY ended, id LIMIT 1",  # noqa: S608
-        (first, since, *before, most),
-    ).fetchone()
-    visited_all = last is None or _is_last(act, first, since, last)
-    return RequestPage(records, None if visited_all else to_cursor(*last))
+    found: list[str] = []
+    last, follow = before, False
+    with closing(rows):
+        for visited, (ended, id, is_found) in enumerate(rows):
+            if visited == MAX_VISITED or (is_found and len(found) == limit):
+                follow = True
+                break
+            last = ended, id
+            if is_found:
+                found.append(id)
+    records = tuple(record for id in found if (record := get(act, id)) is not None)
+    return RequestPage(records, to_cursor(*last) if follow else None)
 
 
-def _is_last(act: Transaction, facet: str, since: int, last: tuple[int, str]) -> bool:
-    """Return whether no record follows a visited one."""
-    query = "SELECT 1 FROM request_facets WHERE facet = ? AND ended >= ? AND (ended, id) < (?, ?) LIMIT 1"
-    return act.db.execute(query, (facet, since, *last)).fetchone() is None
+def _rarest_first(act: Transaction, facets: Sequence[str], since: int, until: int) -> Sequence[str]:
+    """Return the facets in the order of their numbers of records, so that a query visits few."""
+    if len(facets) == 1:
+        return facets
+    numbers = {
+        facet: act.db.execute(
+            "SELECT count(*) FROM (SELECT 1 FROM request_facets WHERE facet = ? AND ended >= ? AND ended <= ? LIMIT ?)",
+            (facet, since, until, MAX_VISITED),
+        ).fetchone()[0]
+        for facet in facets
+    }
+    return sorted(facets, key=numbers.__getitem__)
 
 
 def counts(act: Transaction, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
