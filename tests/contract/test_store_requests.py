@@ -152,7 +152,7 @@ async def test_a_query_visits_the_rarest_condition_and_a_limited_number(
     factory: StoreFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for backend in ("redis", "sqlite"):
-        monkeypatch.setattr(f"unisono.store.{backend}.requests.MAX_VISITED", 500)
+        monkeypatch.setattr(f"unisono.store.{backend}.request_records.MAX_VISITED", 500)
     store = await factory.open()
     # Only the two oldest records have the key and the tenant. 700 later ones have the tenant, and 600 the key.
     await keep(store, *(record(number, key="a", tenant="t", model="m") for number in range(2)))

@@ -15,7 +15,7 @@ from tests.contract.servers import CLUSTERED, SLOTS, Server, agreed, attach, clu
 from tests.contract.state import response
 from unisono.core.state_store import Retention, StoredResponse
 from unisono.errors import StoreUnavailable
-from unisono.store.redis import RedisStore, keys, scripts
+from unisono.store.redis import RedisStore, keys, response_scripts
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
@@ -27,7 +27,7 @@ def nodes(tmp_path: Path) -> Iterator[list[Server]]:
     servers = cluster(tmp_path)
     for node in servers:
         with node.client() as client:
-            client.script_load(scripts.SAVE.text)
+            client.script_load(response_scripts.SAVE.text)
     try:
         yield servers
     finally:

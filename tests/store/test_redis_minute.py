@@ -24,7 +24,7 @@ from unisono.core.quotas import (
     UsageRecord,
 )
 from unisono.store.redis import RedisStore, accounts
-from unisono.store.redis.scripts import Script
+from unisono.store.redis.script import Script
 
 START_MS = 1_700_000_000_000
 SET_CLOCK = "local function clock() return tonumber(redis.call('GET', 'now')) end\n"

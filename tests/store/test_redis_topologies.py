@@ -18,7 +18,7 @@ from tests.contract.state import response
 from tests.listening import Listener, connected
 from unisono.core.state_store import Retention, Status, StoredResponse
 from unisono.errors import StoreUnavailable
-from unisono.store.redis import RedisStore, keys, scripts
+from unisono.store.redis import RedisStore, keys, response_scripts
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
@@ -199,7 +199,7 @@ def load_scripts(*servers: Server) -> None:
     """
     for server in servers:
         with server.client() as client:
-            client.script_load(scripts.SAVE.text)
+            client.script_load(response_scripts.SAVE.text)
 
 
 def keys_of(replica: Server) -> set[str]:

@@ -31,13 +31,13 @@ from unisono.errors import NotFound, StoreConflict, StoreUnavailable
 from unisono.store import codec
 from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting, until_some
-from unisono.store.redis import keys, lease_scripts, scripts
+from unisono.store.redis import conversation_scripts, keys, lease_scripts, response_scripts
 from unisono.store.redis.access import KeptKeys
 from unisono.store.redis.accounts import RedisAccounts
 from unisono.store.redis.command_client import Command
 from unisono.store.redis.connection import Link
 from unisono.store.redis.pubsub import Listener
-from unisono.store.redis.requests import RedisRequests
+from unisono.store.redis.request_records import RedisRequests
 from unisono.store.redis.script_args import Args, fence, milliseconds, of_items, of_log
 from unisono.store.redis.server_checks import check_servers
 from unisono.store.redis.traces import RedisTraces
@@ -122,7 +122,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             *of_items(appended, retention, self._bounds),
             *of_log(log),
         ]
-        await self._link.act(scripts.SAVE, [*named, *keys.conversation(tenant, anchor)], args)
+        await self._link.act(response_scripts.SAVE, [*named, *keys.conversation(tenant, anchor)], args)
         # An item is found by its id alone, and a response by an id of its own, although it lies under its
         # conversation. A pointer may exist without its target, but a target is never acknowledged without its
         # pointer.
@@ -163,7 +163,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
 
     async def delete_response(self, tenant: str, response: str) -> bool:
         named = keys.response(tenant, await self._anchor(tenant, response), response)
-        return bool(await self._link.act(scripts.FORGET, named, [named[1]]))
+        return bool(await self._link.act(response_scripts.FORGET, named, [named[1]]))
 
     async def item(self, tenant: str, item: str) -> StoredItem | None:
         (place,) = await self._link.read(("GET", keys.place(tenant, item)))
@@ -182,11 +182,11 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
     async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
         named = [*keys.response(lease.tenant, lease.anchor, response), *keys.lease(lease.tenant, lease.anchor)]
         args: Args = [str(lease.fence), milliseconds(self._retention.response_s), named[1], *of_log(write)]
-        await self._link.act(scripts.LOG, named, args)
+        await self._link.act(response_scripts.LOG, named, args)
 
     async def is_log_complete(self, lease: Lease, response: str) -> bool:
         named = [*keys.response(lease.tenant, lease.anchor, response), *keys.lease(lease.tenant, lease.anchor)]
-        is_complete, history = await self._link.act(scripts.INHERIT, named, [str(lease.fence)])
+        is_complete, history = await self._link.act(response_scripts.INHERIT, named, [str(lease.fence)])
         # A pooled connection may lead to a former primary, which lacks the owner's writes to the new one.
         if bytes(history).decode() != await self._link.current_history(named[0]):
             raise StoreUnavailable("a failover of the store is in progress; try again")
@@ -222,7 +222,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
     ) -> None:
         args: Args = [codec.encode_conversation(conversation), *of_items(items, self._retention, self._bounds)]
-        await self._link.act(scripts.CREATE_CONVERSATION, keys.conversation(tenant, conversation.id), args)
+        await self._link.act(conversation_scripts.CREATE_CONVERSATION, keys.conversation(tenant, conversation.id), args)
         await self._point_into(tenant, conversation.id, items)
 
     async def _point_into(self, tenant: str, conversation: str, items: Sequence[StoredItem]) -> None:
@@ -247,7 +247,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
     ) -> tuple[StoredItem, ...] | None:
         args: Args = ["" if after is None else f"={after}", -1 if limit is None else limit, int(newest_first)]
         try:
-            found = await self._link.act(scripts.READ_ITEMS, keys.conversation(tenant, conversation), args)
+            found = await self._link.act(conversation_scripts.READ_ITEMS, keys.conversation(tenant, conversation), args)
         except NotFound:
             return None
         return tuple(map(codec.decode_item, found))
@@ -270,7 +270,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             "" if revision is None else revision,
             *of_items(items, self._retention, self._bounds),
         ]
-        now = await self._link.act(scripts.APPEND, self._conversation_keys(tenant, conversation), args)
+        now = await self._link.act(conversation_scripts.APPEND, self._conversation_keys(tenant, conversation), args)
         await self._point_into(tenant, conversation, items)
         return int(now)
 
@@ -288,7 +288,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             changed = replace(was, metadata=dict(metadata))
             args: Args = [codec.encode_conversation(was), codec.encode_conversation(changed), ttl]
             try:
-                await self._link.act(scripts.SET_HEAD, keys.conversation(tenant, conversation), args)
+                await self._link.act(conversation_scripts.SET_HEAD, keys.conversation(tenant, conversation), args)
             except NotFound:
                 return None
             except StoreConflict:
@@ -299,12 +299,12 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         return None
 
     async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
-        return bool(await self._link.act(scripts.DELETE_ITEM, self._conversation_keys(tenant, conversation), [item]))
+        named = self._conversation_keys(tenant, conversation)
+        return bool(await self._link.act(conversation_scripts.DELETE_ITEM, named, [item]))
 
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
-        return bool(
-            await self._link.act(scripts.DELETE_CONVERSATION, self._conversation_keys(tenant, conversation), [])
-        )
+        named = self._conversation_keys(tenant, conversation)
+        return bool(await self._link.act(conversation_scripts.DELETE_CONVERSATION, named, []))
 
     async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
         args: Args = [owner, milliseconds(for_s), int(force), milliseconds(for_s + self._retention.response_s)]

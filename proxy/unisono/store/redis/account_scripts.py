@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.core.quotas import WINDOW_S
-from unisono.store.redis.scripts import Script
+from unisono.store.redis.script import Script
 
 CLAIMS = """
 local window = __WINDOW__

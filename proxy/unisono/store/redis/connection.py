@@ -21,7 +21,7 @@ from unisono.errors import StoreUnavailable, UnisonoError
 from unisono.store.redis.address import open_clients
 from unisono.store.redis.command_client import Command
 from unisono.store.redis.primary import majority_address, primary_seen_by, replicas_in, text
-from unisono.store.redis.scripts import Script
+from unisono.store.redis.script import Script
 from unisono.store.redis.trouble import NO_NODE, message_of
 from unisono.store.write_errors import refusal
 

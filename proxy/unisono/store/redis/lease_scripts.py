@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.store.redis.scripts import Script
+from unisono.store.redis.script import Script
 
 ACQUIRE = Script(
     """

@@ -14,8 +14,8 @@ import orjson
 from unisono.core.recordings import StoredTrace
 from unisono.store.redis import keys
 from unisono.store.redis.connection import Link
+from unisono.store.redis.script import Script
 from unisono.store.redis.script_args import Args, milliseconds
-from unisono.store.redis.scripts import Script
 
 # Bytes of documents per write: small ones share a write, a large one has the full deadline.
 WRITE_BYTES: Final = 256 * 1024

@@ -36,7 +36,7 @@ from unisono.core.state_store import (
 from unisono.errors import StoreUnavailable
 from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting, until_some
-from unisono.store.sqlite import accounts, conversations, disk_space, leases, requests, responses, traces
+from unisono.store.sqlite import accounts, conversations, disk_space, leases, request_records, responses, traces
 from unisono.store.sqlite.access_store import SqliteAccess
 from unisono.store.sqlite.schema import (
     LOCK_TIMEOUT_S,
@@ -362,21 +362,21 @@ class SqliteStore(SqliteAccess):
         size = RECORDS_PER_MEMORY_WRITE if self._is_in_memory else max(1, len(records))
         # Without records, expired ones are deleted all the same.
         for begin in range(0, max(1, len(records)), size):
-            await self._run(requests.write_requests, records[begin : begin + size], for_s, most)
+            await self._run(request_records.write_requests, records[begin : begin + size], for_s, most)
             if self._is_in_memory:
                 await asyncio.sleep(0)
 
     async def delete_requests(self, key: str, most: int) -> int:
-        return await self._run(requests.delete_of_key, key, most)
+        return await self._run(request_records.delete_of_key, key, most)
 
     async def request(self, id: str) -> RequestRecord | None:
-        return await self._read(requests.get, id)
+        return await self._read(request_records.get, id)
 
     async def requests(self, wanted: RequestFilter, limit: int, cursor: str = "") -> RequestPage:
-        return await self._read(requests.page, wanted, limit, cursor)
+        return await self._read(request_records.page, wanted, limit, cursor)
 
     async def request_counts(self, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
-        return await self._read(requests.counts, wanted, step_s)
+        return await self._read(request_records.counts, wanted, step_s)
 
 
 def _code(error: BaseException | None) -> int:

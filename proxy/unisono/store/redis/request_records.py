@@ -27,8 +27,8 @@ from unisono.core.request_store import (
 )
 from unisono.store.redis import keys
 from unisono.store.redis.connection import Link
+from unisono.store.redis.script import Script
 from unisono.store.redis.script_args import milliseconds
-from unisono.store.redis.scripts import Script
 from unisono.store.request_codec import decode_request, encode_request
 
 # Records of one write, which must meet the deadline of an operation.

@@ -1,0 +1,119 @@
+"""Lua scripts for conversations and their items."""
+
+from __future__ import annotations
+
+from unisono.store.redis.script import Script
+
+# Creates a conversation with its first items. Items of an expired conversation with the same id may remain, because
+# its keys expire one by one. They are deleted.
+CREATE_CONVERSATION = Script(
+    """
+local key, items, order = unpack(KEYS)
+local head, add = arg(), read_items()
+local was = conversation(key)
+if was then
+  if was.head == head and was.revision == 0 and was.last == add.digest then return {'ok'} end
+  return {'exists'}
+end
+was = {revision = 0, upto = 0, bytes = 0}
+local no = check_items(add, was, items)
+if no then return {no} end
+redis.call('HSET', key, 'head', head)
+redis.call('DEL', items, order)
+write_items(add, was, key, items, order)
+return {'ok'}
+"""
+)
+
+# Appends items to a conversation. Only one writer holds its lease. With a revision, the items are appended only to
+# that state. A repetition of the last write is recognised by its digest.
+APPEND = Script(
+    """
+local key, items, order, lease, fence = unpack(KEYS)
+local given, revision, add = arg(), arg(), read_items()
+local was = conversation(key)
+if not was then return {'missing'} end
+if revision ~= '' and was.revision == revision + 1 and was.last == add.digest then return {'ok', was.revision} end
+local no = held(lease, fence, given)
+if no then return {no} end
+if revision ~= '' and was.revision ~= tonumber(revision) then return {'changed'} end
+no = check_items(add, was, items)
+if no then return {no} end
+was.revision = was.revision + 1
+write_items(add, was, key, items, order)
+return {'ok', was.revision}
+"""
+)
+
+# Reads items in the order of their positions. `after` is the id of an item with a prefix, or empty. Lua limits the
+# number of values that `unpack` returns, so the items are read in groups of 1,000.
+READ_ITEMS = Script(
+    """
+local key, items, order = unpack(KEYS)
+local after, limit, newest_first = arg(), tonumber(arg()), arg() == '1'
+if redis.call('EXISTS', key) == 0 then return {'missing'} end
+local first = 0
+if after ~= '' then
+  local rank = redis.call(newest_first and 'ZREVRANK' or 'ZRANK', order, string.sub(after, 2))
+  if not rank then return {'missing'} end
+  first = rank + 1
+end
+if limit == 0 then return {'ok', {}} end
+local last = limit < 0 and -1 or first + limit - 1
+local ids = redis.call(newest_first and 'ZREVRANGE' or 'ZRANGE', order, first, last)
+local found = {}
+for from = 1, #ids, 1000 do
+  for _, data in ipairs(redis.call('HMGET', items, unpack(ids, from, math.min(from + 999, #ids)))) do
+    found[#found + 1] = data
+  end
+end
+return {'ok', found}
+""",
+    is_read=True,
+)
+
+# Replaces the metadata of a conversation if nobody changed it meanwhile; every write renews the lifetime of all keys.
+SET_HEAD = Script(
+    """
+local key, items, order = unpack(KEYS)
+local before, head, ttl = arg(), arg(), arg()
+local was = redis.call('HGET', key, 'head')
+if not was then return {'missing'} end
+if was ~= before and was ~= head then return {'changed'} end
+redis.call('HSET', key, 'head', head)
+redis.call('PEXPIRE', key, ttl)
+redis.call('PEXPIRE', items, ttl)
+redis.call('PEXPIRE', order, ttl)
+return {'ok'}
+"""
+)
+
+# Deletes one item. A conversation with a response in progress is refused, because that response was generated from
+# its items. Without a digest in `last`, an earlier write cannot count as a repetition.
+DELETE_ITEM = Script(
+    """
+local key, items, order, lease, fence = unpack(KEYS)
+local id = arg()
+if redis.call('EXISTS', key) == 0 then return {'ok', 0} end
+local no = held(lease, fence, '')
+if no then return {no} end
+local size = redis.call('HSTRLEN', items, id)
+if redis.call('HDEL', items, id) == 0 then return {'ok', 0} end
+redis.call('ZREM', order, id)
+redis.call('HINCRBY', key, 'bytes', -size)
+redis.call('HINCRBY', key, 'revision', 1)
+redis.call('HSET', key, 'last', '')
+return {'ok', 1}
+"""
+)
+
+DELETE_CONVERSATION = Script(
+    """
+local key, items, order, lease, fence = unpack(KEYS)
+if redis.call('EXISTS', key) == 0 then return {'ok', 0} end
+local no = held(lease, fence, '')
+if no then return {no} end
+redis.call('DEL', key, items, order)
+return {'ok', 1}
+"""
+)

@@ -1,0 +1,112 @@
+"""Lua scripts that write, extend and delete stored responses with their event logs."""
+
+from __future__ import annotations
+
+from unisono.store.redis.script import Script
+
+# Writes a response: its record, the rest of its event log and, with a revision, the items of its conversation.
+# - A new response must not exist. Equal content counts as written, so that a write may be repeated.
+# - A finished response does not change any more.
+# - The conversation must have the given revision, or must already contain these items (`last` is their digest).
+# - The end of a response closes its stream. The log then expires after the shorter `log_ttl`.
+SAVE = Script(
+    """
+local record, stream, tokens, lease, fence, key, items, order = unpack(KEYS)
+local new, given, head, input, output = arg() == '1', arg(), arg(), arg(), arg()
+local terminal, ttl, log_ttl, channel, revision = arg(), arg(), arg(), arg(), arg()
+local add, log = read_items(), read_log()
+local was = redis.call('HMGET', record, 'head', 'input', 'output', 'terminal')
+if new and was[1] then
+  if was[1] == head and was[2] == input and was[3] == output then return {'ok'} end
+  return {'exists'}
+end
+if not new and not was[1] then return {'missing'} end
+if was[4] == '1' then
+  if was[1] == head and was[3] == output then return {'ok'} end
+  return {'finished'}
+end
+local no = held(lease, fence, given)
+if no then return {no} end
+local talk = nil
+if revision ~= '' then
+  talk = conversation(key)
+  if not talk then return {'missing'} end
+  if talk.revision == revision + 1 and talk.last == add.digest then
+    talk = nil
+  else
+    if talk.revision ~= tonumber(revision) then return {'changed'} end
+    no = check_items(add, talk, items)
+    if no then return {no} end
+    talk.revision = talk.revision + 1
+  end
+end
+no = check_log(log, stream, tokens)
+if no then return {no} end
+redis.call('HSET', record, 'head', head, 'output', output, 'terminal', terminal)
+if new then redis.call('HSET', record, 'input', input, 'history', history()) end
+redis.call('PEXPIRE', record, ttl)
+if talk then write_items(add, talk, key, items, order) end
+write_log(log, stream, tokens, ttl)
+if terminal == '1' and redis.call('EXISTS', stream) == 1 then
+  redis.call('XADD', stream, ENDED, 'end', '')
+  redis.call('PEXPIRE', stream, log_ttl)
+  redis.call('PEXPIRE', tokens, log_ttl)
+end
+redis.call('PUBLISH', channel, '')
+return {'ok'}
+"""
+)
+
+# Appends events and tokens to the log of a response in progress. The event numbers are the stream ids, so that a
+# repeated event is recognised and a gap is refused.
+LOG = Script(
+    """
+local record, stream, tokens, lease, fence = unpack(KEYS)
+local given, ttl, channel = arg(), arg(), arg()
+local log = read_log()
+local terminal = redis.call('HGET', record, 'terminal')
+if not terminal then return {'missing'} end
+local no = held(lease, fence, given)
+if no then return {no} end
+if terminal == '1' then return {'finished'} end
+local now = history()
+if not owns_history(record, lease, given, now) then return {'taken'} end
+no = check_log(log, stream, tokens)
+if no then return {no} end
+write_log(log, stream, tokens, ttl)
+confirm_history(record, log, now)
+redis.call('PEXPIRE', record, ttl)
+redis.call('PUBLISH', channel, '')
+return {'ok'}
+"""
+)
+
+# Takes over a response after its process stopped, under the lease of the new owner. Returns 0 if writes of the former
+# owner may have been lost in a failover. The mark `incomplete` remains on the record: a third process must learn it
+# too.
+INHERIT = Script(
+    """
+local record, stream, tokens, lease, fence = unpack(KEYS)
+local was = redis.call('HMGET', record, 'terminal', 'history', 'incomplete')
+if not was[1] then return {'missing'} end
+local no = held(lease, fence, arg())
+if no then return {no} end
+if was[1] == '1' then return {'finished'} end
+local now = history()
+local incomplete = was[3] or (was[2] and was[2] ~= now)
+if was[2] ~= now then redis.call('HSET', record, 'history', now) end
+if incomplete then redis.call('HSET', record, 'incomplete', '1') end
+return {'ok', {incomplete and 0 or 1, now}}
+"""
+)
+
+# Deletes a response and its log. The publication wakes readers that wait for its next event.
+FORGET = Script(
+    """
+local record, stream, tokens = unpack(KEYS)
+local there = redis.call('DEL', record)
+redis.call('DEL', stream, tokens)
+redis.call('PUBLISH', arg(), '')
+return {'ok', there}
+"""
+)
