@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from tests.e2e.gateway import Answer, Gateway, gateway
 from tests.engines_all.engines import running
 from tests.engines_all.setup.places import MXFP4
-from tests.engines_all.test_fidelity import QUESTIONS, changed_copy, quantised
+from tests.engines_all.test_fidelity import QUESTIONS, quantised
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,7 +25,7 @@ pytestmark = [
 
 # Sampled answers of equal weights differ by 0.0003 nats between mlx and llama.cpp, and those of a copy in 4 bits by
 # 0.002 to 0.003, which takes many more answers to find.
-coarse = partial(quantised, bits=3)
+BITS = 3
 THRESHOLDS = {"agreement": 0.98, "divergence": 0.0005}
 WATCHED = {
     "reference": "llamacpp-1",
@@ -104,7 +103,7 @@ async def test_equal_weights_stay_healthy() -> None:
 async def test_a_quantised_copy_is_quarantined(tmp_path: Path) -> None:
     with running("llamacpp") as engine:
         config = {
-            "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{changed_copy(tmp_path, coarse)}")],
+            "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{quantised(tmp_path, BITS)}")],
             "unisono": {"fidelity": {"gpt-oss": WATCHED}},
         }
         async with gateway(config) as site:
@@ -116,7 +115,7 @@ async def test_a_quantised_copy_is_quarantined(tmp_path: Path) -> None:
 
 async def test_a_shadow_is_compared_and_never_answers(tmp_path: Path) -> None:
     with running("llamacpp") as engine:
-        copy = changed_copy(tmp_path, coarse)
+        copy = quantised(tmp_path, BITS)
         config = {
             "model_list": [entry("llamacpp/tiny", engine.url), entry(f"mlx/{copy}", shadow="llamacpp-1")],
             "unisono": {"fidelity": {"gpt-oss": WATCHED}},

@@ -1,7 +1,7 @@
-"""Build of llama.cpp's server from the sources in the llama-cpp-python package.
+"""Build of llama.cpp's server and quantiser from the sources in the llama-cpp-python package.
 
-The build needs a C++ compiler and 17 minutes of CPU time. No wheel contains the server, and the package's own build
-leaves it out. An interrupted build is resumed.
+The build needs a C++ compiler and 17 minutes of CPU time. No wheel contains these programs, and the package's own
+build leaves them out. An interrupted build is resumed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import shutil
 from pathlib import Path
 
 from tests.engines_all.setup import models
-from tests.engines_all.setup.places import CACHE, ENVIRONMENTS, GGUF, LLAMA_CPP_PYTHON, LLAMA_SERVER
+from tests.engines_all.setup.places import CACHE, ENVIRONMENTS, GGUF, LLAMA_CPP_PYTHON, LLAMA_QUANTIZE, LLAMA_SERVER
 from tests.engines_all.setup.running import Commands, SetupFailed
 
 WORK = CACHE / f"llama-cpp-python-{LLAMA_CPP_PYTHON}"
+# Programs of llama.cpp, and their places.
+PROGRAMS = {"llama-server": LLAMA_SERVER, "llama-quantize": LLAMA_QUANTIZE}
 OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "BUILD_SHARED_LIBS": "OFF",
@@ -28,7 +30,7 @@ OPTIONS = {
 
 
 def set_up(commands: Commands) -> None:
-    if LLAMA_SERVER.exists() and GGUF.exists():
+    if _is_built() and GGUF.exists():
         return
     tools = ENVIRONMENTS / "llama-build"
     if not (tools / ".ready").exists():
@@ -37,10 +39,14 @@ def set_up(commands: Commands) -> None:
         (tools / ".ready").touch()
     sources = _sources(commands, tools / "bin" / "python")
     models.to_gguf(commands, sources)
-    if not LLAMA_SERVER.exists():
+    if not _is_built():
         _build(commands, tools / "bin", sources)
     shutil.rmtree(WORK)
     shutil.rmtree(tools)
+
+
+def _is_built() -> bool:
+    return all(place.exists() for place in PROGRAMS.values())
 
 
 def _sources(commands: Commands, python: Path) -> Path:
@@ -71,7 +77,8 @@ def _build(commands: Commands, tools: Path, sources: Path) -> None:
     ninja = f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"
     commands.run("configure", tools / "cmake", "-S", sources, "-B", built, "-G", "Ninja", ninja, *options)
     jobs = str(os.cpu_count() or 1)
-    commands.run("build", tools / "cmake", "--build", built, "--target", "llama-server", "--parallel", jobs)
-    unfinished = LLAMA_SERVER.with_suffix(".part")
-    shutil.copy2(built / "bin" / "llama-server", unfinished)
-    unfinished.rename(LLAMA_SERVER)
+    commands.run("build", tools / "cmake", "--build", built, "--target", *PROGRAMS, "--parallel", jobs)
+    for name, place in PROGRAMS.items():
+        unfinished = place.with_suffix(".part")
+        shutil.copy2(built / "bin" / name, unfinished)
+        unfinished.rename(place)

