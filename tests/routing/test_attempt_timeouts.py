@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, inf
+from statistics import median_high
 
 import pytest
 from hypothesis import given
@@ -265,8 +266,12 @@ def test_percentiles_are_those_of_the_samples_in_use(samples: list[AttemptSample
     long = [one for one in used if one.read_tokens is not None and one.read_tokens >= LONG_PROMPT_TOKENS]
     learned = times.learned(now)
     assert learned.is_warm == bool(used)
-    assert learned.first_token_s == (percentile_95([one.first_token_s for one in used if one not in long]) or 0.0)
-    assert learned.s_per_token == percentile_95([one.first_token_s / (one.read_tokens or 1) for one in long])
+    first_s = [one.first_token_s for one in used if one not in long]
+    assert learned.first_token_s == (percentile_95(first_s) or 0.0)
+    assert learned.median_first_token_s == (median_high(first_s) if first_s else 0.0)
+    per_token_s = [one.first_token_s / (one.read_tokens or 1) for one in long]
+    assert learned.s_per_token == percentile_95(per_token_s)
+    assert learned.median_s_per_token == (median_high(per_token_s) if per_token_s else None)
     assert learned.gap_s == percentile_95([one.largest_gap_s for one in used if one.largest_gap_s is not None])
     times.clear()
     assert times.learned(now) == LearnedTimes()

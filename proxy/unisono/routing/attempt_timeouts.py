@@ -149,7 +149,7 @@ class PendingAttempt:
 @statically_frozen
 @dataclass(frozen=True, slots=True)
 class LearnedTimes:
-    """95th percentiles of recent samples, None without samples.
+    """95th percentiles and medians of recent samples, None without samples.
 
     `is_warm` is True if there is any sample. `timeouts` counts the attempts that timed out since the last sample.
     """
@@ -157,8 +157,10 @@ class LearnedTimes:
     is_warm: bool = False
     # For short prompts, and those whose cached part is unknown.
     first_token_s: float = 0.0
+    median_first_token_s: float = 0.0
     # For long prompts: time to the first token per token read.
     s_per_token: float | None = None
+    median_s_per_token: float | None = None
     # Largest gap between tokens of an answer.
     gap_s: float | None = None
     timeouts: int = 0
@@ -251,7 +253,9 @@ class AttemptTimes:
         return LearnedTimes(
             is_warm=bool(self._samples),
             first_token_s=_percentile_95(self._first) if self._first else 0.0,
+            median_first_token_s=_median(self._first) if self._first else 0.0,
             s_per_token=_percentile_95(self._per_token) if self._per_token else None,
+            median_s_per_token=_median(self._per_token) if self._per_token else None,
             gap_s=_percentile_95(self._gaps) if self._gaps else None,
             timeouts=self._timeouts,
         )
@@ -313,3 +317,7 @@ def _share_s(time_left_s: float, attempt: PendingAttempt) -> float:
 
 def _percentile_95(ordered: list[float]) -> float:
     return ordered[ceil(0.95 * len(ordered)) - 1]
+
+
+def _median(ordered: list[float]) -> float:
+    return ordered[len(ordered) // 2]
