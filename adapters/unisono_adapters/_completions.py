@@ -6,7 +6,7 @@ A stream is complete when it has sent both a finish reason and `[DONE]`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import DecodeError, Meta, Struct
 from msgspec.json import Decoder
@@ -134,19 +134,18 @@ class CompletionFold:
             self._logprobs, self._prompt_logprobs = [], []
         elif self._finish is None and self._output is OutputForm.IDS:
             # Nearly all events are plain. The typed decoder needs 0.4 us for one, orjson and checks in Python 1.5 us.
-            plain = 0
+            plain = _take_many(events, tokens) if len(events) >= MANY_EVENTS else 0
             try:
-                for event in events:
+                for event in events[plain:]:
                     tokens += decode_plain_event(event).choices[0].token_ids
                     plain += 1
             except (DecodeError, RecursionError):
-                events = events[plain:]
-            else:
-                events = []
+                pass
             if tokens:
                 self._last = tokens[-1]
-            if not events:
+            if plain == len(events):
                 return Chunk(tokens=tokens) if tokens else None
+            events = events[plain:]
         texts: list[str] = []
         for event in events:
             if event == b"[DONE]":
@@ -292,6 +291,29 @@ class PlainEvent(Struct, gc=False):
 
 
 decode_plain_event = Decoder(PlainEvent).decode
+decode_plain_events = Decoder(list[PlainEvent]).decode
+# Events from which one array of all is decoded faster than each event.
+MANY_EVENTS: Final = 4
+# Events that end a stream: the finish, the usage and `[DONE]`.
+END_EVENTS: Final = 3
+
+
+def _take_many(events: list[bytes], tokens: list[int]) -> int:
+    """Add the ids of the first events to `tokens` if all of them are plain; return the number of these events.
+
+    The last events of a stream are not among them.
+    """
+    many = events[:-END_EVENTS] if events[-1] == b"[DONE]" else events
+    try:
+        decoded = decode_plain_events(b"[%b]" % b",".join(many))
+    except (DecodeError, RecursionError):
+        return 0
+    # An event with a comma outside of its object would change their number.
+    if len(decoded) != len(many):
+        return 0
+    for each in decoded:
+        tokens += each.choices[0].token_ids
+    return len(many)
 
 
 def without_echo(event: bytes) -> bytes:

@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 10 * 1024 * 1024
 
 
 class EventTooLong(Exception):
-    """Line, or data of one event, longer than `MAX_LINE_BYTES`."""
+    """Line or event longer than `MAX_LINE_BYTES`."""
 
 
 class LineCutter:
@@ -64,79 +64,76 @@ class EventCutter:
     Linear in the bytes, however they are split.
     """
 
-    __slots__ = ("_data", "_data_size", "_first", "_partial", "_partial_size", "_skip_newline")
+    __slots__ = ("_first", "_partial", "_partial_size", "_skip_newline")
 
     def __init__(self) -> None:
+        # Bytes of the event that is not complete yet, with LF as its only line end.
         self._partial: list[bytes] = []
         self._partial_size = 0
-        self._data: list[bytes] = []
-        self._data_size = 0
         self._skip_newline = False
         self._first = True
 
     def feed(self, read: bytes) -> list[bytes]:
         """Return the data of the events completed by `read`, in order. Raises EventTooLong."""
-        # Fast path for reads of whole events with one `data:` line each. Two newlines per event exclude anything else.
-        if not (self._partial or self._data) and read.startswith(b"data: ") and read.endswith(b"\n\n"):
-            events = read[6:-2].split(b"\n\ndata: ")
-            if b"\r" not in read and read.count(b"\n") == 2 * len(events):
-                self._skip_newline = self._first = False
-                return events
-        if self._skip_newline and read:
-            # The previous read ended in CR, which ended its line: a following LF belongs to it.
-            self._skip_newline = False
-            if read[:1] == b"\n":
-                read = read[1:]
-        if b"\r" in read:
-            self._skip_newline = read.endswith(b"\r")
-            read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        if b"\n" not in read:
-            self._keep_rest(read)
+        if self._skip_newline or b"\r" in read:
+            read = self._with_newlines(read)
+        partial = self._partial
+        if b"\n\n" not in read and not (partial and read.startswith(b"\n") and partial[-1].endswith(b"\n")):
+            if read:
+                partial.append(read)
+                self._partial_size += len(read)
+                if self._partial_size > MAX_LINE_BYTES:
+                    raise EventTooLong
             return []
-        lines = read.split(b"\n")
-        if self._partial:
-            self._partial.append(lines[0])
-            lines[0] = b"".join(self._partial)
-            self._partial.clear()
-            self._partial_size = 0
-        rest = lines.pop()
+        if partial:
+            read = b"".join((*partial, read))
+            partial.clear()
+        events, _, rest = read.rpartition(b"\n\n")
         if rest:
-            self._keep_rest(rest)
-        return self._events(lines)
+            partial.append(rest)
+        self._partial_size = len(rest)
+        # Fast path for events with one `data:` line each. Two newlines between events exclude anything else.
+        if events.startswith(b"data: "):
+            data = events[6:].split(b"\n\ndata: ")
+            if events.count(b"\n") == 2 * len(data) - 2:
+                self._first = False
+                return data
+        return self._split(events)
 
     def end(self) -> list[bytes]:
         """Return the last events: an event without its blank line still counts."""
-        lines = [b"".join(self._partial), b""]
+        events = b"".join(self._partial)
         self._partial.clear()
         self._partial_size = 0
-        return self._events(lines)
+        return self._split(events)
 
-    def _keep_rest(self, rest: bytes) -> None:
-        self._partial.append(rest)
-        self._partial_size += len(rest)
-        if self._partial_size > MAX_LINE_BYTES:
-            raise EventTooLong
+    def _with_newlines(self, read: bytes) -> bytes:
+        """Return `read` with each line end as LF."""
+        if self._skip_newline and read:
+            # The previous read ended in CR, which ended its line: a following LF belongs to it.
+            self._skip_newline = False
+            read = read.removeprefix(b"\n")
+        if b"\r" in read:
+            self._skip_newline = read.endswith(b"\r")
+            read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        return read
 
-    def _events(self, lines: list[bytes]) -> list[bytes]:
-        if self._first and lines:
+    def _split(self, events: bytes) -> list[bytes]:
+        if self._first:
             self._first = False
-            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
-        events = []
-        data = self._data
-        for line in lines:
-            if not line:
-                if data:
-                    events.append(data[0] if len(data) == 1 else b"\n".join(data))
-                    data.clear()
-                    self._data_size = 0
-            elif line.startswith(b"data:"):
-                data.append(line[6:] if line[5:6] == b" " else line[5:])
-                self._data_size += len(line)
-                if self._data_size > MAX_LINE_BYTES:
-                    raise EventTooLong
-            elif line == b"data":
-                data.append(b"")
-        return events
+            events = events.removeprefix(b"\xef\xbb\xbf")
+        return [data for data in map(_data_of, events.split(b"\n\n")) if data is not None]
+
+
+def _data_of(event: bytes) -> bytes | None:
+    """Return the lines of data of an event; None without any, as for a comment."""
+    data = []
+    for line in event.split(b"\n"):
+        if line.startswith(b"data:"):
+            data.append(line[6:] if line[5:6] == b" " else line[5:])
+        elif line == b"data":
+            data.append(b"")
+    return b"\n".join(data) if data else None
 
 
 class Cutter(Protocol):

@@ -21,6 +21,8 @@ from unisono.harmony.repaired_output import OpenMessage, RepairedOutput
 
 # Placeholder for the header of the open message, until the output begins its first message.
 _NO_HEADER: Final = Header()
+# Ids of ordinary text.
+_TEXT_IDS: Final = range(FIRST_SPECIAL)
 _FORWARD: Final = BodyHandling.FORWARD
 
 
@@ -64,23 +66,30 @@ class Repair:
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
         """Return the parts that further generated tokens give."""
-        body: list[int] = []  # tokens of the open message that are not passed on yet
-        for token in tokens:
+        is_text = bytes(map(_TEXT_IDS.__contains__, tokens))
+        begin = 0
+        while (marker := is_text.find(False, begin)) >= 0:
+            self._add_text(tokens[begin:marker])
             self.output.position += 1
-            # Text in a header or a body needs no lookup in the table, and nearly all tokens are text.
-            if self._state is State.BODY and 0 <= token < FIRST_SPECIAL:
-                body.append(token)
-            elif self._state is State.HEADER and 0 <= token < FIRST_SPECIAL:
-                self._header.held.tokens.append(token)
-            else:
-                if body:
-                    self._message.add(body)
-                    body = []
-                action, rule = STEPS[self._state, MARKS[token]]
-                _METHODS[action](self, token, rule)
-        if body:
-            self._message.add(body)
+            self._act(tokens[marker])
+            begin = marker + 1
+        self._add_text(tokens[begin:])
         return self.output.take()
+
+    def _add_text(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            return
+        # Text in a header or a body needs no lookup in the table, and nearly all tokens are text.
+        if self._state is State.BODY:
+            self.output.position += len(tokens)
+            self._message.add(tokens)
+        elif self._state is State.HEADER:
+            self.output.position += len(tokens)
+            self._header.held.tokens.extend(tokens)
+        else:
+            for token in tokens:
+                self.output.position += 1
+                self._act(token)
 
     def try_forward(self, tokens: Sequence[int]) -> bool:
         """Advance past `tokens` if all of them extend an open body that is emitted at once.
@@ -90,9 +99,8 @@ class Repair:
         message = self._message
         if self._state is not State.BODY or message.unopened is not None or message.handling is not _FORWARD:
             return False
-        for token in tokens:
-            if not 0 <= token < FIRST_SPECIAL:
-                return False
+        if not all(map(_TEXT_IDS.__contains__, tokens)):
+            return False
         self.output.position += len(tokens)
         return True
 
