@@ -31,7 +31,6 @@ from bench.contenders import CONTENDERS, KEY, ContenderSetup
 from bench.fake_vllm import Pace
 from bench.processes import Process, free_port, http_call
 from bench.redis_server import start_redis
-from bench.tasks import FULL_SPEED
 from bench.vllm_wire import MODEL
 from unisono.harmony.encoding import load_encoding
 
@@ -142,8 +141,15 @@ def start(stack: ExitStack, folder: Path, *, has_redis: bool) -> tuple[CountedGa
     return CountedGateway(process, port, counts), upstream
 
 
-def line(name: str, counts: FunctionCounts, divisor: int, base: FunctionCounts | None = None) -> str:
-    totals = [sum(counts[kind].values()) - (sum(base[kind].values()) if base else 0) for kind in KINDS]
+def difference(counts: FunctionCounts, base: FunctionCounts) -> FunctionCounts:
+    found = {kind: Counter(counts[kind]) for kind in KINDS}
+    for kind in KINDS:
+        found[kind].subtract(base[kind])
+    return {kind: dict(each) for kind, each in found.items()}
+
+
+def line(name: str, counts: FunctionCounts, divisor: int) -> str:
+    totals = [sum(counts[kind].values()) for kind in KINDS]
     return f"| {name} | {' | '.join(f'{total / divisor:,.1f}' for total in totals)} |"
 
 
@@ -176,8 +182,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         http_call(upstream, "POST", "/bench/pace", json.dumps(asdict(PACED)).encode())
         short = gateway.counted(10, is_stream=True, max_tokens=TOKENS)
         long = gateway.counted(10, is_stream=True, max_tokens=3 * TOKENS)
-        print(line("paced token", long, 20 * TOKENS, short))
-        http_call(upstream, "POST", "/bench/pace", json.dumps(asdict(FULL_SPEED)).encode())
+        counts = difference(long, short)
+        print(line("paced token", counts, 20 * TOKENS))
+        if options.top:
+            top("paced token", counts, 20 * TOKENS, options.top)
     return 0
 
 

@@ -303,7 +303,6 @@ class BackendConnection(asyncio.Protocol):
             self._close_or_reset()
             return
         response.has_data = True
-        self._bytes_without_body += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -314,9 +313,11 @@ class BackendConnection(asyncio.Protocol):
             return
         if self._body_parts:
             self._deliver_body(response)
-        if self._bytes_without_body > MAX_HEAD_BYTES and not response.is_complete:
-            response.fail(InvalidResponse("more than 64 KiB of response head, chunk extensions or trailers"))
-            return
+        else:
+            self._bytes_without_body += len(data)
+            if self._bytes_without_body > MAX_HEAD_BYTES and not response.is_complete:
+                response.fail(InvalidResponse("more than 64 KiB of response head, chunk extensions or trailers"))
+                return
         # `wake` inlined, as this runs for nearly every token.
         waiter, response.waiter = response.waiter, None
         if waiter is not None and not waiter.done():
