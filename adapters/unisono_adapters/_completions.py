@@ -6,6 +6,8 @@ A stream is complete when it has sent both a finish reason and `[DONE]`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import DecodeError, Meta, Struct
@@ -292,6 +294,8 @@ class PlainEvent(Struct, gc=False):
 
 decode_plain_event = Decoder(PlainEvent).decode
 decode_plain_events = Decoder(list[PlainEvent]).decode
+_choices = attrgetter("choices")
+_token_ids = attrgetter("token_ids")
 # Events from which one array of all is decoded faster than each event.
 MANY_EVENTS: Final = 4
 # Events that end a stream: the finish, the usage and `[DONE]`.
@@ -311,8 +315,8 @@ def _take_many(events: list[bytes], tokens: list[int]) -> int:
     # An event with a comma outside of its object would change their number.
     if len(decoded) != len(many):
         return 0
-    for each in decoded:
-        tokens += each.choices[0].token_ids
+    choices = chain.from_iterable(map(_choices, decoded))
+    tokens += chain.from_iterable(map(_token_ids, choices))
     return len(many)
 
 
