@@ -30,6 +30,7 @@ from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
 from unisono.api.health import HEALTH, ReadinessCheck
+from unisono.api.layered_app import LayeredApp
 from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
 from unisono.api.metrics import METRICS, MetricsSource
 from unisono.api.models import MODELS, ModelCards
@@ -260,7 +261,7 @@ def _make_app(
     config = gateway.config
     master_key = config.general_settings.master_key
     keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), gateway.virtual_keys)
-    app = FastAPI(
+    app = LayeredApp(
         title="Unisono",
         version=__version__,
         # The OpenAPI document is one of the routes, because it requires a key.
@@ -269,7 +270,7 @@ def _make_app(
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=[
+        layers=[
             *asgi_layers(
                 authenticate=keys.identify,
                 keyless=master_key is None,

@@ -368,7 +368,7 @@ def asgi_layers(
     rules: RequestRules = NO_RULES,
     failures: FailedAuthentications | None = None,
 ) -> list[Middleware]:
-    """Return every layer in order, outermost first, for `FastAPI(middleware=...)`.
+    """Return every layer in order, outermost first, for `LayeredApp`.
 
     `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
     that CORS allows. `formats` are the error formats of other APIs than OpenAI's. `networks` contains the addresses of

@@ -145,7 +145,7 @@ class GatewayRoute(Route):
 class DirectRoutes:
     """Innermost ASGI layer that calls `direct` endpoints with fixed paths itself.
 
-    Starlette and FastAPI need six more layers for a request. Exceptions of an endpoint reach `ErrorResponses`.
+    Starlette and FastAPI need ten more layers for a request. Exceptions of an endpoint reach `ErrorResponses`.
     """
 
     def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
