@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -95,6 +96,15 @@ def test_fields_of_inner_objects_are_noted_with_their_paths(
     kind: type[Any], fields: dict[str, Any], paths: list[str]
 ) -> None:
     assert notes(kind, **fields) == [f"{path}: no effect" for path in paths]
+
+
+def test_notes_have_the_order_of_the_fields_in_the_schema() -> None:
+    inner = {"made_up": 0}
+    sent = {"stream_options": inner, "response_format": {"type": "text", **inner}, "reasoning": inner}
+    expected = [f"{name}.made_up: no effect" for name in ChatRequest.model_fields if name in sent]
+    assert len(expected) == len(sent)
+    for names in permutations(sent):
+        assert notes(ChatRequest, **{name: sent[name] for name in names}) == expected
 
 
 def test_the_same_field_of_many_tools_has_one_note() -> None:

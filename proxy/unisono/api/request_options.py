@@ -82,6 +82,9 @@ class SamplingFields(OpenModel):
     logit_bias: LogitBias | None = None
 
 
+_SAMPLING_FIELDS: Final = frozenset(SamplingFields.model_fields)
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerDefaults:
     """Values of a model for fields that a request does not give; None or empty for no default.
@@ -115,18 +118,11 @@ def to_sampling(fields: SamplingFields, defaults: AnswerDefaults = NO_DEFAULTS) 
 
 def sampling_in(fields: SamplingFields) -> dict[str, Any]:
     """Return the sampling values that a request gives."""
-    values = {
-        "temperature": fields.temperature,
-        "top_p": fields.top_p,
-        "top_k": None if fields.top_k is None else max(0, fields.top_k),
-        "min_p": fields.min_p,
-        "presence_penalty": fields.presence_penalty,
-        "frequency_penalty": fields.frequency_penalty,
-        "repetition_penalty": fields.repetition_penalty,
-        "seed": fields.seed,
-        "logit_bias": fields.logit_bias,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    sent = _SAMPLING_FIELDS & fields.__pydantic_fields_set__
+    values = {name: value for name in sent if (value := getattr(fields, name)) is not None}
+    if "top_k" in values:
+        values["top_k"] = max(0, values["top_k"])
+    return values
 
 
 # The operator's rules for the answers of a model, common to all API surfaces.

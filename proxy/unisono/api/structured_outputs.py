@@ -70,11 +70,16 @@ class StructuredFields(OpenModel):
     json_schema: Schema | None = None
 
 
+_FIELDS: Final = frozenset(StructuredFields.model_fields)
+
+
 def to_answer_form(fields: StructuredFields, response_format: AnswerForm | None) -> AnswerForm | None:
     """Return the required form of the answer, None for free text.
 
     Raises InvalidRequest if several fields ask for a form, or if a form cannot be checked; the error names the field.
     """
+    if _FIELDS.isdisjoint(fields.__pydantic_fields_set__):
+        return response_format
     found = [*_requested(fields)]
     if len(found) > (response_format is None):
         first, second = ("response_format", found[0][0]) if response_format is not None else (found[0][0], found[1][0])

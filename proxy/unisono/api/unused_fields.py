@@ -7,7 +7,7 @@ agent with a hundred tools would otherwise fill the notes with one field.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 from types import NoneType
 from typing import Any, Final
 
@@ -40,7 +40,7 @@ def refuse_forms(request: OpenModel, remedy: str) -> None:
             raise UnsupportedValue(f"'{name}' is not supported by this API; {remedy}.", param=name)
 
 
-def notes_on_unused(request: OpenModel, skipped: Collection[str] = HISTORIES) -> Iterator[str]:
+def notes_on_unused(request: OpenModel, skipped: Set[str] = HISTORIES) -> Iterator[str]:
     """Yield a note on each unused field of a request and of the objects in it.
 
     The fields in `skipped` are not read.
@@ -56,17 +56,19 @@ def notes_on_unused(request: OpenModel, skipped: Collection[str] = HISTORIES) ->
         yield f"{notes[0]}, also at {more} more {'place' if more == 1 else 'places'}" if more else notes[0]
 
 
-def _collect(model: OpenModel, path: str, skipped: Collection[str], found: list[str]) -> None:
+def _collect(model: OpenModel, path: str, skipped: Set[str], found: list[str]) -> None:
     """Add the notes on an object and on those in it; `path` is empty or ends with a dot."""
     if unused := model.unused():
         found += without_effect(path, unused)
-    for name, value in model.__dict__.items():
-        if type(value) in _PLAIN or name in skipped or not value:
-            continue
-        if inner := _objects_in(value):
+    values = model.__dict__
+    # Defaults contain no objects. The set of sent fields includes unknown ones, which have no value here.
+    sent = [name for name in model.__pydantic_fields_set__ - skipped if type(values.get(name)) not in _PLAIN]
+    # In the order of the fields: that of a set varies.
+    for name in sorted(sent, key=[*values].index):
+        if inner := _objects_in(values[name]):
             step = "" if name in model.FLATTENED else f"{type(model).model_fields[name].alias or name}."
             for key, each in inner:
-                _collect(each, f"{path}{step}{key}", (), found)
+                _collect(each, f"{path}{step}{key}", frozenset(), found)
 
 
 def _objects_in(value: Any) -> list[tuple[str, OpenModel]]:

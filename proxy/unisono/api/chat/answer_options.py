@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.structured_outputs import to_answer_form
@@ -17,6 +17,13 @@ def requested_form(request: ChatRequest) -> AnswerForm | None:
     return to_answer_form(request, form.form("response_format") if form is not None else None)
 
 
+# Fields that set a reasoning effort or budget.
+REASONING_FIELDS: Final = frozenset(
+    {
+        *("reasoning", "reasoning_effort", "reasoning_budget", "think", "thinking", "thinking_budget"),
+        *("thinking_token_budget", "chat_template_kwargs", "output_config"),
+    }
+)
 # Fields that set a reasoning effort, with its value. The first one counts.
 RequestedEfforts: TypeAlias = Sequence[tuple[str, Effort]]
 
@@ -30,6 +37,8 @@ def notes_on_effort(efforts: RequestedEfforts) -> Iterator[str]:
 
 def requested_efforts(request: ChatRequest) -> RequestedEfforts:
     """Return the fields of a request that set an effort."""
+    if REASONING_FIELDS.isdisjoint(request.__pydantic_fields_set__):
+        return ()
     # OpenAI, OpenRouter, Ollama, vLLM and Anthropic have different fields.
     template = request.chat_template_kwargs
     spelled: dict[str, Effort | None] = {
@@ -46,6 +55,8 @@ def requested_efforts(request: ChatRequest) -> RequestedEfforts:
 
 def budgets(request: ChatRequest) -> tuple[int | None, ...]:
     """Return the reasoning budget from each of its spellings."""
+    if REASONING_FIELDS.isdisjoint(request.__pydantic_fields_set__):
+        return ()
     return (
         request.reasoning.max_tokens if request.reasoning else None,
         request.thinking.budget_tokens if request.thinking else None,

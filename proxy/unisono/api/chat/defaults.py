@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from unisono.api.chat.answer_options import budgets, requested_efforts, requested_form
+from unisono.api.chat.answer_options import REASONING_FIELDS, budgets, requested_efforts, requested_form
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
 from unisono.api.field_types import smallest
@@ -21,8 +21,7 @@ SUPPORTED: Final = frozenset(
         *SamplingFields.model_fields,
         *StructuredFields.model_fields,
         *("max_tokens", "max_completion_tokens", "stop", "response_format", "parallel_tool_calls"),
-        *("reasoning_effort", "reasoning", "think", "thinking", "chat_template_kwargs"),
-        *("thinking_token_budget", "thinking_budget", "reasoning_budget"),
+        *(REASONING_FIELDS - {"output_config"}),
     )
 )
 
