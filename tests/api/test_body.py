@@ -18,7 +18,8 @@ from unisono.api.body import (
     MAX_DEPTH,
     MAX_RUN,
     DirectRequest,
-    check_shape,
+    check_depth,
+    check_runs,
     has_piece_of_length,
     read_json,
     to_object,
@@ -134,7 +135,8 @@ def test_runs_are_measured_exactly(text: str, length: int) -> None:
 def test_ordinary_bodies_are_within_the_limits(value: Any) -> None:
     body = {"value": value}
     assert not too_many_values(orjson.dumps(body))
-    check_shape(body)
+    check_depth(body)
+    check_runs(body)
 
 
 json_values = st.recursive(

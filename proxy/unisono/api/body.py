@@ -55,8 +55,8 @@ BEGINNINGS = {
 }
 NO_NUMBER = re.compile(r"NaN|Infinity")
 
+_CONTAINERS: Final = frozenset({dict, list})
 Result = TypeVar("Result")
-
 
 # Return the caller with the limits of an end user, whom a field of the request names. Raises NotAllowed.
 ApplyEndUser: TypeAlias = Callable[[Caller, str, str], Awaitable[Caller]]
@@ -77,8 +77,6 @@ class RequestRules:
 
 
 NO_RULES: Final = RequestRules()
-
-
 # Field of requests that names guardrails.
 GUARDRAILS: Final = "guardrails"
 # Fields that may contain an option.
@@ -268,7 +266,10 @@ def to_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"The body is not valid JSON: {_describe_error(body, error)}.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
-    members = check_shape(value)
+    members = check_depth(value)
+    # No string has more characters than the body has bytes.
+    if len(body) >= MAX_RUN:
+        check_runs(value)
     # Every member has a colon. Colons inside strings are excluded only if there are more colons than members.
     if body.count(b":") > members and _structure(body).count(b":") > members:
         raise _named_twice(body)
@@ -339,30 +340,42 @@ def _structure(body: bytes) -> bytes:
     return b"".join(_without_escapes(body).split(b'"')[::2])
 
 
-def check_shape(value: dict[str, Any]) -> int:
+def check_depth(value: dict[str, Any]) -> int:
     """Return the number of members of all objects together.
 
-    Raises InvalidRequest for a value nested too deeply, and for a string that the tokenizer cannot process.
+    Raises InvalidRequest for a value nested too deeply.
     """
     members = 0
-    # A recursive check would itself exceed the recursion limit.
-    stack: list[tuple[Any, tuple[Any, ...], int]] = [(value, (), 0)]
+    # Level by level, because a recursive check would itself exceed the recursion limit.
+    nodes: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        children: list[Any] = []
+        for node in nodes:
+            if isinstance(node, dict):
+                members += len(node)
+                children += node.values()
+            else:
+                children += node
+        nodes = [child for child in children if type(child) in _CONTAINERS]
+        if not nodes:
+            return members
+    raise InvalidRequest(f"The body is nested more than {MAX_DEPTH} levels deep.")
+
+
+def check_runs(value: dict[str, Any]) -> None:
+    """Raise InvalidRequest for a string that the tokenizer cannot process."""
+    stack: list[tuple[Any, tuple[Any, ...]]] = [(value, ())]
     while stack:
-        node, path, depth = stack.pop()
+        node, path = stack.pop()
         if isinstance(node, str):
             if has_piece_of_length(node, MAX_RUN):
                 where = _field_path(path)
                 raise InvalidRequest(f"'{where}': {RUN_TOO_LONG}", param=where)
             continue
-        if depth >= MAX_DEPTH:
-            raise InvalidRequest(f"The body is nested more than {MAX_DEPTH} levels deep.")
-        if isinstance(node, dict):
-            members += len(node)
         for key, child in node.items() if isinstance(node, dict) else enumerate(node):
             # Other values need no check. A body may have hundreds of thousands of them.
             if isinstance(child, (dict, list)) or (isinstance(child, str) and len(child) >= MAX_RUN):
-                stack.append((child, (path, key), depth + 1))
-    return members
+                stack.append((child, (path, key)))
 
 
 def _field_path(path: tuple[Any, ...]) -> str:
