@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from unisono.api.error_responses import ClientGone, outcome, to_body, to_response, with_attempts
+from unisono.api.whole import encoded
 from unisono.core.tasks import cancel_all
 from unisono.errors import UnisonoError
 
@@ -29,6 +30,12 @@ T_co = TypeVar("T_co", covariant=True)
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 10.0
+# Headers of every stream. Without the last one, nginx would buffer the events.
+HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u0085", "\u2028", "\u2029"))
 
 # Key in the request's state of a function that writes a keep-alive now. The write detects a disconnected client.
@@ -265,8 +272,6 @@ class EventStream(Response):
     to write after that long without output.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         source: EventSource[Any],
@@ -327,16 +332,12 @@ class EventStream(Response):
         if data := self._source.end():
             await writer.write(data)
 
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        # `_head` returns the headers.
+        self.raw_headers = []
+
     def _head(self) -> Message:
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            # nginx would buffer the events otherwise.
-            "x-accel-buffering": "no",
-            **self._more_headers(),
-        }
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        return {"type": "http.response.start", "status": 200, "headers": raw}
+        return {"type": "http.response.start", "status": 200, "headers": [*HEADERS, *encoded(self._more_headers())]}
 
 
 async def _wait_for_all(tasks: Collection[asyncio.Task[None]], within_s: float) -> None:

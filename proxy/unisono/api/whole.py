@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 from starlette.responses import Response
 
+RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
+
+
+def encoded(headers: Mapping[str, str]) -> RawHeaders:
+    """Return headers as in ASGI messages. Their names are in lower case."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+class WholeResponse(Response):
+    """Response with a JSON body."""
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        # Starlette also looks for a type and a length among the headers.
+        self.raw_headers = [
+            *encoded(headers or {}),
+            (b"content-length", b"%d" % len(self.body)),
+            (b"content-type", b"application/json"),
+        ]
+
 
 def to_whole(body: Mapping[str, Any], headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
     """Return the response; the values of `body` are plain JSON."""
-    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+    return WholeResponse(orjson.dumps(body), status, headers)
