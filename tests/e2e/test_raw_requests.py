@@ -92,6 +92,10 @@ CODINGS: dict[str, Case] = {
         post(b"transfer-encoding: \x0bchunked\r\n", rest=b"\r\n" + CHUNKED_BODY),
         *REFUSED,
     ),
+    "chunked after a no-break space": (
+        post(b"transfer-encoding: \xa0chunked\r\n", rest=b"\r\n" + CHUNKED_BODY),
+        *REFUSED,
+    ),
     "space before the colon": (post(b"transfer-encoding : chunked\r\n", rest=b"\r\n" + CHUNKED_BODY), *REFUSED),
     "invalid chunk size": (post(CHUNKED, rest=b"\r\nzz\r\n"), *REFUSED),
     "negative chunk size": (post(CHUNKED, rest=b"\r\n-1\r\n"), *REFUSED),

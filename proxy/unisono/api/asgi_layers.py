@@ -42,8 +42,8 @@ from unisono.errors import NotAllowed, NotAuthenticated
 from unisono.net.client_networks import client_address
 
 HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/ping"})
-# Headers that contain nothing but a key: of Anthropic's clients and of Azure's.
-KEY_HEADERS = (b"x-api-key", b"api-key")
+# Headers with a key. Those of Anthropic's clients and of Azure's contain nothing else.
+KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 # Headers that a web page may read.
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries, "
 EXPOSED += "x-unisono-notes"
@@ -100,13 +100,12 @@ class RequestIds:
             nonlocal status
             if message["type"] in ANSWERS:
                 status = message.get("status", SWITCHED)
-                message.setdefault("headers", [])
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if failure_format.id_header:
-                    headers[failure_format.id_header] = request_id
+                    headers.append((failure_format.id_header.encode(), request_id.encode()))
                 if fields := _noted(state):
-                    headers["x-unisono-notes"] = ", ".join(fields[:MAX_HEADER_FIELDS])
+                    headers.append((b"x-unisono-notes", ", ".join(fields[:MAX_HEADER_FIELDS]).encode("latin-1")))
+                message["headers"] = headers
             await send(message)
 
         arrived = ARRIVED.set(trace_of(headers_in))
@@ -336,9 +335,8 @@ def presented_key(headers: RequestHeaders) -> str | None:
     """Return the key of the request; None if it is missing or ambiguous."""
     # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
     keys: set[str] = set()
-    for name in (b"authorization", *KEY_HEADERS):
-        if not (values := headers.get(name)):
-            continue
+    for name in KEY_HEADERS & headers.keys():
+        values = headers[name]
         if len(values) > 1:
             return None
         key = values[0].strip()

@@ -119,6 +119,9 @@ FORMAT: Final = "failure_format"
 
 def format_at(path: str, formats: Formats, headers: Collection[bytes] = ()) -> FailureFormat:
     """Return the error format of a request with headers of these names."""
+    # Nearly all paths have OpenAI's format.
+    if not path.startswith(tuple(formats)):
+        return OPENAI
     for at, each in formats.items():
         if (path == at or path.startswith(f"{at}/")) and (not each.sign or each.sign in headers):
             return each

@@ -214,9 +214,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
-        check_head(
-            self.parser.get_method().decode("ascii"), self.url, version, self.headers, self.settings.max_header_bytes
-        )
+        method = self.parser.get_method().decode("ascii")
+        check_head(method, self.url, version, self.scope, self.settings.max_header_bytes)  # type: ignore[arg-type]
         self._is_upgrade_ignored = self.parser.should_upgrade() and not self._should_upgrade()
         if self._is_upgrade_ignored:
             return

@@ -13,12 +13,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
+from itertools import chain
 from typing import Final
 from urllib.parse import unquote
 
 import orjson
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from unisono.api.body_limits import request_headers
 from unisono.api.error_responses import NO_RETRY_HEADER, Formats, format_at, is_permanent
 from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 
@@ -34,34 +37,33 @@ PATH: Final = re.compile(rb"(?:https?://[^/?#]*)?([^?#]*)", re.IGNORECASE)
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-def check_head(method: str, target: bytes, version: str, headers: Headers, max_bytes: int) -> None:
+def check_head(method: str, target: bytes, version: str, scope: Scope, max_bytes: int) -> None:
     """Validate a request head. Raises HeadersTooLarge and MalformedRequest."""
-    if len(headers) > MAX_HEADERS:
+    sent: Headers = scope["headers"]
+    if len(sent) > MAX_HEADERS:
         raise HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
-    size = len(target)
-    hosts: list[bytes] = []
-    codings: list[bytes] = []
-    for name, value in headers:
-        size += len(name) + len(value) + AROUND
-        if name == b"host":
-            hosts.append(value)
-        elif name == b"transfer-encoding":
-            codings.append(value)
-    if size > max_bytes:
+    if len(target) + AROUND * len(sent) + sum(map(len, chain.from_iterable(sent))) > max_bytes:
         raise HeadersTooLarge(f"The headers are larger than {max_bytes:,} bytes.")
+    headers = request_headers(scope)
+    hosts, codings = headers.get(b"host", ()), headers.get(b"transfer-encoding", ())
     if version not in VERSIONS:
         raise MalformedRequest("The gateway supports only HTTP/1.1 and HTTP/1.0.")
     if method == "CONNECT":
         raise MalformedRequest("The gateway is not a proxy and does not support CONNECT.")
     if len(hosts) > 1 or (not hosts and version != "1.0"):
         raise MalformedRequest("A request must have exactly one Host header.")
-    if codings and (version == "1.0" or [coding.strip().lower() for coding in codings] != [b"chunked"]):
+    if codings and (version == "1.0" or _tokens(codings) != [b"chunked"]):
         raise MalformedRequest("The only supported Transfer-Encoding is 'chunked', in HTTP/1.1.")
     if target.startswith(b"/") or (method, target) == ("OPTIONS", b"*"):
         return
     authority = AUTHORITY.match(target)
-    if authority is None or [authority[1].lower()] != [host.strip().lower() for host in hosts]:
+    if authority is None or [authority[1].lower()] != _tokens(hosts):
         raise MalformedRequest("The request target must be a path, or a URL with the host of the Host header.")
+
+
+def _tokens(values: Sequence[str]) -> list[bytes]:
+    # Only bytes are stripped of ASCII white space alone.
+    return [value.encode("latin-1").strip().lower() for value in values]
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
