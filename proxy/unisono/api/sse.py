@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from unisono.api.error_responses import ClientGone, outcome, to_body, to_response, with_attempts
+from unisono.api.error_responses import ClientGone, failure_of, to_body, to_response, with_attempts
 from unisono.api.whole import encoded
 from unisono.core.tasks import cancel_all
 from unisono.errors import UnisonoError
@@ -302,7 +302,7 @@ class EventStream(Response):
         keep_alives = KeepAlives(writer, self._keep_alive, self._keep_alive_s)
         state[PROBE] = keep_alives.probe
         try:
-            failure = await until_disconnect(request, outcome(self._drain(writer)))
+            failure = await until_disconnect(request, self._drain(writer))
             if comments and writer.is_head_sent:
                 await until_disconnect(request, _wait_for_all(comments, LAST_COMMENTS_S))
             await cancel_all(*comments)
@@ -324,13 +324,18 @@ class EventStream(Response):
             # The source holds slots on backends, so it is closed on every path.
             await self._source.batches.aclose()
 
-    async def _drain(self, writer: EventWriter) -> None:
+    async def _drain(self, writer: EventWriter) -> UnisonoError | None:
+        """Write all events; return None on success, else the client-visible error."""
         write = self._source.write
-        async for batch in self._source.batches:
-            if (data := write(batch)) and not writer.write_now(data):
+        try:
+            async for batch in self._source.batches:
+                if (data := write(batch)) and not writer.write_now(data):
+                    await writer.write(data)
+            if data := self._source.end():
                 await writer.write(data)
-        if data := self._source.end():
-            await writer.write(data)
+        except Exception as error:
+            return failure_of(error)
+        return None
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
         # `_head` returns the headers.
