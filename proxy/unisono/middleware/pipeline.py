@@ -25,6 +25,13 @@ class Gate:
     """
 
     report: GenerationReport
+    # True if the class has a method of its own, so that it must be called.
+    filters = observes = finishes = False
+
+    def __init_subclass__(cls) -> None:
+        cls.filters = cls.filter is not Gate.filter
+        cls.observes = cls.observe is not Gate.observe
+        cls.finishes = cls.finish is not Gate.finish
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request for the next gate. Raise the error that refuses it."""
@@ -134,8 +141,8 @@ class GuardedStream(BatchStream):
             stream = self._stream = self._stream or await self._admit()
             try:
                 outward = self._gates[::-1]
-                observers = [gate.observe for gate in outward if type(gate).observe is not Gate.observe]
-                filters = [gate.filter for gate in outward if type(gate).filter is not Gate.filter]
+                observers = [gate.observe for gate in outward if gate.observes]
+                filters = [gate.filter for gate in outward if gate.filters]
                 async for whole in stream:
                     batch = await _filtered(whole, filters) if filters else whole
                     # A batch that is held as a whole is not emitted. One that was empty before is.
@@ -144,9 +151,9 @@ class GuardedStream(BatchStream):
                     if batch and isinstance(last := batch[-1], Finished):
                         # Each gate accepts the end after the gates inside of it.
                         for gate in outward:
-                            if type(gate).observe is not Gate.observe:
+                            if gate.observes:
                                 gate.observe(batch)
-                            if type(gate).finish is not Gate.finish:
+                            if gate.finishes:
                                 await gate.finish(last)
                     else:
                         for observe in observers:
