@@ -192,8 +192,8 @@ def has_parts(body: Mapping[str, Any], kind: type[MediaHistory]) -> bool:
         return False
     for item in items:
         if isinstance(item, dict):
-            for field in PART_FIELDS:
-                if isinstance(item.get(field), list):
+            for field in item.keys() & PART_FIELDS:
+                if isinstance(item[field], list):
                     return True
     return False
 

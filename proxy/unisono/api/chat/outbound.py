@@ -70,10 +70,6 @@ class ChatFrame:
     # Number of alternatives for the log probability of each token; None for no log probabilities.
     logprobs: int | None = None
 
-    def entries(self, closed: Closed, report: GenerationReport) -> list[dict[str, Any]]:
-        """Return the log probabilities of a text."""
-        return to_entries(report.facts.logprobs, closed.item.index, closed.text, self.logprobs or 0)
-
     def head(self, kind: str) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -115,7 +111,10 @@ def to_choice(index: int, result: CollectedAnswer, report: GenerationReport, fra
                 reasoning.append(closed.text)
             case Text():
                 (refusal if closed.item.unfit else content).append(closed.text)
-                entries[closed.item.unfit] += frame.entries(closed, report)
+                if frame.logprobs is not None:
+                    entries[closed.item.unfit] += to_entries(
+                        report.facts.logprobs, closed.item.index, closed.text, frame.logprobs
+                    )
             case ToolCall():
                 form = frame.toolbox.form_of(closed.item.name)
                 if closed.complete and has_room(call_forms, form):
