@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from unisono.core.events import Repaired
 from unisono.core.generation import Usage
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, SlotWait
-from unisono.core.request_record import MAX_ENTRIES, RequestRecord
+from unisono.core.request_record import MAX_ENTRIES, RequestRecord, to_facts
 from unisono.core.route_protocol import Attempt
 
 REQUEST = RequestRecord(
@@ -64,13 +64,13 @@ def test_generations_add_up_and_the_other_fields_stay() -> None:
         "recoveries": ("cut-header", "late-call", "unfinished-call"),
         "cost": 12,
     }
-    for field in fields(RequestRecord):
-        assert getattr(record, field.name) == added.get(field.name, getattr(REQUEST, field.name)), field.name
+    for name in RequestRecord._fields:
+        assert getattr(record, name) == added.get(name, getattr(REQUEST, name)), name
 
 
 def test_the_record_of_a_client_that_left_before_the_first_token() -> None:
     left = GenerationDone(STARTED, 0.5, GenerationOutcome.LEFT)
-    record = replace(REQUEST, model="", error="own").with_generations([left])
+    record = REQUEST._replace(model="", error="own").with_generations([left])
     assert (record.model, record.error, record.finish) == ("model", "own", "left")
     assert (record.first_token_s, record.attempts, record.served_model) == (None, (), "")
 
@@ -80,3 +80,25 @@ def test_a_record_has_a_limited_number_of_attempts() -> None:
     record = REQUEST.with_generations([done])
     assert len(record.attempts) == MAX_ENTRIES
     assert record.served_model == f"m{2 * MAX_ENTRIES - 1}"
+
+
+def test_facts_have_the_fields_with_a_value_in_order_and_rounded_times() -> None:
+    record = REQUEST._replace(at=1000.12345678, duration_s=0.0, status=0, waited_s=0.12345678, cost=1234567)
+    record = record._replace(first_token_s=0.0, attempts=(("a", "backend_unavailable"), ("b", "")))
+    assert list(to_facts(record).items()) == [
+        ("id", "req_1"),
+        ("at", 1000.123457),
+        ("duration_s", 0.0),
+        ("method", "POST"),
+        ("route", "/v1/responses"),
+        ("status", 0),
+        ("tenant", "team"),
+        ("key", "key"),
+        ("key_name", "name"),
+        ("user", "user"),
+        ("model", "asked"),
+        ("attempts", [{"deployment": "a", "error": "backend_unavailable"}, {"deployment": "b"}]),
+        ("waited_s", 0.123457),
+        ("notes", ("seed",)),
+        ("cost", 1.234567),
+    ]

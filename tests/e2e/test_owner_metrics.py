@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from tests.e2e.gateway import config_of
@@ -91,7 +90,7 @@ async def test_ten_thousand_keys_have_a_bounded_number_of_series() -> None:
     metrics.owners.limit_labels(100)
     one = RequestRecord("req_1", 0.0, 0.1, "POST", "/v1/chat/completions", 200, model="gpt-oss")
     for number in range(10_000):
-        record = replace(one, key=f"key_{number}", tenant=f"team_{number % 5000}", error=f"code_{number}", status=403)
+        record = one._replace(key=f"key_{number}", tenant=f"team_{number % 5000}", error=f"code_{number}", status=403)
         metrics.answered(record)
     found = Metrics((await metrics.text()).decode())
     for name, label, most in (("key_requests_total", "key", 100), ("refusals_total", "reason", 100)):

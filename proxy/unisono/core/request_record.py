@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from itertools import compress
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from unisono.core.frozen import statically_frozen
 from unisono.core.generation import NO_USAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome
 
@@ -23,9 +21,7 @@ MAX_ENTRIES: Final = 32
 NO_METHOD: Final = ""
 
 
-@statically_frozen
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestRecord(NamedTuple):
     """Facts about a request that has ended.
 
     `at` is its start in seconds since 1970, `route` the path template, empty for an unknown path. `status` is the HTTP
@@ -82,19 +78,8 @@ class RequestRecord:
                 attempts.append((attempt.deployment, attempt.failure))
                 served_model = attempt.model
         span = first.start.span
-        # `dataclasses.replace` would take longer than the rest of this method.
-        return RequestRecord(
-            id=self.id,
-            at=self.at,
-            duration_s=self.duration_s,
-            method=self.method,
-            route=self.route,
-            status=self.status,
+        return self._replace(
             error=error,
-            tenant=self.tenant,
-            key=self.key,
-            key_name=self.key_name,
-            user=self.user,
             model=self.model or first.start.model,
             served_model=served_model,
             deployment=last.backend,
@@ -107,7 +92,6 @@ class RequestRecord:
             waited_s=waited_s,
             finish="left" if last.outcome is GenerationOutcome.LEFT else last.finish,
             recoveries=_recoveries_of(generations),
-            notes=self.notes,
             cost=cost,
             trace_id=span.trace_id if span is not None and span.sampled else "",
         )
@@ -123,10 +107,9 @@ def _recoveries_of(generations: Sequence[GenerationDone]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rules))[:MAX_ENTRIES]
 
 
-FIELDS: Final = tuple(field.name for field in fields(RequestRecord))
-# Values of a record in the order of `FIELDS`.
-values_of: Final[Callable[[RequestRecord], tuple[Any, ...]]] = attrgetter(*FIELDS)
-_ALWAYS_IN_FACTS: Final = ("status", "duration_s")
+# Whether a field is in the facts even if it has no value, in the order of the fields.
+_ALWAYS_IN_FACTS: Final = tuple(name in ("status", "duration_s") for name in RequestRecord._fields)
+_TIMES: Final = frozenset({"at", "duration_s", "first_token_s", "waited_s"})
 # Costs in a record are in micro-dollars.
 COST_UNIT: Final = 1e-6
 
@@ -136,10 +119,10 @@ def to_facts(record: RequestRecord) -> dict[str, Any]:
 
     Times are in seconds, the cost is in dollars.
     """
-    facts: dict[str, Any] = {}
-    for name, value in zip(FIELDS, values_of(record), strict=True):
-        if value or name in _ALWAYS_IN_FACTS:
-            facts[name] = round(value, 6) if type(value) is float else value
+    is_fact = map(any, zip(record, _ALWAYS_IN_FACTS, strict=True))
+    facts: dict[str, Any] = dict(compress(zip(RequestRecord._fields, record, strict=True), is_fact))
+    for name in _TIMES & facts.keys():
+        facts[name] = round(facts[name], 6)
     if record.attempts:
         facts["attempts"] = [
             {"deployment": name, "error": failure} if failure else {"deployment": name}

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from itertools import compress
+from operator import ne
 from typing import Any, Final
 
 import orjson
 
-from unisono.core.request_record import RequestRecord, values_of
+from unisono.core.request_record import RequestRecord
 
-_DEFAULTS: Final = {field.name: field.default for field in fields(RequestRecord)}
-_STORED_IF_FALSY: Final = ("id", "at", "duration_s", "first_token_s")
+# Default of a field that has none; no value equals it.
+_NO_DEFAULT: Final = object()
+_DEFAULTS: Final = {name: RequestRecord._field_defaults.get(name, _NO_DEFAULT) for name in RequestRecord._fields}
 _TUPLES: Final = ("recoveries", "notes")
 
 
 def encode_request(record: RequestRecord) -> bytes:
     """Return the record as JSON, without fields that have their default."""
-    # Every default is falsy. The fields in `_STORED_IF_FALSY` have no default, or have a falsy value besides it.
-    changed = {
-        name: value
-        for name, value in zip(_DEFAULTS, values_of(record), strict=True)
-        if value or (name in _STORED_IF_FALSY and value is not None)
-    }
+    changed = dict(compress(zip(_DEFAULTS, record, strict=True), map(ne, record, _DEFAULTS.values())))
     try:
         return orjson.dumps(changed)
     except orjson.JSONEncodeError:
