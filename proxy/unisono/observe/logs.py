@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import filterfalse
 from typing import Any, Final, TextIO
 
 from unisono.core.secrecy import secret_spellings
@@ -91,10 +92,12 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for key, value in vars(record).items():
+        attributes = vars(record)
+        for key in filterfalse(_STANDARD.__contains__, attributes):
+            value = attributes[key]
             if key == REQUEST:
                 line.update(value)
-            elif key not in _STANDARD and not key.startswith("_"):
+            elif not key.startswith("_"):
                 line[key] = value if isinstance(value, bool | int | float) else str(value)
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
