@@ -7,6 +7,7 @@ one folder, by worker number. The scraped worker sums them, and a restarted work
 
 from __future__ import annotations
 
+import operator
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,8 +134,10 @@ class KnownHistogram(KnownMetric, Histogram):
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Add counts per bound, plus one count beyond the last bound; `total` is the sum of values."""
+        if len(counts) != len(self._upper_bounds):
+            raise ValueError("the counts are for other bounds")
         if self._counts is not None:
-            self._counts = [old + new for old, new in zip(self._counts, counts, strict=True)]
+            self._counts = [*map(operator.add, self._counts, counts)]
             self._total += total
             return
         for bucket, count in zip(self._buckets, counts, strict=True):
