@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from unisono.core.request_record import RequestRecord
@@ -113,16 +116,13 @@ def counts_of(records: Sequence[RequestRecord]) -> dict[CountedGroup, Mapping[st
     Consecutive groups with the same requests share one mapping.
     """
     # Records of one minute with the same names are added up first: each group receives only their sums.
-    minutes: dict[tuple[int, str, str, str], dict[str, int]] = {}
+    minutes: dict[tuple[int, str, str, str], list[RequestRecord]] = {}
     for record in records:
         minute = ended_ms(record) // (1000 * MINUTE_S) * MINUTE_S
-        names = (minute, record.tenant, record.key, record.model)
-        sums = minutes.get(names)
-        if sums is None:
-            sums = minutes[names] = {}
-        _count(record, sums)
+        minutes.setdefault((minute, record.tenant, record.key, record.model), []).append(record)
     counts: dict[CountedGroup, Mapping[str, int]] = {}
-    for (minute, *names_of_minute), sums in minutes.items():
+    for (minute, *names_of_minute), together in minutes.items():
+        sums = _sums_of(together)
         for facet in _count_facets(*names_of_minute):
             for step_s in COUNTS_KEPT_S:
                 group = CountedGroup(step_s, minute // step_s * step_s, facet)
@@ -138,25 +138,23 @@ def _sum(some: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int
     return sums
 
 
-def _count(record: RequestRecord, sums: dict[str, int]) -> None:
-    """Add the counts of one record to `sums`."""
-    counts = [
-        ("requests", 1),
-        (f"duration:{bisect_left(BUCKETS_S, record.duration_s)}", 1),
-        ("errors", int(has_failed(record))),
-        ("recovered", int(bool(record.recoveries))),
-        ("input_tokens", record.input_tokens),
-        ("cached_tokens", record.cached_tokens),
-        ("output_tokens", record.output_tokens),
-        ("cost", record.cost),
-        ("duration_ms", round(record.duration_s * 1000)),
-        ("waited_ms", round(record.waited_s * 1000)),
-    ]
-    if record.first_token_s is not None:
-        counts.append((f"first_token:{bisect_left(BUCKETS_S, record.first_token_s)}", 1))
-    for name, number in counts:
-        if number:
-            sums[name] = sums.get(name, 0) + number
+def _sums_of(records: Sequence[RequestRecord]) -> dict[str, int]:
+    """Return the counts of records with the same names."""
+    durations_s = [record.duration_s for record in records]
+    first_token_s = [record.first_token_s for record in records if record.first_token_s is not None]
+    sums = {
+        "requests": len(records),
+        "errors": sum(map(has_failed, records)),
+        "recovered": sum([bool(record.recoveries) for record in records]),
+        "duration_ms": sum([round(duration_s * 1000) for duration_s in durations_s]),
+        "waited_ms": sum([round(record.waited_s * 1000) for record in records]),
+    }
+    for name in ("input_tokens", "cached_tokens", "output_tokens", "cost"):
+        sums[name] = sum(map(attrgetter(name), records))
+    for name, values_s in (("duration", durations_s), ("first_token", first_token_s)):
+        for bucket, number in Counter(map(partial(bisect_left, BUCKETS_S), values_s)).items():
+            sums[f"{name}:{bucket}"] = number
+    return {name: number for name, number in sums.items() if number}
 
 
 def _count_facets(tenant: str, key: str, model: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import lru_cache
+from itertools import repeat
 from typing import Final
 
 from unisono.core.request_record import RequestRecord
@@ -68,8 +69,7 @@ def write_requests(act: Transaction, records: Sequence[RequestRecord], for_s: fl
 def _count(act: Transaction, records: Sequence[RequestRecord]) -> None:
     rows: list[tuple[int, str, int, str, int]] = []
     for (step_s, start, facet), counts in counts_of(records).items():
-        text = _text(facet)
-        rows += [(step_s, text, start, name, number) for name, number in counts.items()]
+        rows += zip(repeat(step_s), repeat(_text(facet)), repeat(start), counts, counts.values())
     act.db.executemany(
         "INSERT INTO request_counts (step, facet, start, name, n) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET n = n + excluded.n",
