@@ -47,6 +47,17 @@ def test_the_model_does_not_decide_alone_on_a_form_or_a_strict_call() -> None:
     assert not is_free(replace(REQUEST, answer=AnswerOptions(reasoning_budget=5)))
 
 
+def test_who_decides_on_the_tokens_is_known_only_with_recorded_prompts() -> None:
+    started = []
+    for model in ("gpt-oss", "other"):
+        collecting = Collecting()
+        gate = GenerationObservation([collecting], with_prompts={model})(REQUEST)
+        gate.report = GenerationReport()
+        gate.start()
+        started += collecting.seen
+    assert [began.is_free for began in started if isinstance(began, GenerationStarted)] == [True, False]
+
+
 class Failing(Observer):
     def generation_started(self, began: GenerationStarted) -> None:
         raise RuntimeError("at the start")

@@ -104,13 +104,13 @@ class GenerationObservation:
             request = replace(request, origin=replace(request.origin, span=span))
         if request.model in self._with_prompts:
             request = replace(request, prompt=replace(request.prompt, records_prompts=True))
-        arrived = ARRIVED.get()
+        arrived, origin, caller = ARRIVED.get(), request.origin, request.origin.caller
         began = GenerationStarted(
-            request_id=request.origin.request_id,
-            tenant=request.origin.tenant,
-            key=request.origin.caller.key if request.origin.caller is not None else "",
-            key_name=request.origin.caller.key_name if request.origin.caller is not None else "",
-            surface=request.origin.surface,
+            request_id=origin.request_id,
+            tenant=origin.tenant,
+            key=caller.key if caller is not None else "",
+            key_name=caller.key_name if caller is not None else "",
+            surface=origin.surface,
             model=request.model,
             background=self._background,
             at=time.time(),
@@ -120,7 +120,7 @@ class GenerationObservation:
             recorded_request=to_record(request) if self._recorded else None,
             details=self._details(request) if span is not None and span.sampled else None,
             workload=workload_of(request),
-            is_free=is_free(request),
+            is_free=request.prompt.records_prompts and is_free(request),
         )
         return ObservationGate(request, began, self._observers)
 
