@@ -241,16 +241,20 @@ class Observer(Protocol):
 class Pace:
     """Timing of the tokens of one generation, in seconds of a monotonic clock."""
 
-    __slots__ = ("_last", "first", "gaps", "gaps_s", "largest_gap_s", "tokens")
+    __slots__ = ("_last", "first", "gaps", "largest_gap_s", "tokens")
 
     def __init__(self) -> None:
         self.first: float | None = None
         self.tokens = 0
         # Counts by `GAPS_S`; empty before the first token.
         self.gaps: list[int] = []
-        self.gaps_s = 0.0
         self.largest_gap_s = 0.0
         self._last = 0.0
+
+    @property
+    def gaps_s(self) -> float:
+        """Sum of all gaps."""
+        return 0.0 if self.first is None else self._last - self.first
 
     def record(self, tokens: int, now: float) -> None:
         """Record that `tokens` (at least one) arrived at `now`; the gap is divided among them."""
@@ -260,7 +264,6 @@ class Pace:
             self.gaps = [0] * (len(GAPS_S) + 1)
         else:
             gap = now - self._last
-            self.gaps_s += gap
             if gap > self.largest_gap_s:
                 self.largest_gap_s = gap
             self.gaps[bisect_left(GAPS_S, gap / tokens)] += tokens
