@@ -187,33 +187,33 @@ def extend(act: Transaction, claims: Sequence[QuotaReservation]) -> None:
 
 def settle(act: Transaction, settlements: Sequence[UsageRecord]) -> None:
     for one in settlements:
-        entry, added = one.entry, _newly_counted(act, one)
-        if added != NO_TOKEN_USAGE:
-            place, amounts = (entry.day, *_account_columns(entry.account), entry.model), _amounts(added)
-            act.db.execute(ENTER, (*place, *amounts))
-            if entry.served:
-                act.db.execute(ENTER_SERVED, (*place, entry.served, *amounts))
+        added = _count_new(act, one)
         if one.claim is not None:
             _settle_reservation(act, one.claim, added)
 
 
-def _newly_counted(act: Transaction, one: UsageRecord) -> TokenUsage:
-    """Mark the amounts of a settlement as counted, and return those that were new."""
-    here = (*_account_columns(one.entry.account), one.once)
+def _count_new(act: Transaction, one: UsageRecord) -> TokenUsage:
+    """Enter the amounts of a settlement that were not counted before, and return them."""
+    entry, owner = one.entry, _account_columns(one.entry.account)
+    here = (*owner, one.once)
     expires = act.now + SETTLED_S
     is_new = act.db.execute("INSERT OR IGNORE INTO account_settled VALUES (?, ?, ?, ?)", (*here, expires)).rowcount
     if is_new:
-        added = total = one.entry.used
+        added = total = entry.used
     else:
         row = act.db.execute(COUNTED, here).fetchone()
         # Without a row an earlier version settled it, and counted everything at once.
-        counted = one.entry.used if row is None else TokenUsage(*row)
-        added = one.entry.used - counted
+        counted = entry.used if row is None else TokenUsage(*row)
+        added = entry.used - counted
         total = counted + added
     if added != NO_TOKEN_USAGE:
         act.db.execute(COUNT, (*here, *_amounts(total), expires))
         if not is_new:
             act.db.execute(EXTEND_MARK, (expires, *here))
+        place, amounts = (entry.day, *owner, entry.model), _amounts(added)
+        act.db.execute(ENTER, (*place, *amounts))
+        if entry.served:
+            act.db.execute(ENTER_SERVED, (*place, entry.served, *amounts))
     return added
 
 
