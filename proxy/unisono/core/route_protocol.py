@@ -32,6 +32,8 @@ BLOCK_TOKENS: Final = 128
 
 def blocks_of(tokens: Sequence[int], salt: str = "") -> tuple[int, ...]:
     """Return 64-bit hashes of all whole blocks; prompts with different `salt` share none."""
+    if len(tokens) < BLOCK_TOKENS:
+        return ()
     digest = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
     data = memoryview(array("I", tokens).tobytes())
     size = BLOCK_TOKENS * array("I").itemsize
