@@ -63,7 +63,9 @@ class FailedAuthentications:
 
     def check(self, client: str, key: str) -> None:
         """Raise `TooManyFailures` if the address had too many failures, unless its key is known."""
-        start, failures = self._failures.get(client, (0.0, 0))
+        if (failed := self._failures.get(client)) is None:
+            return
+        start, failures = failed
         left = start + WINDOW_S - self._monotonic()
         if not self._most or failures < self._most or left <= 0 or hash((client, key)) in self._accepted:
             return

@@ -61,8 +61,9 @@ class Caller:
 
     @property
     def is_limited(self) -> bool:
-        if self.limits.limited or not self.shared_limits:
-            return self.limits.limited
+        is_limited = self.limits.limited
+        if is_limited or not self.shared_limits:
+            return is_limited
         return any(shared.limits.limited for shared in self.shared_limits)
 
     @property
