@@ -72,10 +72,13 @@ class QualityRecord:
     def record(self, faults: Collection[AnswerFault], workload: int, now: float) -> bool:
         """Count an answer, and return whether a comparison is due."""
         self._decay(now)
-        tally = self.workloads.setdefault(workload, Tally())
-        self.workloads.move_to_end(workload)
-        if len(self.workloads) > MAX_WORKLOADS:
-            self.workloads.popitem(last=False)
+        tally = self.workloads.get(workload)
+        if tally is None:
+            tally = self.workloads[workload] = Tally()
+            if len(self.workloads) > MAX_WORKLOADS:
+                self.workloads.popitem(last=False)
+        else:
+            self.workloads.move_to_end(workload)
         for counts in (self.total, tally):
             counts.answers += 1
             counts.faulty += bool(faults)
