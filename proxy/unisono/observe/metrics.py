@@ -139,7 +139,7 @@ class Metrics(Observer):
     def ended(self, done: GenerationDone) -> None:
         every, model, surface = self._all, self._model_label(done.start.model), done.start.surface
         every.in_flight.series[model].dec()
-        every.requests.series[model, surface, done.outcome.value, done.error].inc()
+        every.requests.series[model, surface, done.outcome, done.error].inc()
         every.duration.series[model, surface].observe(done.ended_s)
         for step in done.steps:
             if step.first_token_s is not None:
