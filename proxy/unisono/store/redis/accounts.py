@@ -19,7 +19,6 @@ from typing import Any
 import orjson
 
 from unisono.core.quotas import (
-    NO_TOKEN_USAGE,
     SHARE,
     USED,
     Account,
@@ -103,7 +102,7 @@ class RedisAccounts:
 
     async def settle(self, *settlements: UsageRecord) -> None:
         places = [(one.entry.account, one.entry.day) for one in settlements]
-        used = {place for place, one in zip(places, settlements, strict=True) if one.entry.used != NO_TOKEN_USAGE}
+        used = {place for place, one in zip(places, settlements, strict=True) if any(amounts_of(one.entry.used))}
         # List the ledger before the entry is written: an unlisted entry would not be counted.
         new = used - self._known_accounts
         if new:

@@ -13,7 +13,6 @@ from typing import Any, Final
 from unisono.core.minute import Minute
 from unisono.core.quotas import (
     MILLION,
-    NO_TOKEN_USAGE,
     SHARE,
     USED,
     WINDOW_S,
@@ -206,11 +205,11 @@ def _count_new(act: Transaction, one: UsageRecord) -> TokenUsage:
         counted = entry.used if row is None else TokenUsage(*row)
         added = entry.used - counted
         total = counted + added
-    if added != NO_TOKEN_USAGE:
+    if any(amounts := _amounts(added)):
         act.db.execute(COUNT, (*here, *_amounts(total), expires))
         if not is_new:
             act.db.execute(EXTEND_MARK, (expires, *here))
-        place, amounts = (entry.day, *owner, entry.model), _amounts(added)
+        place = (entry.day, *owner, entry.model)
         act.db.execute(ENTER, (*place, *amounts))
         if entry.served:
             act.db.execute(ENTER_SERVED, (*place, entry.served, *amounts))
@@ -228,7 +227,7 @@ def _settle_reservation(act: Transaction, claim: QuotaReservation, used: TokenUs
         more = used.tokens - row[1]
         _count(act, claim.account, int(act.now) if more > 0 else row[0], 0, more)
         act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", here)
-    if used == NO_TOKEN_USAGE:
+    if not any(_amounts(used)):
         return
     ends = FOR_EVER if claim.period_ends is None else claim.period_ends + PAST_PERIOD_S
     act.db.execute(

@@ -46,7 +46,7 @@ def write_requests(act: Transaction, records: Sequence[RequestRecord], for_s: fl
         row = (record.id, ended, encode_request(record))
         if act.db.execute("INSERT OR IGNORE INTO requests (id, ended, data) VALUES (?, ?, ?)", row).rowcount:
             added.append(record)
-            facets += [(facet, ended, record.id) for facet in _facets_of(record)]
+            facets += zip(_facets_of(record), repeat(ended), repeat(record.id))
     act.db.executemany("INSERT OR IGNORE INTO request_facets (facet, ended, id) VALUES (?, ?, ?)", facets)
     _count(act, added)
     total = act.db.execute(
