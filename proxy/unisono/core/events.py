@@ -22,6 +22,7 @@ from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolOutcome
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Reasoning:
     """Reasoning item. `index` is the item's number among all items of the answer, from 0."""
@@ -29,6 +30,7 @@ class Reasoning:
     index: int
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Text:
     """Visible text: an answer (`final`) or a preamble (`commentary`).
@@ -41,6 +43,7 @@ class Text:
     unfit: bool = False
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """Call for the client.
@@ -94,6 +97,7 @@ Item: TypeAlias = Reasoning | Text | ToolCall | HostedCall | Listing
 # its Opened or after its Closed.
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Opened:
     item: Item

@@ -73,6 +73,7 @@ class Capabilities:
     scores: bool = False
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Rendered prompt; `tokens` is always set.

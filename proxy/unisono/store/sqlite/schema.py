@@ -10,6 +10,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from unisono.core.frozen import statically_frozen
 from unisono.core.state_store import Retention
 from unisono.errors import StoreUnavailable, StoreUnreadable
 from unisono.store.codec import StateLimits
@@ -128,6 +129,7 @@ SWEEP = (
 UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
 
 
+@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Transaction:
     """Connection inside a transaction, and its time in seconds since 1970."""
