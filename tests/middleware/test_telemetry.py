@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Preamble
-from unisono.core.events import Event, Finished
+from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Phase, Preamble
+from unisono.core.events import Delta, Event, Finished, Text
 from unisono.core.generation import FinishReason, Sampling, Usage
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 from unisono.engine.request import AnswerOptions, GenerationReport, GenerationRequest
@@ -91,3 +91,20 @@ def test_an_observer_that_fails_is_logged_and_the_others_are_called(caplog: pyte
     assert done.start is started
     assert (done.usage, done.finish) == (Usage(3, 9), "stop")
     assert [record.message for record in caplog.records] == ["an observer failed"] * 2
+
+
+def test_the_first_delta_gives_the_time_of_the_first_event() -> None:
+    collecting, item = Collecting(), Text(0, Phase.FINAL)
+    gate = GenerationObservation([collecting])(REQUEST)
+    gate.report = GenerationReport()
+    gate.start()
+    gate.observe([Delta(item, "a")])
+    gate.report.began -= 100
+    gate.observe([Delta(item, "b")])
+    gate.observe([Delta(item, "c"), Finished(FinishReason.STOP, Usage(3, 9))])
+    gate.end(None)
+    done = collecting.seen[1]
+    assert isinstance(done, GenerationDone)
+    assert done.first_s is not None
+    assert done.first_s < 50 < done.ended_s
+    assert (done.usage, done.finish) == (Usage(3, 9), "stop")

@@ -231,6 +231,9 @@ class ObservationGate(Gate):
     def observe(self, batch: Sequence[Event]) -> None:
         seen = self._seen
         assert seen is not None
+        # Nearly all batches are one delta, of which only the first one matters.
+        if seen.first_s is not None and len(batch) == 1 and type(batch[0]) is Delta:
+            return
         if self._collects:
             seen.collect(batch)
         if self._is_repeated:
@@ -238,9 +241,7 @@ class ObservationGate(Gate):
             return
         if seen.first_s is None:
             seen.first_s = self.report.now_s()
-        # Nearly all batches are one delta, which is not counted.
-        if len(batch) > 1 or type(batch[0]) is not Delta:
-            seen.count(batch)
+        seen.count(batch)
 
     def end(self, error: BaseException | None) -> None:
         if self._seen is None:
