@@ -203,6 +203,13 @@ def test_a_conversation_keeps_its_first_date() -> None:
     assert cache.recall("team", conversation(ASK, date="2026-01-03")).preamble.date == "2026-01-03"
 
 
+def test_the_first_date_depends_on_where_the_instructions_end() -> None:
+    cache = ConversationCache()
+    cache.recall("team", Conversation(Preamble(date="2026-01-01", instructions="ab"), (UserMessage("c"),)))
+    other = Conversation(Preamble(date="2026-01-02", instructions="a"), (UserMessage("bc"), AssistantMessage("Yes.")))
+    assert cache.recall("team", other).preamble.date == "2026-01-02"
+
+
 def test_a_conversation_without_generated_items_is_not_copied() -> None:
     cache = ConversationCache()
     begun = conversation(UserMessage("q"))

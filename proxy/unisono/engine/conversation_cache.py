@@ -27,6 +27,7 @@ from unisono.core.conversation import (
     Item,
     Json,
     Phase,
+    Tokens,
     ToolResult,
     UserMessage,
     join_messages,
@@ -67,16 +68,27 @@ class _Entry:
                 bare.append(item)
                 tokens.append(b"")
             else:
-                bare.append(replace(item, tokens=()))
+                bare.append(_with_tokens(item, ()))
                 tokens.append(array("I", item.tokens).tobytes())
             size += getsizeof(bare[-1]) + getsizeof(tokens[-1]) + sum(map(getsizeof, _texts(item)))
         return cls(tuple(bare), tuple(tokens), size)
 
     def restored(self) -> tuple[StoredItem, ...]:
         return tuple(
-            item if isinstance(item, ToolResult) else replace(item, tokens=tuple(array("I", tokens)))
+            item if isinstance(item, ToolResult) else _with_tokens(item, tuple(array("I", tokens)))
             for item, tokens in zip(self.items, self.tokens, strict=True)
         )
+
+
+def _with_tokens(item: Generated, tokens: Tokens) -> Generated:
+    """Return the item with other tokens."""
+    match item:
+        case AssistantReasoning():
+            return AssistantReasoning(item.text, tokens)
+        case AssistantMessage():
+            return AssistantMessage(item.text, item.phase, tokens)
+        case AssistantCall():
+            return AssistantCall(item.call_id, item.name, item.arguments, tokens)
 
 
 def _first_text(items: Sequence[Item]) -> str:
@@ -320,8 +332,6 @@ def _same_arguments(stored: str, given: str) -> bool:
 
 
 def _key(*parts: str) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        data = part.encode("utf-8", errors="surrogatepass")
-        digest.update(len(data).to_bytes(8, "big") + data)
-    return digest.digest()
+    # The lengths in front of the text separate the parts.
+    text = f"{[*map(len, parts)]}{''.join(parts)}"
+    return hashlib.blake2b(text.encode("utf-8", errors="surrogatepass"), digest_size=16).digest()
