@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from unisono.core.events import (
     Closed,
@@ -23,6 +23,9 @@ from unisono.core.events import (
     Repaired,
 )
 from unisono.core.frozen import statically_frozen
+
+# Events without which `collect` returns the same answer: a Closed contains the text of its deltas.
+REDUNDANT: Final = frozenset({Opened, Delta, Listed})
 
 
 @statically_frozen
@@ -66,7 +69,7 @@ def collect(events: Iterable[Event]) -> CollectedAnswer:
             case Compacted():
                 compacted = event
             case Opened() | Delta() | Listed():
-                pass  # a Closed contains the text of its deltas
+                pass
             case Passed() | PassedBytes():
                 raise ValueError("a pass-through answer has no events to collect")
             case _:
@@ -83,5 +86,5 @@ async def collect_run(batches: AsyncIterable[list[Event]]) -> CollectedAnswer:
     """
     needed: list[Event] = []
     async for batch in batches:
-        needed += [event for event in batch if not isinstance(event, Delta)]
+        needed += [event for event in batch if type(event) not in REDUNDANT]
     return collect(needed)
