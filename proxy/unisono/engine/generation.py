@@ -10,13 +10,13 @@ left, the stream ends with the error after all events so far.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
-from unisono.core.generation import FinishReason
+from unisono.core.generation import FinishReason, Usage
 from unisono.core.ids import DerivedIds
 from unisono.engine.deps import EngineDeps, PreparedConversation
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
@@ -105,18 +105,28 @@ class HarmonyGeneration(BatchStream):
         """
         # A complete answer is built from its items at the end. One delta per item is enough for that.
         if self._request.answer.whole:
-            self._buffered += _with_whole_deltas(batch)
+            self._buffer_whole(batch)
             return []
         # A client does not see a repair while the answer is in progress.
         if not batch or (type(batch[0]) is Repaired and all(type(event) is Repaired for event in batch)):
             self._buffered += batch
             return []
-        runner.has_output = True
-        if reader.transcript.journal.numbers is not self.report.journal:
+        if not runner.has_output:
+            runner.has_output = True
             self._publish(reader, runner)
         if self._buffered:
             batch, self._buffered = self._buffered + batch, []
         return batch
+
+    def _buffer_whole(self, batch: list[Event]) -> None:
+        """Buffer the events of a batch, with a single delta for each item, before its end."""
+        # One object per token until the end of the answer would prolong garbage collections.
+        for event in batch:
+            if isinstance(event, Delta):
+                continue
+            if isinstance(event, Closed) and event.text:
+                self._buffered.append(Delta(event.item, event.text))
+            self._buffered.append(event)
 
     async def _recover(
         self, error: AttemptError, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader
@@ -266,7 +276,10 @@ class HarmonyGeneration(BatchStream):
         The record precedes the event: the client may disconnect or send its next request right after the last event.
         """
         runner.session.pause()
-        finished = reader.finish(reason)
+        usage = await builder.count_prompt(reader.items.context)
+        if self._lost_tokens:
+            usage += Usage(completion_tokens=self._lost_tokens)
+        finished = reader.finish(reason, usage)
         request = self._request
         if reader.transcript.controller.has_call_as_text:
             self.report.notes.append(CALL_AS_TEXT)
@@ -278,10 +291,7 @@ class HarmonyGeneration(BatchStream):
             results=reader.items.results_by_call if reader.round is not None else None,
             visible=() if request.server_tools is None else request.server_tools.visible,
         )
-        usage = await builder.count_prompt(reader.items.context) + finished.usage
-        if self._lost_tokens:
-            usage = replace(usage, completion_tokens=usage.completion_tokens + self._lost_tokens)
-        return replace(finished, usage=usage)
+        return finished
 
 
 def _progress(reader: OutputReader, *, has_output: bool) -> Progress:
@@ -307,15 +317,3 @@ async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) ->
         yield reader.announce_call(late=loop.is_late)
         if calls.pending is not None:
             yield reader.record_outcome(await loop.run(calls, calls.pending))
-
-
-def _with_whole_deltas(batch: Sequence[Event]) -> list[Event]:
-    """Return the same events with a single delta for each item, before its end."""
-    # One object per token until the end of the answer would prolong garbage collections.
-    events: list[Event] = []
-    for event in batch:
-        if isinstance(event, Closed) and event.text:
-            events.append(Delta(event.item, event.text))
-        if not isinstance(event, Delta):
-            events.append(event)
-    return events

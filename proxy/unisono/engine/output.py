@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
-from unisono.core.generation import FinishReason
+from unisono.core.generation import FinishReason, Usage
 from unisono.core.ports import Violation
 from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.controller import InterventionController
@@ -166,8 +166,8 @@ class OutputReader:
         self._end_step()
         return self._start_step(self.next_step)
 
-    def finish(self, reason: FinishReason) -> Finished:
-        """Return the last event; its usage does not include the prompt."""
+    def finish(self, reason: FinishReason, other: Usage) -> Finished:
+        """Return the last event; its usage is that of the answer and the `other` usage."""
         stop = self.stop_sequence
         if stop is not None:
             reason = FinishReason.STOP
@@ -177,7 +177,7 @@ class OutputReader:
         is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED
         has_cut_tools = self._state.has_cut_tools and stop is None
         cut_call = (self.transcript.router.cut_call and not is_answered) or has_cut_tools
-        return Finished(reason, self.transcript.router.usage, stop, cut_call, paused)
+        return Finished(reason, other + self.transcript.router.usage, stop, cut_call, paused)
 
     # -- server tools
 
