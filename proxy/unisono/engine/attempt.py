@@ -321,7 +321,8 @@ class AttemptTelemetry:
 
 LONG_MESSAGE_TOKENS: Final = 1_000  # tokens of a message whose end takes up to 1 ms under a schema of usual size
 LONG_CHUNK_CHARS: Final = 8_000  # characters that take about 2 ms to encode
-PORTION_TOKENS: Final = 256  # tokens that take less than 1 ms to read while their message is open
+# Tokens that take less than 1 ms to read while their message is open; other tasks run in between.
+PORTION_TOKENS: Final = 256
 
 
 def portions(tokens: Sequence[int]) -> Iterable[Sequence[int]]:
@@ -329,17 +330,6 @@ def portions(tokens: Sequence[int]) -> Iterable[Sequence[int]]:
     if len(tokens) <= PORTION_TOKENS:
         return (tokens,) if tokens else ()
     return (tokens[begin : begin + PORTION_TOKENS] for begin in range(0, len(tokens), PORTION_TOKENS))
-
-
-async def pause_if_due(unpaused: int, portion: Sequence[int]) -> int:
-    """Let other tasks run before a portion, at least once in `PORTION_TOKENS` tokens.
-
-    `unpaused` is the number of tokens since the last pause. Return it with those of the portion.
-    """
-    if unpaused + len(portion) <= PORTION_TOKENS:
-        return unpaused + len(portion)
-    await asyncio.sleep(0)
-    return len(portion)
 
 
 async def decode_text(chunk: Chunk, cap: TokenCap, decoder: Decoder) -> Sequence[int]:

@@ -32,10 +32,10 @@ from unisono.engine.abilities import (
 )
 from unisono.engine.attempt import (
     LONG_CHUNK_CHARS,
+    PORTION_TOKENS,
     AttemptTelemetry,
     SlotSession,
     decode_text,
-    pause_if_due,
     portions,
     with_last_tokens,
 )
@@ -324,7 +324,10 @@ class RawGeneration(BatchStream):
                 for portion in portions(tokens):
                     if events:
                         yield events
-                    unpaused = await pause_if_due(unpaused, portion)
+                    unpaused += len(portion)
+                    if unpaused > PORTION_TOKENS:
+                        await asyncio.sleep(0)
+                        unpaused = len(portion)
                     events = output.feed(portion)
                 yield events if finish is None else [*events, *output.end(finish)]
                 # After a stop token, the backend still reports its counts.

@@ -32,10 +32,10 @@ from unisono.core.route_protocol import Slot
 from unisono.engine.abilities import check_abilities, logprob_recorder
 from unisono.engine.attempt import (
     LONG_MESSAGE_TOKENS,
+    PORTION_TOKENS,
     AttemptTelemetry,
     SlotSession,
     decode_text,
-    pause_if_due,
     portions,
     with_last_tokens,
 )
@@ -250,6 +250,12 @@ class StepRunner:
             trace=self.session.trace_span(reader.items.context.number),
         )
 
+    def _record_first_token(self, slot: Slot, job: CompletionJob) -> str:
+        """Record the first token of a generation, and return the deployment that sent it."""
+        deployment = self.session.record_first_token(slot)
+        self._constraints.record_token(slot, job.constraint)
+        return deployment
+
     async def _read(
         self, slot: Slot, job: CompletionJob, decoder: Decoder, reader: OutputReader, first: PromptBuilder | None
     ) -> Generated:
@@ -263,9 +269,7 @@ class StepRunner:
         async with telemetry, slot.first_token_limit():
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
-                    is_waiting = False
-                    telemetry.deployment = self.session.record_first_token(slot)
-                    self._constraints.record_token(slot, job.constraint)
+                    is_waiting, telemetry.deployment = False, self._record_first_token(slot, job)
                 if chunk.cached_tokens is not None:
                     telemetry.cached = chunk.cached_tokens
                     if first is not None:
@@ -278,18 +282,21 @@ class StepRunner:
                 finish = FinishReason.LENGTH if cap.room < 0 else chunk.finish
                 if finish is not None:
                     tokens = with_last_tokens(tokens, finish, chunk, cap, decoder, telemetry)
-                # A read without a token emits nothing, since the journal could not record it.
-                events: list[Event] = []
                 # A single ordinary token needs neither a pause nor a thread.
                 if len(tokens) == 1 and tokens[0] < FIRST_SPECIAL:
                     events = reader.feed(tokens)
-                    tokens = ()
-                for portion in portions(tokens) if tokens else ():
-                    if events and not (reader.has_pending_edit or reader.is_step_complete):
-                        yield events, None
-                        events = []
-                    unpaused = await pause_if_due(unpaused, portion)
-                    events += await read_portion(reader, portion)
+                else:
+                    # A read without a token emits nothing, since the journal could not record it.
+                    events = []
+                    for portion in portions(tokens):
+                        if events and not (reader.has_pending_edit or reader.is_step_complete):
+                            yield events, None
+                            events = []
+                        unpaused += len(portion)
+                        if unpaused > PORTION_TOKENS:
+                            await asyncio.sleep(0)
+                            unpaused = len(portion)
+                        events += await read_portion(reader, portion)
                 if transcript.is_broken_off:
                     # Clients treat an answer that the gateway ends like one that reached its token limit.
                     finish = FinishReason.LENGTH

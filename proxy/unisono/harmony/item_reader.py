@@ -131,24 +131,24 @@ class ItemReader:
 
         Return False, without reading the rest, at a run of blanks that is too long.
         """
-        item, body, text_of, blanks = self.item, self.body, self._parser.text_of, self._blanks
+        blanks = self._blanks
         # Without a filter for blanks, nothing ends the read early.
         if blanks is None:
-            body += tokens
-            if text := text_of(tokens):
+            self.body += tokens
+            if text := self._parser.text_of(tokens):
                 self.delivered += len(text)
                 if self.is_visible:
-                    events.append(Delta(item, text))
+                    events.append(Delta(self.item, text))
             return True
         for token in tokens:
-            text = text_of((token,))
-            body.append(token)
+            text = self._parser.text_of((token,))
+            self.body.append(token)
             if not text:
                 continue
-            text = blanks.feed(text, len(body) - 1)
+            text = blanks.feed(text, len(self.body) - 1)
             self.delivered += len(text)
             if text and self.is_visible:
-                events.append(Delta(item, text))
+                events.append(Delta(self.item, text))
             if blanks.is_too_long:
                 return False
         return True

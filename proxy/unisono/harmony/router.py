@@ -177,7 +177,7 @@ class HarmonyRouter:
         self.counter.completion += len(tokens)
         # Fast path: nearly all tokens extend an open body.
         opened = self._open
-        if opened is not None and self.stopped is None and not self._pending and self._repair.try_forward(tokens):
+        if opened is not None and not self._pending and self._repair.try_forward(tokens):
             events: list[Event] = []
             if opened.is_reasoning:
                 self.counter.reasoning += len(tokens)
