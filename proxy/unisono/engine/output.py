@@ -103,7 +103,7 @@ class OutputReader:
     @property
     def token_count(self) -> int:
         """Return the number of generated tokens of all steps so far."""
-        return self.transcript.router.counter.completion
+        return self.transcript.router.completion
 
     @property
     def unsettled(self) -> int:

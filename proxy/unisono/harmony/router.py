@@ -141,7 +141,6 @@ class HarmonyRouter:
 
     def count(self, tokens: int) -> None:
         """Count generated tokens that are not read."""
-        self.counter.completion += tokens
         self._repair.output.origin += tokens
 
     @property
@@ -174,7 +173,6 @@ class HarmonyRouter:
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events of further generated tokens. Never raises because of tokens."""
-        self.counter.completion += len(tokens)
         # Fast path: nearly all tokens extend an open body.
         opened = self._open
         if opened is not None and not self._pending and self._repair.try_forward(tokens):
@@ -193,7 +191,7 @@ class HarmonyRouter:
         """
         if stop_hidden and reason is FinishReason.STOP:
             # The model generated the stop token, but the backend does not send it.
-            self.counter.completion += self._repair.restore_stop()
+            self.counter.corrections += self._repair.restore_stop()
         return self._route(self._repair.end(reason))
 
     def finished(self, reason: FinishReason, stop_sequence: str | None = None) -> Finished:
@@ -203,7 +201,12 @@ class HarmonyRouter:
     @property
     def usage(self) -> Usage:
         """Output tokens so far, over all generations."""
-        return Usage(completion_tokens=self.counter.completion, reasoning_tokens=self.counter.reasoning)
+        return Usage(completion_tokens=self.completion, reasoning_tokens=self.counter.reasoning)
+
+    @property
+    def completion(self) -> int:
+        """Number of output tokens so far, over all generations."""
+        return self._generated + self.counter.corrections
 
     @property
     def cut_call(self) -> bool:

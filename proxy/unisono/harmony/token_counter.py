@@ -18,14 +18,14 @@ class TokenCounter:
     """
 
     # Rules.
-    # - A token counts when it arrives.
+    # - A token counts when it arrives; the router counts these.
     # - The network may split text anywhere, so the tokens of single chunks are not canonical.
     # - A header is encoded again when it is complete, and a body when it is closed. The count then follows them.
 
     def __init__(self, encoding: Encoding, *, canonical: bool) -> None:
         self._encoding = encoding
         self.canonical = canonical
-        self.completion = 0
+        self.corrections = 0  # output tokens in addition to those that arrived; negative if there are fewer
         self.reasoning = 0
 
     def header(self, part: OpenPart) -> tuple[int, ...]:
@@ -33,14 +33,14 @@ class TokenCounter:
         if not part.header.verbatim:
             return part.tokens
         tokens = tuple(self._encoding.encode_marked(self._encoding.decode(part.tokens)))
-        self.completion += len(tokens) - len(part.tokens)
+        self.corrections += len(tokens) - len(part.tokens)
         return tokens
 
     def body(self, item: Item, text: str, counted: int) -> list[int]:
         """Return the re-encoded tokens of a body with this text, of which `counted` tokens arrived."""
         canonical = self._encoding.encode_generated(text)
         more = len(canonical) - counted
-        self.completion += more
+        self.corrections += more
         if isinstance(item, Reasoning):
             self.reasoning += more
         return canonical
