@@ -25,7 +25,7 @@ from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.engine.server_tools.tools import LEFT_OUT
 from unisono.engine.step_runner import StepRunner, replay_journal, settled
-from unisono.engine.steps import AnswerDone, ContinueTurn, OpenFinal, RunTools
+from unisono.engine.steps import ContinueTurn, OpenFinal, RunTools
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 
 CALL_AS_TEXT: Final = (
@@ -66,10 +66,6 @@ class HarmonyGeneration(BatchStream):
             builder = PromptBuilder(
                 self._deps.renderer, request, prepared.conversation, prepared.tools, self.report, prepared.rendered
             )
-            if prepared.loop is not None and reader.is_handed_back:
-                # A tool that was called with the user's approval or answer asks the user.
-                yield [*self._buffered, await self._finish(runner, builder, reader, FinishReason.STOP)]
-                return
             is_finished = False
             while not is_finished:
                 try:
@@ -84,7 +80,13 @@ class HarmonyGeneration(BatchStream):
                                 break
                             if events := self._to_emit(batch, reader, runner):
                                 yield events
-                    async with aclosing(self._end_step(prepared, runner, builder, reader, batch, reason)) as rest:
+                    if reader.is_done:
+                        batch = [*batch, await self._finish(runner, builder, reader, reason or FinishReason.STOP)]
+                        is_finished = True
+                        if events := self._to_emit(batch, reader, runner):
+                            yield events
+                        continue
+                    async with aclosing(self._end_step(prepared, runner, builder, reader, batch)) as rest:
                         async for batch in rest:
                             is_finished = bool(batch) and isinstance(batch[-1], Finished)
                             if events := self._to_emit(batch, reader, runner):
@@ -234,9 +236,8 @@ class HarmonyGeneration(BatchStream):
         builder: PromptBuilder,
         reader: OutputReader,
         events: list[Event],
-        reason: FinishReason | None,
     ) -> AsyncGenerator[list[Event]]:
-        """Yield the last `events` of a step, and the batches before the next step or the end."""
+        """Yield the last `events` of a step, and the batches before the next step."""
         if reader.has_pending_edit:
             # One batch: there is no token between its events at which a journal could be cut.
             if events := [*events, *await settled(reader, reader.apply_edit)]:
@@ -251,8 +252,7 @@ class HarmonyGeneration(BatchStream):
                     async for batch in tool_batches:
                         yield batch
                 runner.session.resume()
-                events = []
-            case ContinueTurn() | OpenFinal() if reader.stop_sequence is None:
+            case ContinueTurn() | OpenFinal():
                 context, has_room = reader.items.next_context(reader.next_step), True
                 # If there is no slot, the next step raises the error. The failover policy ignores errors of this one,
                 # because it is complete.
@@ -264,9 +264,6 @@ class HarmonyGeneration(BatchStream):
                     return
                 # One batch: there is no token between its events at which a journal could be cut.
                 yield [*events, *reader.start_next_step()]
-                return
-        if isinstance(reader.next_step, AnswerDone) or reader.stop_sequence is not None:
-            yield [*events, await self._finish(runner, builder, reader, reason or FinishReason.STOP)]
 
     async def _finish(
         self, runner: StepRunner, builder: PromptBuilder, reader: OutputReader, reason: FinishReason

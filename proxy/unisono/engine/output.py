@@ -121,6 +121,13 @@ class OutputReader:
         """Return whether the answer ends after its tools were run, without another generation."""
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
 
+    @property
+    def is_done(self) -> bool:
+        """Return whether the answer ends after the current step."""
+        return self.stop_sequence is not None or (
+            isinstance(self.next_step, AnswerDone) and self.transcript.controller.step.pending is None
+        )
+
     # -- generation
 
     def start_generation(self, opening: Tokens) -> None:
