@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from hashlib import sha256
+from itertools import chain
 from typing import NamedTuple, TypeAlias, assert_never
 
 from unisono.core.conversation import (
@@ -178,9 +179,9 @@ class Renderer:
     def _planned(self, pieces: list[Piece], cold: int = 0) -> PromptPlan:
         keys = [piece.key if isinstance(piece, PromptPart) else b"" for piece in pieces]
         known = self._messages.get_all(keys)
-        for piece, tokens in zip(pieces, known, strict=True):
-            if tokens is None and isinstance(piece, PromptPart):
-                cold += len(piece.text)
+        if None in known:
+            missing = [piece for piece, tokens in zip(pieces, known, strict=True) if tokens is None]
+            cold += sum(len(piece.text) for piece in missing if isinstance(piece, PromptPart))
         return PromptPlan(cold, pieces, keys, known)
 
     def prompt(self, conversation: Conversation, tools: ToolSet, plan: PromptPlan | None = None) -> list[int]:
@@ -192,11 +193,8 @@ class Renderer:
         """
         if plan is None or plan.pieces is None:
             plan = self._planned(self._pieces(conversation, tools))
-        prompt: list[int] = []
-        for tokens in self._rendered(plan):
-            prompt.extend(tokens)
-        prompt.extend(self._answer if conversation.prefill is None else self.opening(conversation))
-        return prompt
+        last = self._answer if conversation.prefill is None else self.opening(conversation)
+        return [*chain.from_iterable(self._rendered(plan)), *last]
 
     def opening(self, conversation: Conversation) -> Tokens:
         """Return the message that the prompt leaves open, from `<|start|>`; empty without a prefill."""
@@ -281,13 +279,13 @@ class Renderer:
         assert plan.pieces is not None
         rendered: list[Tokens] = []
         for key, known, piece in zip(plan.keys, plan.known, plan.pieces, strict=True):
-            if not isinstance(piece, PromptPart):
-                rendered.append(piece)
-            elif known is not None:
+            if known is not None:
                 rendered.append(known)
-            else:
+            elif isinstance(piece, PromptPart):
                 rendered.append(self._render(piece))
                 self._messages.put(key, rendered[-1], len(rendered[-1]) + ENTRY_WEIGHT)
+            else:
+                rendered.append(piece)
         return rendered
 
     def _render(self, part: PromptPart) -> Tokens:
