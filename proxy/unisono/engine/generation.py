@@ -123,12 +123,13 @@ class HarmonyGeneration(BatchStream):
     def _buffer_whole(self, batch: list[Event]) -> None:
         """Buffer the events of a batch, with a single delta for each item, before its end."""
         # One object per token until the end of the answer would prolong garbage collections.
+        buffered = self._buffered
         for event in batch:
             if isinstance(event, Delta):
                 continue
             if isinstance(event, Closed) and event.text:
-                self._buffered.append(Delta(event.item, event.text))
-            self._buffered.append(event)
+                buffered.append(Delta(event.item, event.text))
+            buffered.append(event)
 
     async def _recover(
         self, error: AttemptError, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from unisono.core.events import Closed, Event, Finished, Reasoning, Repaired, Text, ToolCall
+from unisono.core.events import Closed, Event, Finished, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Gate, Stopped
@@ -244,11 +244,10 @@ class HarmonyRouter:
     def _close_message(self, closed: ClosedPart, events: list[Event]) -> None:
         opened, self._open = self._open, None
         assert opened is not None
-        item, header = opened.item, opened.opened.header
-        text = written = self._encoding.decode(opened.body)
-        body = opened.body
+        item, header, body = opened.item, opened.opened.header, opened.body
+        text = written = self._encoding.decode(body)
         is_passed = closed.complete and opened.is_allowed
-        if self._gate is not None and is_passed and not isinstance(item, Reasoning):
+        if is_passed and not opened.is_reasoning and self._gate is not None:
             content = self._gate.closes(header, text, held=not opened.is_visible)
             if opened.is_visible:
                 content = text
@@ -266,11 +265,11 @@ class HarmonyRouter:
         self._is_answered = self._is_answered or header.is_answer
         if self.counter.canonical:
             body = self.counter.body(item, written, len(body))
-        if not opened.is_visible and not is_passed and isinstance(item, ToolCall):
-            return
-        is_unfit = not opened.is_visible and is_passed and self._gate is not None and self._gate.unfit
-        if is_unfit and isinstance(item, Text):
-            item = replace(item, unfit=True)
+        if not opened.is_visible:
+            if not is_passed and isinstance(item, ToolCall):
+                return
+            if is_passed and isinstance(item, Text) and self._gate is not None and self._gate.unfit:
+                item = replace(item, unfit=True)
         tokens = (*opened.header_tokens, *body, closed.token) if closed.complete else ()
         opened.emit_end(Closed(item, text, tokens, closed.complete), events)
         self._factory.count(item)
