@@ -131,10 +131,10 @@ class ItemReader:
 
         Return False, without reading the rest, at a run of blanks that is too long.
         """
-        blanks = self._blanks
+        body, blanks = self.body, self._blanks
         # Without a filter for blanks, nothing ends the read early.
         if blanks is None:
-            self.body += tokens
+            body += tokens
             if text := self._parser.text_of(tokens):
                 self.delivered += len(text)
                 if self.is_visible:
@@ -142,10 +142,10 @@ class ItemReader:
             return True
         for token in tokens:
             text = self._parser.text_of((token,))
-            self.body.append(token)
+            body.append(token)
             if not text:
                 continue
-            text = blanks.feed(text, len(self.body) - 1)
+            text = blanks.feed(text, len(body) - 1)
             self.delivered += len(text)
             if text and self.is_visible:
                 events.append(Delta(self.item, text))
