@@ -1,4 +1,4 @@
-"""Calls of Python and C functions, and bytecode instructions, per request and per paced token.
+"""Function calls and bytecode instructions per request and per paced token.
 
 Run it with `python -m bench.calls`. Unlike times, these counts hardly depend on the machine: they show what a change
 adds or removes. Resumed coroutines and generators count as calls.

@@ -303,7 +303,7 @@ END_EVENTS: Final = 3
 
 
 def _take_many(events: list[bytes], tokens: list[int]) -> int:
-    """Add the ids of the first events to `tokens` if all of them are plain; return the number of these events.
+    """Add the ids of many events to `tokens` if all are plain, and return their number.
 
     The last events of a stream are not among them.
     """

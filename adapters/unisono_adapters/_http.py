@@ -272,7 +272,9 @@ class BackendHttp:
                     while read := await response.read(max_bytes):
                         page += read
                         if len(page) > max_bytes:
-                            raise BackendProtocolError("the backend's status page is too large")
+                            raise BackendProtocolError(
+                                f"the backend's status page {path} has more than {max_bytes:,} bytes"
+                            )
                     return bytes(page)
                 finally:
                     response.close()

@@ -41,20 +41,9 @@ class HttpResponse:
     """
 
     __slots__ = (
-        "_chunks",
-        "_connection",
-        "_fault",
-        "_is_paused",
-        "_new_future",
-        "_size",
-        "has_data",
-        "headers",
-        "is_complete",
-        "is_finished",
-        "is_readable",
-        "status",
-        "waiter",
-    )
+        "_chunks", "_connection", "_fault", "_is_paused", "_new_future", "_size", "has_data", "headers", "is_complete",
+        "is_finished", "is_readable", "status", "waiter",
+    )  # fmt: skip
 
     def __init__(self, connection: BackendConnection) -> None:
         self._connection: BackendConnection | None = connection

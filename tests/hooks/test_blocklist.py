@@ -124,7 +124,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "lookaround": ({"patterns": {"a": "(?=x)"}}, "patterns.a: it is not a supported regular expression"),
     "pattern too large": (
         {"patterns": {"a": "((x{900}){900}){900}"}},
-        "patterns.a: it is too large once its repetitions are expanded",
+        "patterns.a: it is too large once its repetitions, such as `{1,1000}`, are expanded",
     ),
     "unknown action": ({"patterns": PATTERNS, "action": "drop"}, "action: must be refuse or annotate"),
     "unknown direction": ({"patterns": PATTERNS, "where": ["in"]}, "where: must be a list of input or output, or both"),

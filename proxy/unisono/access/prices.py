@@ -80,7 +80,7 @@ class PriceList:
     ceilings: Mapping[str, Price] = field(default_factory=dict)
 
     def ceiling(self, *models: str) -> Price:
-        """Return the highest price of requests that any of the models may answer."""
+        """Return the highest prices of all deployments that may answer for any of the models."""
         if len(models) == 1:
             return self.ceilings.get(models[0], FREE)
         return _highest(*(self.ceilings.get(model, FREE) for model in models))

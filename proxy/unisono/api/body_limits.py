@@ -250,7 +250,10 @@ def _unpacked(packed: Receive, coding: str, max_bytes: int) -> Receive:
 
 
 def _check_headers(scope: Scope, max_bytes: int, *, is_upload: bool) -> str:
-    """Return the coding of the body; empty if it is not compressed."""
+    """Check the headers of the body and return its coding; empty if it is not compressed.
+
+    Raises InvalidRequest, BodyTooLarge or UnsupportedMediaType.
+    """
     headers = request_headers(scope)
     length, *others = headers.get(b"content-length", ("0",))
     if not (length.isascii() and length.isdigit()) or others.count(length) != len(others):

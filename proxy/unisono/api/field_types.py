@@ -189,9 +189,10 @@ ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class OpenModel(BaseModel):
-    """An object with optional further fields. A note reports fields without effect.
+    """Object that may have unknown fields. A note reports fields without effect.
 
-    `FLATTENED` names fields that hold a part of the object, so that their names are no step in a path.
+    `FLATTENED` names fields of the class that the request does not have: their content is directly in the object.
+    The paths in notes leave these names out.
     """
 
     FLATTENED: ClassVar[frozenset[str]] = frozenset()

@@ -93,7 +93,7 @@ class ReplacedFile:
     is_unsupported: bool = False
 
     def error(self) -> InvalidRequest:
-        """Return the error that refuses the file."""
+        """Return the error for the client: `problem`, and the field with it, `param`."""
         kind = UnsupportedValue if self.is_unsupported else InvalidRequest
         return kind(f"Invalid value for '{self.param}': {self.problem}.", param=self.param)
 

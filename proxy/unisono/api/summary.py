@@ -118,7 +118,7 @@ def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
     """
     sealed = seals.seal(tenant, items)
     if seals.open(tenant, sealed) is None:
-        raise StoreTooLarge("The content of the compaction item is too large; shorten the conversation.")
+        raise StoreTooLarge("The compacted conversation is too large for a compaction item; shorten the conversation.")
     return sealed
 
 

@@ -132,7 +132,8 @@ async def tokenize(
     context = tokenizer.check_model(body.model, caller)
     if body.prompt is None:
         raise InvalidRequest(
-            "'prompt': send a text; `/utils/token_counter` counts the tokens of messages.", param="prompt"
+            "Missing required field 'prompt'. To count the tokens of messages, use `/utils/token_counter`.",
+            param="prompt",
         )
     tokens = [*await _encoded(tokenizer, body.prompt)]
     texts = [tokenizer.decode([token]) for token in tokens] if body.return_token_strs else None

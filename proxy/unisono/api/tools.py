@@ -290,7 +290,10 @@ def in_namespace(namespace: str | None, name: str) -> str:
 
 
 def checked_name(namespace: str | None, name: str, param: str) -> str:
-    """Return the model's name for a tool in a call. Raises InvalidRequest if it is too long."""
+    """Return the name by which the model calls a tool: its namespace, if any, and its name.
+
+    Raises InvalidRequest for more than `MAX_NAME` characters.
+    """
     full = in_namespace(namespace, name)
     if len(full) > MAX_NAME:
         raise InvalidRequest(

@@ -378,7 +378,7 @@ def _covers(acknowledged: str, general: str) -> bool:
 
 
 def _may_be_empty(model: type[BaseModel], key: str) -> bool:
-    """Return whether a key without a value differs from a missing key."""
+    """Return whether null is a valid value of a key. Otherwise null counts as a missing key."""
     # Types such as `int | None` name None among their arguments.
     return type(None) in get_args(model.model_fields[key].annotation)
 

@@ -121,7 +121,7 @@ async def _opened(target: DialTarget) -> AsyncIterator[aiohttp.ClientResponse]:
         # The HTTP client does not resolve a host that is written as an address.
         family, kind, protocol, _, where = info
         if where[0] not in target.addresses:
-            raise OSError("the address was not checked")
+            raise OSError("the SSRF guard did not check this address")
         return socket.socket(family, kind, protocol)
 
     connector = aiohttp.TCPConnector(

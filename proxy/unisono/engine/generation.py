@@ -63,9 +63,7 @@ class HarmonyGeneration(BatchStream):
                 # The results of approved calls belong to the conversation that the first prompt renders.
                 if reader.round is not None:
                     prepared = replace(prepared, conversation=reader.round.with_results(prepared.conversation))
-            builder = PromptBuilder(
-                self._deps.renderer, request, prepared.conversation, prepared.tools, self.report, prepared.rendered
-            )
+            builder = PromptBuilder(self._deps.renderer, request, prepared, self.report)
             is_finished = False
             while not is_finished:
                 try:
@@ -107,7 +105,7 @@ class HarmonyGeneration(BatchStream):
         """
         # A complete answer is built from its items at the end. One delta per item is enough for that.
         if self._request.answer.whole:
-            self._buffer_whole(batch)
+            _add_whole(batch, self._buffered)
             return []
         # A client does not see a repair while the answer is in progress.
         if not batch or (type(batch[0]) is Repaired and all(type(event) is Repaired for event in batch)):
@@ -119,17 +117,6 @@ class HarmonyGeneration(BatchStream):
         if self._buffered:
             batch, self._buffered = self._buffered + batch, []
         return batch
-
-    def _buffer_whole(self, batch: list[Event]) -> None:
-        """Buffer the events of a batch, with a single delta for each item, before its end."""
-        # One object per token until the end of the answer would prolong garbage collections.
-        buffered = self._buffered
-        for event in batch:
-            if isinstance(event, Delta):
-                continue
-            if isinstance(event, Closed) and event.text:
-                buffered.append(Delta(event.item, event.text))
-            buffered.append(event)
 
     async def _recover(
         self, error: AttemptError, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader
@@ -290,6 +277,17 @@ class HarmonyGeneration(BatchStream):
             visible=() if request.server_tools is None else request.server_tools.visible,
         )
         return finished
+
+
+def _add_whole(batch: list[Event], events: list[Event]) -> None:
+    """Add the events of a batch to `events`, with a single delta for each item, before its end."""
+    # One object per token until the end of the answer would prolong garbage collections.
+    for event in batch:
+        if isinstance(event, Delta):
+            continue
+        if isinstance(event, Closed) and event.text:
+            events.append(Delta(event.item, event.text))
+        events.append(event)
 
 
 def _progress(reader: OutputReader, *, has_output: bool) -> Progress:

@@ -11,12 +11,12 @@ from unisono.core.generation import DEFAULT_CONTEXT, NO_USAGE, Capabilities, Chu
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import RouteRequirements, blocks_of
 from unisono.engine.abilities import required_abilities
+from unisono.engine.deps import PreparedConversation
 from unisono.engine.prompt import RenderedPrompt, fit, render, with_text
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext
 from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import ToolSet
 
 MIN_ANSWER_TOKENS = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
 
@@ -33,25 +33,17 @@ class StepPrompt:
 
 
 class PromptBuilder:
-    """Prompts of one answer.
-
-    `usage` contains the known counts of its prompts. `first` is the first prompt, if it is already rendered.
-    """
+    """Prompts of one answer. `usage` contains the known counts of its prompts."""
 
     def __init__(
-        self,
-        renderer: Renderer,
-        request: GenerationRequest,
-        conversation: Conversation,
-        tools: ToolSet,
-        report: GenerationReport,
-        first: RenderedPrompt | None = None,
+        self, renderer: Renderer, request: GenerationRequest, prepared: PreparedConversation, report: GenerationReport
     ) -> None:
         self._renderer = renderer
         self._request = request
-        self._tools = tools
+        self._tools = prepared.tools
         self._report = report
-        self._original = self.conversation = conversation
+        self._original = self.conversation = prepared.conversation
+        first = prepared.rendered
         self._current = None if first is None else StepPrompt(0, is_final_open=False, rendered=first)
         self._fitted_to = 0
         self.usage = NO_USAGE

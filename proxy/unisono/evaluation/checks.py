@@ -65,7 +65,10 @@ def _calls_fault(expected: Expected, wanted: Sequence[ExpectedCall], calls: Sequ
 
 
 def _can_be_paired(fitting: Sequence[Sequence[int]]) -> bool:
-    """Return whether each row can have a number of its own from those that fit it."""
+    """Return whether each expected call can be paired with a call of its own that fits it.
+
+    `fitting` has a row for each expected call, with the numbers of the calls that fit it.
+    """
     rows: dict[int, int] = {}
 
     def place(row: int, tried: set[int]) -> bool:

@@ -100,7 +100,7 @@ class Thresholds:
         return (*(["agreement"] if low else []), *(["divergence"] if high else []))
 
     def surely_exceeded_by(self, statistics: Statistics) -> tuple[str, ...]:
-        """Return the limits that even the whole intervals exceed."""
+        """Return the limits that even the best end of the 95 % interval exceeds."""
         agreement, kl = statistics.agreement, statistics.divergence
         low = agreement is not None and agreement.high < self.agreement
         high = kl is not None and kl.low > self.divergence

@@ -29,7 +29,10 @@ class Gate(Protocol):
         ...
 
     def limits_blanks(self, header: Header) -> bool:
-        """Return whether reading stops at a long run of blanks outside of strings in a JSON body."""
+        """Return whether the body is JSON that is read only up to a long run of blanks.
+
+        Blanks inside of strings do not count.
+        """
         ...
 
     @property

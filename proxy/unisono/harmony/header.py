@@ -153,7 +153,7 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
 
 
 def respelled_call(header: Header) -> Header:
-    """Return the header of a call whose recipient had to be respelled."""
+    """Return the header of a call with the note that its recipient was respelled."""
     return replace(header, rules=tuple(dict.fromkeys((*header.rules, "recipient-spelling"))), verbatim=False)
 
 

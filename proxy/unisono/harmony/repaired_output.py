@@ -84,9 +84,9 @@ class RepairedOutput:
         self.close(header, closed)
 
     def add_bodyless(self, header: Header, token: int, start: int, end: int, *, complete: bool) -> None:
-        """Add a message whose header holds its body; `token` ended it.
+        """Add a message whose text is in its header, before `token`, without `<|message|>`.
 
-        A call that is not complete is no call.
+        An incomplete call is not added, only noted.
         """
         if header.is_call and not complete:
             self.note_cut_call()
@@ -98,7 +98,10 @@ class RepairedOutput:
         self.closed_to = end
 
     def add_ended_header(self, header: Header, token: int) -> None:
-        """Add the message of a header that `token` ended without a body, or hold its text."""
+        """Add the message of a header that `token` ended before `<|message|>`, or hold its text.
+
+        Text without a channel is held: it is reasoning if a message follows, else the answer.
+        """
         if header.dropped or (not header.body and not header.is_call):
             return
         # A start belongs to the next message.

@@ -94,7 +94,10 @@ def _resource(resource: TextResourceContents | BlobResourceContents) -> str:
 
 
 def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
-    """Return the server's JSON and its text; empty if there is none or if it exceeds the limit."""
+    """Return the JSON of the result, and its text; None and "" if there is none.
+
+    Above `most` bytes, the JSON is None. The text is always complete.
+    """
     if result.structured_content is None:
         return None, ""
     content = result.structured_content

@@ -84,9 +84,10 @@ def trim_in_thread(data: bytes, limits: McpLimits) -> bytes:
 
 
 def children(container: bytes, most: int, *, keep: int = MAX_MEMBERS) -> tuple[list[Child], int] | None:
-    """Return the first `keep` children of an object or array, and their total number.
+    """Return the first `keep` children of a JSON object or array, and the number of all of them.
 
-    None for any other value. Raises `TrimLimitReached` for more than `most` tokens in all.
+    None for any other value. The bytes are scanned, not parsed. Raises `TrimLimitReached` for more than `most` JSON
+    tokens: strings, brackets, commas and colons.
     """
     found: list[Child] = []
     key, begin, depth, tokens, count = b"", 0, 0, 0, 0

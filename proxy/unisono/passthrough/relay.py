@@ -248,9 +248,9 @@ class BytesRelay(Relay):
         return None
 
     def _check(self, part: AnswerBytes) -> None:
-        """Raise BackendProtocolError for an answer that cannot be one, before its first byte.
+        """Raise BackendProtocolError for an HTML page, and for an empty answer that is not text.
 
-        A proxy in front of a server answers with a page. Only text may be empty: that of silence.
+        The page is that of a proxy in front of the server. The transcript of silence is an empty text.
         """
         kind = part.media_type.lower()
         if not self._bytes and kind.startswith("text/html"):

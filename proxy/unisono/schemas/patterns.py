@@ -137,7 +137,7 @@ class Expression:
             raise BadPattern(f"it has more than {MAX_CHARACTERS:,} characters")
         self.size = size_of(pattern)
         if self.size.work > MAX_WORK:
-            raise BadPattern("it is too large once its repetitions are expanded")
+            raise BadPattern("it is too large once its repetitions, such as `{1,1000}`, are expanded")
         compiled: Callable[[str], SchemaValidator] = _compiled if self.size.work < _LARGE else _large_compiled
         self._compiled = compiled(pattern)
 

@@ -200,7 +200,10 @@ async def _check_owners(admin: Administration, actor: Actor, body: GenerateKey, 
 
 
 def _time(row: Mapping[str, Any], field: str) -> float | None:
-    """Return a time in seconds since 1970; None if it is missing. Raises `InvalidRequest`."""
+    """Convert an ISO 8601 time to seconds since 1970; None if it is missing.
+
+    Raises `InvalidRequest`.
+    """
     if (value := row.get(field)) is None:
         return None
     try:

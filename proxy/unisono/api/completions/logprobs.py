@@ -59,7 +59,7 @@ class LegacyLogprobs:
             self._offset += self._length(token, spelled)
 
     def _length(self, token: int, spelled: bytes) -> int:
-        """Return the number of characters that a token adds to the text."""
+        """Return the number of characters that a token, with the bytes `spelled`, adds to the text."""
         if token < FIRST_SPECIAL:
             return len(self._decoder.decode(spelled))
         rest = self._decoder.decode(b"", final=True)

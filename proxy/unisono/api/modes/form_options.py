@@ -45,7 +45,7 @@ def option_field(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def read_options(parts: Iterable[OptionPart]) -> dict[str, Any]:
-    """Return the fields of a body with the values of the parts.
+    """Return the options of a form, as the fields of a JSON body.
 
     Raises InvalidRequest, naming the field.
     """
@@ -76,7 +76,10 @@ def remaining_parts(parts: Iterable[OptionPart], body: dict[str, Any], rest: dic
 
 
 def _rewritten(part: OptionPart, left: Any) -> bytes:
-    """Return a part with JSON; its name is that of the field."""
+    """Return the part that holds `left`, the rest of a field's value, as JSON.
+
+    It replaces all parts of the field, so its name is that of the field, without keys in brackets.
+    """
     own_name = re.compile(rb'name="[^"]*"')
     head = own_name.sub(b'name="%b"' % part.field.encode(), part.head, count=1)
     return head + json.dumps(left).encode() + b"\r\n"

@@ -109,7 +109,10 @@ def searcher_of(tools: Sequence[ResponsesTool]) -> Searcher | None:
 
 
 def notes_on_searches(tools: Iterable[tuple[str, ResponsesTool]]) -> Iterator[str]:
-    """Yield notes on searches of the gateway that have no effect, for tools with their fields."""
+    """Yield a note for each tool search by the gateway: it has nothing to search for.
+
+    `tools` are pairs of the field and the tool.
+    """
     for path, tool in tools:
         if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
             yield f"{path}: no effect, because the model sees all tools from the start"

@@ -275,7 +275,7 @@ def is_full(proc: int | None, settings: dict[str, Any]) -> bool:
 
 
 def exceeded(proc: int | None, settings: dict[str, Any]) -> str:
-    """Return the name of the exceeded limit of the run, or an empty string."""
+    """Return the exceeded limit of the run, "memory" or "disk", or an empty string."""
     if proc is not None and exceeds_memory(proc, settings["memory"]):
         return "memory"
     return "disk" if is_full(proc, settings) else ""

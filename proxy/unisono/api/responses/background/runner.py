@@ -269,7 +269,7 @@ class BackgroundRunner:
 
 
 def anchor_of(request: ResponsesRequest, response_id: str) -> str:
-    """Return the anchor of the new response: its conversation, or the response itself."""
+    """Return the id under which the new response is stored: its conversation's, or its own."""
     return request.conversation.id if request.conversation else response_id
 
 

@@ -113,7 +113,7 @@ def request_type(item: HostedCall) -> str:
 
 
 def request(item: HostedCall, item_id: str, arguments: str) -> Wire:
-    """Return the item of a call that needs approval or an answer of the user."""
+    """Return the item of a call that waits for the user's approval, or for the user's answer."""
     question: Wire = {}
     if item.question is not None:
         form: Wire = {"mode": "form", "requested_schema": dict(item.question.schema)}
