@@ -161,12 +161,9 @@ def request_headers(scope: Scope) -> RequestHeaders:
     headers: dict[bytes, list[str]] | None = scope.get(HEADERS)
     if headers is None:
         # Nearly all layers look for headers, so the list is read once.
-        headers = {name: [value.decode("latin-1")] for name, value in scope["headers"]}
-        if len(headers) < len(scope["headers"]):
-            headers = {}
-            for name, value in scope["headers"]:
-                headers.setdefault(name, []).append(value.decode("latin-1"))
-        scope[HEADERS] = headers
+        headers = scope[HEADERS] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, []).append(value.decode("latin-1"))
     return headers
 
 
