@@ -85,7 +85,11 @@ def serve(counts: Path, argv: Sequence[str]) -> None:
 
 
 def _named(counter: Counter[CodeType]) -> dict[str, int]:
-    return {f"{code.co_qualname} {code.co_filename}:{code.co_firstlineno}": n for code, n in counter.items()}
+    named: Counter[str] = Counter()
+    # Generated methods, such as those of dataclasses, share a name.
+    for code, number in counter.items():
+        named[f"{code.co_qualname} {code.co_filename}:{code.co_firstlineno}"] += number
+    return named
 
 
 class CountedGateway:
