@@ -141,7 +141,7 @@ class CompletionFold:
                 for event in events[plain:]:
                     tokens += decode_plain_event(event).choices[0].token_ids
                     plain += 1
-            except (DecodeError, RecursionError):
+            except NOT_PLAIN:
                 pass
             if tokens:
                 self._last = tokens[-1]
@@ -292,11 +292,13 @@ class PlainEvent(Struct, gc=False):
     object: Literal["text_completion"] = "text_completion"
 
 
+# Errors for an event that is not plain. Invalid UTF-8 in a text is no DecodeError.
+NOT_PLAIN: Final = (DecodeError, RecursionError, UnicodeDecodeError)
 decode_plain_event = Decoder(PlainEvent).decode
 decode_plain_events = Decoder(list[PlainEvent]).decode
 _choices = attrgetter("choices")
 _token_ids = attrgetter("token_ids")
-# Events from which one array of all is decoded faster than each event.
+# Number of events from which decoding them as one array is faster than one by one.
 MANY_EVENTS: Final = 4
 # Events that end a stream: the finish, the usage and `[DONE]`.
 END_EVENTS: Final = 3
@@ -305,12 +307,12 @@ END_EVENTS: Final = 3
 def _take_many(events: list[bytes], tokens: list[int]) -> int:
     """Add the ids of many events to `tokens` if all are plain, and return their number.
 
-    The last events of a stream are not among them.
+    The events that end a stream are left out.
     """
     many = events[:-END_EVENTS] if events[-1] == b"[DONE]" else events
     try:
         decoded = decode_plain_events(b"[%b]" % b",".join(many))
-    except (DecodeError, RecursionError):
+    except NOT_PLAIN:
         return 0
     # An event with a comma outside of its object would change their number.
     if len(decoded) != len(many):

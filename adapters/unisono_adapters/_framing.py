@@ -67,7 +67,7 @@ class EventCutter:
     __slots__ = ("_first", "_partial", "_partial_size", "_skip_newline")
 
     def __init__(self) -> None:
-        # Bytes of the event that is not complete yet, with LF as its only line end.
+        # Bytes of the incomplete event, with LF as its only line end.
         self._partial: list[bytes] = []
         self._partial_size = 0
         self._skip_newline = False

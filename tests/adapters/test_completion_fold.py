@@ -45,6 +45,10 @@ UNUSUAL: dict[str, tuple[bytes, type[Exception] | None]] = {
     "id that is a bool": (event([True]), BackendProtocolError),
     "id that is a float": (event([1.0]), BackendProtocolError),
     "no JSON": (b"{", BackendProtocolError),
+    "invalid UTF-8": (
+        b'{"choices": [{"token_ids": [5], "finish_reason": null}], "object": "text\xffcompletion"}',
+        BackendProtocolError,
+    ),
     "not an object": (b"7", BackendProtocolError),
     "deep nesting": (b'{"choices":' + b"[" * 5_000 + b"]" * 5_000 + b"}", BackendProtocolError),
 }

@@ -97,7 +97,7 @@ async def test_records_are_listed_latest_first_in_pages(factory: StoreFactory) -
     assert pages == 3
 
 
-@pytest.mark.parametrize("cursor", ["x", "12", "x.req", "."])
+@pytest.mark.parametrize("cursor", ["x", "12", "x.req", ".", f"{10**19}.req"])
 async def test_an_invalid_cursor_is_an_error(cursor: str, factory: StoreFactory) -> None:
     store = await factory.open()
     with pytest.raises(ValueError, match="cursor"):

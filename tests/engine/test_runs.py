@@ -10,7 +10,7 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AssistantMessage, Conversation, UserMessage
 from unisono.core.events import Finished
 from unisono.core.generation import Capabilities, FinishReason, OutputForm, Usage
-from unisono.engine.request import AnswerOptions, GenerationRequest
+from unisono.engine.request import AnswerOptions, GenerationRequest, RoutingOptions
 from unisono.errors import BackendRejected, BackendUnavailable, CannotGoOn, ContextTooLong, UnisonoError
 from unisono.harmony.encoding import Encoding
 
@@ -177,6 +177,23 @@ async def test_an_answer_that_no_backend_can_continue_ends(steps: list[Step], en
     assert isinstance(events[-1], Finished)
     assert events[-1].reason is FinishReason.LENGTH
     assert len(backend.jobs) <= 8
+
+
+async def test_an_answer_that_the_client_has_seen_never_starts_over(encoding: Encoding) -> None:
+    call = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a"'
+    failing = Scripted(
+        encoding, [Step(THOUGHT + call, failure=CANNOT_CONTINUE), Step("<|channel|>final<|message|>one<|return|>")]
+    )
+    other = Scripted(encoding, [Step(THOUGHT + "<|start|>assistant<|channel|>final<|message|>two<|return|>")])
+    run = Runner(encoding, failing, other).engine.start(
+        GenerationRequest("m", CONVERSATION, routing=RoutingOptions(failover=False))
+    )
+    events = [event async for batch in run for event in batch]
+    check_lifecycle(events)
+    # The call, of which the client has seen nothing, is generated again on the same deployment.
+    assert items_of(events) == (R("Hm."), F("one"))
+    assert not other.jobs
+    assert encoding.decode(run.report.journal).endswith("<|channel|>final<|message|>one<|return|>")
 
 
 async def test_the_slot_records_first_tokens_and_token_counts(encoding: Encoding) -> None:

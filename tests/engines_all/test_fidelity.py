@@ -72,19 +72,27 @@ def quantised(folder: Path, bits: int = 4) -> Path:
     return copy
 
 
-def scaled(folder: Path) -> Path:
-    """Return a copy of the model with a layer whose matrices are 5 % larger."""
+def changed_copy(folder: Path, change: Callable[[str, Any], Any]) -> Path:
+    """Return a copy of the model whose bf16 matrices are changed."""
     import mlx.core as mx
 
     def changed(name: str, weight: Any) -> Any:
-        is_matrix = name.startswith("model.layers.1.") and name.endswith(".weight") and weight.ndim == 2
-        return (weight * 1.05).astype(weight.dtype) if is_matrix and weight.dtype == mx.bfloat16 else weight
+        return change(name, weight).astype(weight.dtype) if weight.ndim == 2 and weight.dtype == mx.bfloat16 else weight
 
     copy, file = folder / "copy", "model.safetensors"
     shutil.copytree(MXFP4, copy)
     weights = {name: changed(name, weight) for name, weight in mx.load(str(MXFP4 / file)).items()}
     mx.save_safetensors(str(copy / file), weights, metadata={"format": "pt"})
     return copy
+
+
+def scaled(folder: Path) -> Path:
+    """Return a copy of the model in which attention and router of a layer are 5 % larger."""
+
+    def change(name: str, weight: Any) -> Any:
+        return weight * 1.05 if name.startswith("model.layers.1.") and name.endswith(".weight") else weight
+
+    return changed_copy(folder, change)
 
 
 def make(command: Sequence[str | Path]) -> None:

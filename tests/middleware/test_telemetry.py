@@ -47,7 +47,7 @@ def test_the_model_does_not_decide_alone_on_a_form_or_a_strict_call() -> None:
     assert not is_free(replace(REQUEST, answer=AnswerOptions(reasoning_budget=5)))
 
 
-def test_who_decides_on_the_tokens_is_known_only_with_recorded_prompts() -> None:
+def test_is_free_is_determined_only_with_recorded_prompts() -> None:
     started = []
     for model in ("gpt-oss", "other"):
         collecting = Collecting()

@@ -192,7 +192,7 @@ async def test_answered_attempts_make_a_deployment_warm() -> None:
         slot.record_attempt(0.5, 0.1)
         slot.record_usage(120)
         assert begin(slot).first_token_s == 10.0
-    assert learned(a) == LearnedTimes(True, first_token_s=0.5, median_first_token_s=0.5, gap_s=0.1)
+    assert learned(a) == LearnedTimes(True, first_token_s=0.5, first_token_p90_s=0.5, gap_s=0.1)
     clock.now += MAX_SAMPLE_AGE_S + 1
     assert not learned(a).is_warm
 

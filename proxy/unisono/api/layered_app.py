@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 class LayeredApp(FastAPI):
     """FastAPI application behind `layers`, outermost first.
 
-    One of them must be `ErrorResponses`. FastAPI and Starlette run five layers of their own in front of those in
-    `FastAPI(middleware=...)`. Here they run behind `layers`, so that a request to one of the `DirectRoutes` passes none
-    of them.
+    One of them must be `ErrorResponses`. Some of FastAPI's and Starlette's own layers run in front of those in
+    `FastAPI(middleware=...)`. Here all of them run behind `layers`, so that a request to one of the `DirectRoutes`
+    passes none of them.
     """
 
     def __init__(self, *, layers: Sequence[Middleware], **options: Any) -> None:

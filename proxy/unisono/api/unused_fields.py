@@ -61,7 +61,7 @@ def _collect(model: OpenModel, path: str, skipped: Set[str], found: list[str]) -
     if unused := model.unused():
         found += without_effect(path, unused)
     values = model.__dict__
-    # Defaults contain no objects. The set of sent fields includes unknown ones, which have no value here.
+    # Objects in defaults have no unknown fields. The set includes unknown fields, which have no value here.
     sent = [name for name in model.__pydantic_fields_set__ - skipped if type(values.get(name)) not in _PLAIN]
     # In the order of the fields: that of a set varies.
     for name in sorted(sent, key=[*values].index):

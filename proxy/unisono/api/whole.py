@@ -12,7 +12,7 @@ RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
 
 
 def encoded(headers: Mapping[str, str]) -> RawHeaders:
-    """Return headers as in ASGI messages. Their names are in lower case."""
+    """Return headers as in ASGI messages. The names must be in lower case."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 

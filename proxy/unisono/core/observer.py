@@ -44,7 +44,7 @@ class GenerationStarted:
     is the time in seconds since 1970. `span` is the generation's own, `span_parent` the id of its parent.
     `recorded_request` is the request of a recorded generation (`engine.replay`). Requests of equal `workload` come from
     one client and have the same tools and answer form; it is a hash of this process. `is_free`: nothing but the model
-    decides on the tokens of the answer. It is only known if the prompts of the steps are recorded, else False.
+    decides on the tokens of the answer. Always False unless the prompts of the steps are recorded.
     """
 
     request_id: str

@@ -20,6 +20,8 @@ COUNTS_KEPT_S: Final = {MINUTE_S: 2 * 86_400, HOUR_S: 60 * 86_400}
 DELETED_S: Final = 86_400
 # Maximum number of intervals of an answer.
 MAX_POINTS: Final = 1_500
+# Maximum number of digits of a time in milliseconds since 1970: a database has integers of 64 bits.
+MAX_CURSOR_DIGITS: Final = 15
 # Maximum number of records that one query visits.
 MAX_VISITED: Final = 20_000
 
@@ -50,7 +52,7 @@ class RequestFilter:
 
     @property
     def facets(self) -> tuple[str, ...]:
-        """Return the facets that a record must have, usually the rarest first."""
+        """Return the facets that a record must have."""
         wanted = [
             *([RECOVERED] if self.recovery == "any" else [f"recovery:{self.recovery}"] if self.recovery else []),
             *([f"status:{self.status}"] if self.status else []),
@@ -121,8 +123,8 @@ def counts_of(records: Sequence[RequestRecord]) -> dict[CountedGroup, Mapping[st
         minute = ended_ms(record) // (1000 * MINUTE_S) * MINUTE_S
         minutes.setdefault((minute, record.tenant, record.key, record.model), []).append(record)
     counts: dict[CountedGroup, Mapping[str, int]] = {}
-    for (minute, *names_of_minute), together in minutes.items():
-        sums = _sums_of(together)
+    for (minute, *names_of_minute), of_minute in minutes.items():
+        sums = _sums_of(of_minute)
         for facet in _count_facets(*names_of_minute):
             for step_s in COUNTS_KEPT_S:
                 group = CountedGroup(step_s, minute // step_s * step_s, facet)
@@ -222,6 +224,6 @@ def to_cursor(ended: int, id: str) -> str:
 def of_cursor(cursor: str) -> tuple[int, str]:
     """Return the end and the id of the record at a cursor. Raises ValueError."""
     ended, _, id = cursor.partition(".")
-    if not id or not ended.isdecimal():
+    if not id or not ended.isdecimal() or len(ended) > MAX_CURSOR_DIGITS:
         raise ValueError("not a cursor")
     return int(ended), id

@@ -178,8 +178,9 @@ class SlotSession:
             regenerable=regenerable and self.has_slot,
         )
         action = decide(kind, progress, options)
-        # The same deployment generates again: its slot stays held, and it did not fail.
-        if action is Action.RESTART and not options.available:
+        # The same deployment generates again: its slot stays held, and it did not fail. Elsewhere, an answer that the
+        # client has seen would start over.
+        if action is Action.RESTART and (progress is Progress.SEEN or not options.available):
             return action
         self.fail(error, moves=action in NEXT_ATTEMPTS)
         if action is Action.RAISE:

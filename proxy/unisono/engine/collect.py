@@ -24,7 +24,7 @@ from unisono.core.events import (
 )
 from unisono.core.frozen import statically_frozen
 
-# Events without which `collect` returns the same answer: a Closed contains the text of its deltas.
+# Events that `collect` ignores: a Closed contains the text of its deltas.
 REDUNDANT: Final = frozenset({Opened, Delta, Listed})
 
 

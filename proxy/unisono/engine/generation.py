@@ -261,14 +261,7 @@ class HarmonyGeneration(BatchStream):
         The record precedes the event: the client may disconnect or send its next request right after the last event.
         """
         runner.session.pause()
-        usage = await builder.count_prompt(reader.items.context)
-        if self._lost_tokens:
-            usage += Usage(completion_tokens=self._lost_tokens)
-        finished = reader.finish(reason, usage)
         request = self._request
-        if reader.transcript.controller.has_call_as_text:
-            self.report.notes.append(CALL_AS_TEXT)
-        self.report.unmet = reader.transcript.controller.obligations.unmet
         self._deps.memory.record(
             request.origin.tenant,
             reader.items.closed,
@@ -276,6 +269,13 @@ class HarmonyGeneration(BatchStream):
             results=reader.items.results_by_call if reader.round is not None else None,
             visible=() if request.server_tools is None else request.server_tools.visible,
         )
+        usage = await builder.count_prompt(reader.items.context)
+        if self._lost_tokens:
+            usage += Usage(completion_tokens=self._lost_tokens)
+        finished = reader.finish(reason, usage)
+        if reader.transcript.controller.has_call_as_text:
+            self.report.notes.append(CALL_AS_TEXT)
+        self.report.unmet = reader.transcript.controller.obligations.unmet
         return finished
 
 

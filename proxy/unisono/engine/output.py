@@ -103,7 +103,7 @@ class OutputReader:
     @property
     def token_count(self) -> int:
         """Return the number of generated tokens of all steps so far."""
-        return self.transcript.router.completion
+        return self.transcript.router.output_tokens
 
     @property
     def unsettled(self) -> int:
@@ -173,8 +173,8 @@ class OutputReader:
         self._end_step()
         return self._start_step(self.next_step)
 
-    def finish(self, reason: FinishReason, other: Usage) -> Finished:
-        """Return the last event; its usage is that of the answer and the `other` usage."""
+    def finish(self, reason: FinishReason, added: Usage) -> Finished:
+        """Return the last event; its usage is that of the answer plus `added`."""
         stop = self.stop_sequence
         if stop is not None:
             reason = FinishReason.STOP
@@ -184,7 +184,7 @@ class OutputReader:
         is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED
         has_cut_tools = self._state.has_cut_tools and stop is None
         cut_call = (self.transcript.router.cut_call and not is_answered) or has_cut_tools
-        return Finished(reason, other + self.transcript.router.usage, stop, cut_call, paused)
+        return Finished(reason, added + self.transcript.router.usage, stop, cut_call, paused)
 
     # -- server tools
 

@@ -269,7 +269,7 @@ class StepRunner:
         async with telemetry, slot.first_token_limit():
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
-                    is_waiting, telemetry.deployment = False, self._record_first_token(slot, job)
+                    telemetry.deployment, is_waiting = self._record_first_token(slot, job), False
                 if chunk.cached_tokens is not None:
                     telemetry.cached = chunk.cached_tokens
                     if first is not None:

@@ -167,7 +167,7 @@ class Transcript:
             controller.handle_end(reason, self.router.closed_to)
         controller.step.record_end(reason)
         if self.is_broken_off:
-            events.append(Repaired(REPETITION, self.router.completion))
+            events.append(Repaired(REPETITION, self.router.output_tokens))
         return events
 
     def apply_edit(self) -> list[Event]:
@@ -182,7 +182,7 @@ class Transcript:
         opened = bool(self.opening) and not begin
         added: Sequence[int] = () if opened else (*(self._start if begin else ()), *edit.header)
         now = [*remaining, *added]
-        position = self.router.completion
+        position = self.router.output_tokens
         self._record_edit(edit, remaining, (*added, *edit.body), tail=[*now, *edit.body])
         events += self.router.reread(() if edit.naming else edit.header, begin, len(now))
         self.controller.record_edit(edit, begin, len(now))
@@ -196,7 +196,7 @@ class Transcript:
         assert edit is not None
         remaining = self.journal.tail[: edit.position]
         body, stop = edit.split_body
-        position = self.router.completion
+        position = self.router.output_tokens
         self._record_edit(edit, remaining, edit.body, tail=[*remaining, *edit.body])
         self.router.trim(body, len(remaining) + len(body))
         self.controller.record_edit(edit, edit.position, edit.position)

@@ -31,7 +31,7 @@ class Gate(Protocol):
     def limits_blanks(self, header: Header) -> bool:
         """Return whether the body is JSON that is read only up to a long run of blanks.
 
-        Blanks inside of strings do not count.
+        Blanks inside strings do not count.
         """
         ...
 

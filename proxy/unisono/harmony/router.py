@@ -201,10 +201,10 @@ class HarmonyRouter:
     @property
     def usage(self) -> Usage:
         """Output tokens so far, over all generations."""
-        return Usage(completion_tokens=self.completion, reasoning_tokens=self.counter.reasoning)
+        return Usage(completion_tokens=self.output_tokens, reasoning_tokens=self.counter.reasoning)
 
     @property
-    def completion(self) -> int:
+    def output_tokens(self) -> int:
         """Number of output tokens so far, over all generations."""
         return self._generated + self.counter.corrections
 

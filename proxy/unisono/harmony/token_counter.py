@@ -11,14 +11,14 @@ from unisono.harmony.message_parts import OpenPart
 
 
 class TokenCounter:
-    """Counter of the output tokens of one answer, over all of its generations.
+    """Reasoning tokens of one answer, and corrections to its number of output tokens.
 
-    With `canonical`, `header` and `body` encode the tokens again, for backends whose ids are guesses. It may be set at
-    any time.
+    Both are those of all its generations. With `canonical`, `header` and `body` encode the tokens again, for backends
+    whose ids are guesses. It may be set at any time.
     """
 
     # Rules.
-    # - A token counts when it arrives; the router counts these.
+    # - A token counts when it arrives; the router counts the tokens that arrived.
     # - The network may split text anywhere, so the tokens of single chunks are not canonical.
     # - A header is encoded again when it is complete, and a body when it is closed. The count then follows them.
 

@@ -231,7 +231,7 @@ class ObservationGate(Gate):
     def observe(self, batch: Sequence[Event]) -> None:
         seen = self._seen
         assert seen is not None
-        # Nearly all batches are one delta, of which only the first one matters.
+        # Nearly all batches are a single delta, and only the first delta of an answer matters.
         if seen.first_s is not None and len(batch) == 1 and type(batch[0]) is Delta:
             return
         if self._collects:

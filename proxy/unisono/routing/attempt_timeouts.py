@@ -149,7 +149,7 @@ class PendingAttempt:
 @statically_frozen
 @dataclass(frozen=True, slots=True)
 class LearnedTimes:
-    """95th percentiles and medians of recent samples, None without samples.
+    """95th and 90th percentiles of recent samples; 0 or None without samples.
 
     `is_warm` is True if there is any sample. `timeouts` counts the attempts that timed out since the last sample.
     """
@@ -157,10 +157,10 @@ class LearnedTimes:
     is_warm: bool = False
     # For short prompts, and those whose cached part is unknown.
     first_token_s: float = 0.0
-    median_first_token_s: float = 0.0
+    first_token_p90_s: float = 0.0
     # For long prompts: time to the first token per token read.
     s_per_token: float | None = None
-    median_s_per_token: float | None = None
+    s_per_token_p90: float | None = None
     # Largest gap between tokens of an answer.
     gap_s: float | None = None
     timeouts: int = 0
@@ -252,11 +252,11 @@ class AttemptTimes:
     def _learn(self) -> LearnedTimes:
         return LearnedTimes(
             is_warm=bool(self._samples),
-            first_token_s=_percentile_95(self._first) if self._first else 0.0,
-            median_first_token_s=_median(self._first) if self._first else 0.0,
-            s_per_token=_percentile_95(self._per_token) if self._per_token else None,
-            median_s_per_token=_median(self._per_token) if self._per_token else None,
-            gap_s=_percentile_95(self._gaps) if self._gaps else None,
+            first_token_s=_percentile(self._first, 0.95) if self._first else 0.0,
+            first_token_p90_s=_percentile(self._first, 0.9) if self._first else 0.0,
+            s_per_token=_percentile(self._per_token, 0.95) if self._per_token else None,
+            s_per_token_p90=_percentile(self._per_token, 0.9) if self._per_token else None,
+            gap_s=_percentile(self._gaps, 0.95) if self._gaps else None,
             timeouts=self._timeouts,
         )
 
@@ -315,9 +315,5 @@ def _share_s(time_left_s: float, attempt: PendingAttempt) -> float:
     return time_left_s / (attempt.retries_left + 1)
 
 
-def _percentile_95(ordered: list[float]) -> float:
-    return ordered[ceil(0.95 * len(ordered)) - 1]
-
-
-def _median(ordered: list[float]) -> float:
-    return ordered[len(ordered) // 2]
+def _percentile(ordered: list[float], share: float) -> float:
+    return ordered[ceil(share * len(ordered)) - 1]

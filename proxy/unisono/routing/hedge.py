@@ -17,15 +17,15 @@ from unisono.core.tasks import cancel_all
 from unisono.errors import BackendProtocolError, UnisonoError
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 
-# Part of the requests that may be sent twice, and how many of them a group may save up for many stalls at once.
+# Part of the requests that may be sent twice, and how many of them a group may save up, for when many stall at once.
 HEDGED_SHARE: Final = 0.048
 MAX_SAVED: Final = 20.0
 # Attempts from which the usual time to the first token is known well enough.
 MIN_SAMPLES: Final = 20
 # Shortest wait in seconds; less is not worth a second request.
 MIN_WAIT_S: Final = 0.05
-# Largest wait as a multiple of the median. The 95th percentile is itself a stall if one in twenty answers stalls.
-MAX_MEDIANS: Final = 10.0
+# Largest wait as a multiple of the 90th percentile. With one stall in twenty answers, the 95th may itself be a stall.
+MAX_P90S: Final = 3.0
 # Chunks that are read ahead of the client.
 READ_AHEAD: Final = 16
 
@@ -34,8 +34,8 @@ READ_AHEAD: Final = 16
 class HedgeRules:
     """Time without a first token, after which a second deployment is asked.
 
-    `after_s` is in seconds; None stands for the 95th percentile of the deployment's attempts, and at most ten times
-    their median.
+    `after_s` is in seconds; None stands for the 95th percentile of the deployment's attempts, and at most three times
+    the 90th.
     """
 
     after_s: float | None = None
@@ -47,8 +47,8 @@ class HedgeRules:
         learned = live.times.learned(live.clock())
         if len(live.times) < MIN_SAMPLES:
             return None
-        first_s = min(learned.first_token_s, MAX_MEDIANS * learned.median_first_token_s)
-        per_token_s = min(learned.s_per_token or 0.0, MAX_MEDIANS * (learned.median_s_per_token or 0.0))
+        first_s = min(learned.first_token_s, MAX_P90S * learned.first_token_p90_s)
+        per_token_s = min(learned.s_per_token or 0.0, MAX_P90S * (learned.s_per_token_p90 or 0.0))
         return max(first_s, per_token_s * unread_tokens, MIN_WAIT_S)
 
 

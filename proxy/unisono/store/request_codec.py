@@ -10,7 +10,7 @@ import orjson
 
 from unisono.core.request_record import RequestRecord
 
-# Default of a field that has none; no value equals it.
+# Stands for the default of a field without one; equal to no value.
 _NO_DEFAULT: Final = object()
 _DEFAULTS: Final = {name: RequestRecord._field_defaults.get(name, _NO_DEFAULT) for name in RequestRecord._fields}
 _TUPLES: Final = ("recoveries", "notes")

@@ -105,7 +105,7 @@ return {'ok', #ids}
 """
 )
 
-# A query visits the records of its smallest set, and looks each chunk of them up in the others.
+# A query visits the records of its smallest set, and looks up each chunk of them in the others.
 PAGE_OF_REQUESTS = Script(
     """
 local records = KEYS[1]
