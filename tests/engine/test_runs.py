@@ -193,7 +193,8 @@ async def test_an_answer_that_the_client_has_seen_never_starts_over(encoding: En
     # The call, of which the client has seen nothing, is generated again on the same deployment.
     assert items_of(events) == (R("Hm."), F("one"))
     assert not other.jobs
-    assert encoding.decode(run.report.journal).endswith("<|channel|>final<|message|>one<|return|>")
+    end = encoding.encode_marked("<|channel|>final<|message|>one<|return|>")
+    assert run.report.journal[-len(end) :] == end
 
 
 async def test_the_slot_records_first_tokens_and_token_counts(encoding: Encoding) -> None:
