@@ -106,7 +106,8 @@ def test_one_prompt_runs_on_two_deployments(stage: Stage, opened: Opened, second
         assert lanes.nth(lane).locator(".facts", has_text=f"by {name}").count() == 2
     # The exported request selects the same deployment.
     page.get_by_text("The same request as code").click()
-    assert "-H 'x-unisono-deployment: vllm-1'" in page.get_by_label("The request as code").inner_text()
+    code = page.get_by_label("The request as code")
+    code.get_by_text("-H 'x-unisono-deployment: vllm-1'").first.wait_for()
     # The user can select any deployment again.
     page.get_by_label("Deployment", exact=True).select_option("any")
     assert page.locator(".lane-title").nth(1).inner_text() == f"B: gpt-oss-120b on {second}"

@@ -185,6 +185,8 @@ def test_the_code_of_a_request_sends_the_same_body(stage: dict[str, str], opened
     page.get_by_label("Message", exact=True).fill(SPECIAL_CHARACTERS)
     page.get_by_text("The same request as code").click()
     code = page.get_by_label("The request as code")
+    # The code is written after the click.
+    code.get_by_text("curl").first.wait_for()
     shell = code.text_content()
     assert shell is not None
     fake_curl = 'curl() { printf "%s\\n" "$@"; cat; }; . /dev/stdin'
