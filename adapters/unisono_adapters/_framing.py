@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import repeat
+from operator import contains
+from typing import Final, Protocol
 
 # Splitter of newline-delimited JSON from network reads of any size.
 #
@@ -13,6 +15,11 @@ from typing import Protocol
 
 # Maximum size of one event in bytes; a larger one is not a valid stream.
 MAX_LINE_BYTES = 10 * 1024 * 1024
+
+# Bytes as numbers. To look for `b"\r"`, `in` first tries it as a number and formats an error: about 3,800 machine
+# instructions instead of 100.
+CR: Final = 0x0D
+LF: Final = 0x0A
 
 
 class EventTooLong(Exception):
@@ -75,10 +82,11 @@ class EventCutter:
 
     def feed(self, read: bytes) -> list[bytes]:
         """Return the data of the events completed by `read`, in order. Raises EventTooLong."""
-        if self._skip_newline or b"\r" in read:
+        if self._skip_newline or CR in read:
             read = self._with_newlines(read)
         partial = self._partial
-        if b"\n\n" not in read and not (partial and read.startswith(b"\n") and partial[-1].endswith(b"\n")):
+        events, blank_line, rest = read.rpartition(b"\n\n")
+        if not blank_line and not (partial and read.startswith(b"\n") and partial[-1].endswith(b"\n")):
             if read:
                 partial.append(read)
                 self._partial_size += len(read)
@@ -86,16 +94,15 @@ class EventCutter:
                     raise EventTooLong
             return []
         if partial:
-            read = b"".join((*partial, read))
+            events, _, rest = b"".join((*partial, read)).rpartition(b"\n\n")
             partial.clear()
-        events, _, rest = read.rpartition(b"\n\n")
         if rest:
             partial.append(rest)
         self._partial_size = len(rest)
         # Fast path for events with one `data:` line each. Two newlines between events exclude anything else.
         if events.startswith(b"data: "):
             data = events[6:].split(b"\n\ndata: ")
-            if events.count(b"\n") == 2 * len(data) - 2:
+            if not any(map(contains, data, repeat(LF))):
                 self._first = False
                 return data
         return self._split(events)
@@ -113,7 +120,7 @@ class EventCutter:
             # The previous read ended in CR, which ended its line: a following LF belongs to it.
             self._skip_newline = False
             read = read.removeprefix(b"\n")
-        if b"\r" in read:
+        if CR in read:
             self._skip_newline = read.endswith(b"\r")
             read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         return read

@@ -194,6 +194,62 @@ async def test_a_blocked_write_is_followed_by_neither_writes_nor_keep_alives() -
     assert writes == [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", b""]
 
 
+class ScriptedBody:
+    """Writer of the server; it is not ready if `is_paused`."""
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self.written: list[bytes] = []
+
+    def is_ready(self) -> bool:
+        return not self.is_paused
+
+    def write(self, body: bytes) -> None:
+        self.written.append(body)
+
+
+async def test_a_sink_writes_at_once_or_has_no_effect() -> None:
+    resumed = asyncio.Event()
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if message.get("body") == b"slow":
+            await resumed.wait()
+
+    def to_bytes(batch: str) -> bytes:
+        encoded.append(batch)
+        return batch.encode()
+
+    encoded: list[str] = []
+    body = ScriptedBody()
+    writer = EventWriter(send, send, lambda: {"type": "http.response.start", "status": 200, "headers": []}, body)
+    take = writer.sink(to_bytes)
+    assert take is not None
+    assert not take("before the head")
+    await writer.write(b"first")
+    assert take("one")
+    assert take("")
+    assert take("two\u2028")
+    body.is_paused = True
+    assert not take("while the server is paused")
+    body.is_paused = False
+    writing = asyncio.create_task(writer.write(b"slow"))
+    await asyncio.sleep(0)
+    assert not take("during another write")
+    resumed.set()
+    await writing
+    assert take("three")
+    assert encoded == ["one", "", "two\u2028", "three"]
+    assert body.written == [b"one", b"two\\u2028", b"three"]
+
+
+async def test_there_is_no_sink_without_a_writer_of_the_server() -> None:
+    async def send(message: Message) -> None: ...
+
+    assert EventWriter(send, send, lambda: {"type": "http.response.start"}).sink(bytes) is None
+
+
 async def test_no_task_is_left_running() -> None:
     before = asyncio.all_tasks()
     await exchange(ScriptedSource(b"data: 1\n\n")).run()

@@ -13,6 +13,7 @@ from unisono.core.conversation import Conversation, Preamble
 from unisono.core.events import Event, Finished, Opened, Reasoning
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.request import (
+    BatchSink,
     GenerationReport,
     GenerationRequest,
     GenerationService,
@@ -38,6 +39,8 @@ class Script(GenerationService):
     hangs: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
     closed: int = 0
+    # The sink of each stream when its iteration began.
+    sinks: list[BatchSink | None] = field(default_factory=list)
 
     def start(self, request: GenerationRequest) -> GenerationStream:
         self.requests.append(request)
@@ -58,6 +61,7 @@ class ScriptedStream(GenerationStream):
         return self._batches
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
+        self._script.sinks.append(self.sink)
         for batch in self._script.batches:
             yield batch
         if self._script.hangs:
@@ -163,6 +167,23 @@ async def test_a_stream_that_is_never_iterated_is_released() -> None:
     await stream.aclose()
     assert calls == ["a.admit", "b.admit", "b.release", "a.release"]
     assert script.closed == 1
+
+
+class Filtering(Gate):
+    """Gate that holds no events, but could."""
+
+    async def filter(self, batch: list[Event]) -> list[Event]:
+        return batch
+
+
+@pytest.mark.parametrize("has_filter", [False, True])
+async def test_the_sink_of_the_consumer_takes_deltas_unless_a_gate_filters_them(has_filter: bool) -> None:
+    script = Script()
+    gates = [lambda _: Filtering() if has_filter else Recorded("a", [])]
+    stream = GuardedService(script, gates).start(REQUEST)
+    stream.sink = lambda _: True
+    assert [batch async for batch in stream] == [FIRST, LAST]
+    assert script.sinks == [None if has_filter else stream.sink]
 
 
 async def test_a_refused_admission_ends_the_gates() -> None:

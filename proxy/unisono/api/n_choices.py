@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from unisono.api.sse import EventSource
+from unisono.api.sse import EventSource, generation_source
 from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
 from unisono.engine.collect import CollectedAnswer, collect_run
@@ -24,7 +24,7 @@ def chunk_source(streams: Sequence[GenerationStream], chunks: Chunks) -> EventSo
     """Return the source of the chunks of all generations."""
     # The usual case needs no tasks.
     if len(streams) == 1:
-        return EventSource(streams[0], partial(chunks.write, 0))
+        return generation_source(streams[0], partial(chunks.write, 0))
     return EventSource(MergedStreams(streams), lambda item: chunks.write(*item))
 
 

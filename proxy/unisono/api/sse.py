@@ -21,7 +21,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from unisono.api.error_responses import ClientGone, failure_of, to_body, to_response, with_attempts
 from unisono.api.whole import encoded
+from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
+from unisono.engine.request import GenerationStream
 from unisono.errors import UnisonoError
 
 T = TypeVar("T")
@@ -41,11 +43,10 @@ LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u00
 # Key in the request's state of a function that writes a keep-alive now. The write detects a disconnected client.
 PROBE = "probe_client"
 
-# Keys, in the request's state, of the server's own `send`, and of its function that writes a part of a body and returns
-# True, or False if the writer must wait for the client. The ASGI layers change only the head of a response, so the body
-# of a stream bypasses them.
+# Keys, in the request's state, of the server's own `send` and `BodyWriter`. The ASGI layers change only the head of a
+# response, so the body of a stream bypasses them.
 SEND_BODY = "send_body"
-WRITE_BODY = "write_body"
+BODY_WRITER = "body_writer"
 
 # Key in the request's state of a function that returns comments to write between the events, each a whole line of SSE.
 # They begin after the head, and the end of the response waits for the last of them for a moment.
@@ -68,19 +69,42 @@ class Batches(Protocol[T_co]):
         ...
 
 
+class BodyWriter(Protocol):
+    """Writer of parts of a response's body. `write` requires that `is_ready` returns True."""
+
+    def is_ready(self) -> bool: ...
+
+    def write(self, body: bytes) -> None: ...
+
+
 class EventSource(Generic[T]):
     """Batches of a stream, and the function that turns each into bytes to send.
 
     `write` returns whole events or nothing (`b""`), and `end` what follows the last batch. The batches are not yielded
-    by another generator, which would cost two calls per token.
+    by another generator, which would cost two calls per token. `connect` receives the writer before the first batch, so
+    that the source can write single deltas itself.
     """
 
     def __init__(
-        self, batches: Batches[T], write: Callable[[T], bytes], end: Callable[[], bytes] = lambda: b""
+        self,
+        batches: Batches[T],
+        write: Callable[[T], bytes],
+        end: Callable[[], bytes] = lambda: b"",
+        connect: Callable[[EventWriter], None] = lambda _: None,
     ) -> None:
         self.batches = batches
         self.write = write
         self.end = end
+        self.connect = connect
+
+
+def generation_source(stream: GenerationStream, write: Callable[[list[Event]], bytes]) -> EventSource[list[Event]]:
+    """Return the source of the events of one generation."""
+
+    def connect(writer: EventWriter) -> None:
+        stream.sink = writer.sink(write)
+
+    return EventSource(stream, write, connect=connect)
 
 
 def event(body: bytes) -> bytes:
@@ -97,8 +121,7 @@ def without_line_separators(events: bytes) -> bytes:
     """Escape U+0085, U+2028 and U+2029 as JSON escapes. Many clients end a line at each of them."""
     # In JSON these characters occur only in strings, where an escape means the same.
     for character, escape in LINE_SEPARATORS:
-        if character in events:
-            events = events.replace(character, escape)
+        events = events.replace(character, escape)
     return events
 
 
@@ -172,11 +195,11 @@ class EventWriter:
         send: Send,
         send_body: Send,
         head: Callable[[], Message],
-        write_body: Callable[[bytes], bool] | None = None,
+        body: BodyWriter | None = None,
     ) -> None:
         self._send = send
         self._send_body = send_body
-        self._write_body = write_body
+        self._body = body
         self._head = head
         self.is_writing = False  # a write is in progress, and may wait for the client
         self._waiters: list[asyncio.Future[None]] = []
@@ -185,14 +208,24 @@ class EventWriter:
         self.is_head_sent = False
         self.last_write_at = self.now()
 
-    def write_now(self, data: bytes) -> bool:
-        """Write whole events if nothing has to be waited for; return False if they were not written."""
-        if self._write_body is None or self.is_writing or not self.is_head_sent:
-            return False
-        if not self._write_body(data if data.isascii() else without_line_separators(data)):
-            return False
-        self.last_write_at = self.now()
-        return True
+    def sink(self, to_bytes: Callable[[T], bytes]) -> Callable[[T], bool] | None:
+        """Return a function that writes a batch at once, as whole events, and returns True.
+
+        It does nothing and returns False while writers have to wait. None if the server has no `BodyWriter`.
+        """
+        body = self._body
+        if body is None:
+            return None
+
+        def take(batch: T) -> bool:
+            if self.is_writing or not self.is_head_sent or not body.is_ready():
+                return False
+            if data := to_bytes(batch):
+                body.write(data if data.isascii() else without_line_separators(data))
+                self.last_write_at = self.now()
+            return True
+
+        return take
 
     async def wait_for_head(self) -> None:
         """Wait until the head is sent; for one task."""
@@ -296,7 +329,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
-        writer = self._writer = EventWriter(send, state.get(SEND_BODY, send), self._head, state.get(WRITE_BODY))
+        writer = self._writer = EventWriter(send, state.get(SEND_BODY, send), self._head, state.get(BODY_WRITER))
         request = Request(scope, receive)
         comments = [asyncio.create_task(_write_comments(writer, state[COMMENTS]))] if COMMENTS in state else []
         keep_alives = KeepAlives(writer, self._keep_alive, self._keep_alive_s)
@@ -327,9 +360,11 @@ class EventStream(Response):
     async def _drain(self, writer: EventWriter) -> UnisonoError | None:
         """Write all events; return None on success, else the client-visible error."""
         write = self._source.write
+        take = writer.sink(write)
+        self._source.connect(writer)
         try:
             async for batch in self._source.batches:
-                if (data := write(batch)) and not writer.write_now(data):
+                if (take is None or not take(batch)) and (data := write(batch)):
                     await writer.write(data)
             if data := self._source.end():
                 await writer.write(data)

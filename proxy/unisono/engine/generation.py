@@ -110,12 +110,15 @@ class HarmonyGeneration(BatchStream):
         # A client does not see a repair while the answer is in progress.
         if not batch or (type(batch[0]) is Repaired and all(type(event) is Repaired for event in batch)):
             self._buffered += batch
+            runner.sink = None
             return []
         if not runner.has_output:
             runner.has_output = True
             self._publish(reader, runner)
         if self._buffered:
             batch, self._buffered = self._buffered + batch, []
+        # From now on, this method would return deltas unchanged.
+        runner.sink = self.sink
         return batch
 
     async def _recover(

@@ -305,6 +305,10 @@ class GenerationReport:
         return monotonic() - self.began
 
 
+# Takes a batch at once and returns True; or returns False, without any effect, while its consumer has to wait.
+BatchSink: TypeAlias = Callable[[list[Event]], bool]
+
+
 class GenerationStream(Protocol):
     """An answer in progress, as batches of events.
 
@@ -313,9 +317,14 @@ class GenerationStream(Protocol):
 
     The first `__anext__` raises errors that occur before the first batch; later errors are raised during iteration.
     `aclose`, or cancelling the iterating task, releases the backend immediately.
+
+    A consumer may set `sink` before it iterates. Batches of one delta may then go there instead, in the order of the
+    answer, while the consumer waits for the next batch. This saves the way through the iterators around a backend's
+    stream.
     """
 
     report: GenerationReport
+    sink: BatchSink | None = None
 
     def __aiter__(self) -> AsyncIterator[list[Event]]: ...
 

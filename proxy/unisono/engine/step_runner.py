@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Final, TypeAlias, TypeVar
 
 from unisono.core.conversation import Tokens
-from unisono.core.events import Event
+from unisono.core.events import Delta, Event
 from unisono.core.generation import (
     FIRST_SPECIAL,
     Capabilities,
@@ -44,7 +44,7 @@ from unisono.engine.journal import source_of
 from unisono.engine.output import OutputReader, detached, replay
 from unisono.engine.prompt import continue_prompt
 from unisono.engine.prompt_builder import PromptBuilder
-from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.request import BatchSink, GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused
 from unisono.harmony.decode import Decoder
 from unisono.harmony.token_counter import TokenCap
@@ -119,7 +119,7 @@ class ConstraintTracker:
 class StepRunner:
     """Runs the steps of one answer on the slots of `session`.
 
-    `has_output` is set once output was emitted to the client.
+    `has_output` is set once output was emitted to the client. `sink` takes single deltas before they are yielded.
     """
 
     def __init__(self, deps: EngineDeps, request: GenerationRequest, report: GenerationReport) -> None:
@@ -129,6 +129,7 @@ class StepRunner:
         self._report = report
         self._constraints = ConstraintTracker(deps.refused_constraints, request, report)
         self.has_output = False
+        self.sink: BatchSink | None = None
         self.is_full = False  # no context window has room for another token
 
     async def slot(self, builder: PromptBuilder, reader: OutputReader) -> Slot:
@@ -256,6 +257,13 @@ class StepRunner:
         self._constraints.record_token(slot, job.constraint)
         return deployment
 
+    def _is_taken(self, events: list[Event], reader: OutputReader) -> bool:
+        """Return whether `events` are a single delta that the sink has taken."""
+        sink = self.sink
+        if sink is None or len(events) != 1 or type(events[0]) is not Delta or reader.is_stopped:
+            return False
+        return sink(events)
+
     async def _read(
         self, slot: Slot, job: CompletionJob, decoder: Decoder, reader: OutputReader, first: PromptBuilder | None
     ) -> Generated:
@@ -303,7 +311,7 @@ class StepRunner:
                 if finish is not None:
                     yield await with_end(reader, events, finish), finish
                     return
-                if events or reader.has_pending_edit:
+                if (events or reader.has_pending_edit) and not self._is_taken(events, reader):
                     yield events, None
             raise BackendProtocolError("the backend ended its stream without a finish reason")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, END, RETURN, START
@@ -13,6 +14,9 @@ from unisono.harmony.header import ANALYSIS, FINAL, BodyHandling, Header
 from unisono.harmony.header_text import spelled_header
 from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.recipients import RecipientKind
+
+# Read for nearly every token; see `repair`.
+_FORWARD: Final = BodyHandling.FORWARD
 
 TERMINATORS = frozenset({END, RETURN, CALL})
 
@@ -172,7 +176,7 @@ class OpenMessage:
         return self.handling is BodyHandling.FORWARD and self.header.recipient.kind is RecipientKind.NONE
 
     def add(self, tokens: Sequence[int]) -> None:
-        if self.handling is BodyHandling.FORWARD:
+        if self.handling is _FORWARD:
             if self.unopened is not None:
                 self._open(self.unopened)
             self._output.parts.append(BodyPart(tokens))

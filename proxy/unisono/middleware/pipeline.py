@@ -45,7 +45,10 @@ class Gate:
         return batch
 
     def observe(self, batch: Sequence[Event]) -> None:
-        """See a batch before it is emitted."""
+        """See a batch before it is emitted.
+
+        Single deltas after the first output may go to a `BatchSink` instead, unseen.
+        """
 
     async def finish(self, finished: Finished) -> None:
         """See the last event before it is emitted. An error ends the answer instead."""
@@ -143,6 +146,8 @@ class GuardedStream(BatchStream):
                 outward = self._gates[::-1]
                 observers = [gate.observe for gate in outward if gate.observes]
                 filters = [gate.filter for gate in outward if gate.filters]
+                if not filters:
+                    stream.sink = self.sink
                 async for whole in stream:
                     batch = await _filtered(whole, filters) if filters else whole
                     # A batch that is held as a whole is not emitted. One that was empty before is.

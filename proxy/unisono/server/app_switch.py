@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.api.error_responses import to_event, to_response
-from unisono.api.sse import SEND_BODY, WRITE_BODY
+from unisono.api.sse import BODY_WRITER, SEND_BODY
 from unisono.app import Gateway, build
 from unisono.bootstrap.stored_models import StoredModels, build_with, read_models
 from unisono.config import Config
@@ -35,7 +35,7 @@ from unisono.errors import ConfigError, StoreError, UnisonoError
 from unisono.middleware.drain import OPEN, OpenRequest, shutdown_error
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
-from unisono.server.delivery import body_writer
+from unisono.server.delivery import chunk_writer
 
 READINESS = "/health/readiness"
 # Settings under `unisono:` that belong to the listener and to the process.
@@ -261,7 +261,7 @@ class AppSwitch:
             await send(message)
 
         state = scope.setdefault("state", {})
-        state[SEND_BODY], state[WRITE_BODY] = send, body_writer(send)
+        state[SEND_BODY], state[BODY_WRITER] = send, chunk_writer(send)
         try:
             await app(scope, receive, watched)
         except asyncio.CancelledError:

@@ -109,23 +109,27 @@ def limit_buffers(transport: Transport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-def body_writer(send: Send) -> Callable[[bytes], bool] | None:
-    """Return a function that writes a part of a chunked body at once.
+class ChunkWriter:
+    """Writer of parts of a chunked body, without uvicorn's `send`, which takes longer."""
 
-    None if `send` is not uvicorn's own, which takes longer. The function returns False, and writes nothing, while
-    writers have to wait.
-    """
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def is_ready(self) -> bool:
+        """Return whether a write now neither has to wait nor is in vain."""
+        cycle = self._cycle
+        return not (cycle.flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
+
+    def write(self, body: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+def chunk_writer(send: Send) -> ChunkWriter | None:
+    """Return the writer of the response that `send` sends; None if `send` is not uvicorn's own."""
     cycle = getattr(send, "__self__", None)
-    if not isinstance(cycle, RequestResponseCycle):
-        return None
-
-    def write(body: bytes) -> bool:
-        if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-            return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
-
-    return write
+    return ChunkWriter(cycle) if isinstance(cycle, RequestResponseCycle) else None
 
 
 class DisconnectNotifier:

@@ -28,7 +28,7 @@ from unisono.api.messages.inbound import (
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import KEEP_ALIVE_S, EventSource, EventStream, until_disconnect
+from unisono.api.sse import KEEP_ALIVE_S, EventStream, generation_source, until_disconnect
 from unisono.api.summary import sealed_items
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
@@ -114,7 +114,7 @@ async def create_message(request: Request) -> Response:
     if prepared.generation.stream:
         events = MessageEvents(prepared.frame, report)
         return EventStream(
-            EventSource(stream, events.write),
+            generation_source(stream, events.write),
             headers=lambda: headers_of(report, deps.clock()),
             broken=events.broken,
             keep_alive_s=deps.keep_alive_s,

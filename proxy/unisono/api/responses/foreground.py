@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, Callable
 from unisono.api.error_responses import failure_of, with_attempts
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.compaction_events import events_type
-from unisono.api.responses.outbound.serializer import WireEvent
+from unisono.api.responses.outbound.serializer import WireEvent, sse_of
 from unisono.api.responses.persistence import store_response
 from unisono.api.responses.prepared_request import PreparedRequest
+from unisono.api.sse import EventWriter
 from unisono.core.state_store import StoredResponse
 from unisono.engine.request import GenerationReport, GenerationStream
 from unisono.errors import UnisonoError
@@ -58,15 +59,19 @@ async def answer_events(
     stream: GenerationStream,
     *,
     on_complete: Callable[[StoredResponse], None] | None = None,
+    writer: EventWriter | None = None,
     too_late: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield the events; the last is the only terminal event.
 
     A failure before the first event is raised, unless `too_late` returns True. Later failures are emitted as events.
-    `on_complete` receives the finished response before its end is emitted.
+    `on_complete` receives the finished response before its end is emitted. Some events may be written to `writer`
+    instead, in their order.
     """
     events = events_type(prepared.frame)(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
     has_started = False
+    if writer is not None:
+        stream.sink = writer.sink(lambda batch: sse_of(events.write(batch)))
     try:
         try:
             async for batch in stream:

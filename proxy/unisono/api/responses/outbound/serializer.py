@@ -5,7 +5,7 @@ Each delta's bytes come from a template that is made once per item, filled with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,6 +23,10 @@ class WireEvent(NamedTuple):
     def sse(self) -> bytes:
         """Return the bytes of the event in an HTTP stream (server-sent events)."""
         return b"event: " + self.type.encode() + b"\ndata: " + self.data + b"\n\n"
+
+
+def sse_of(events: Iterable[WireEvent]) -> bytes:
+    return b"".join([event.sse() for event in events])
 
 
 class DeltaForm(NamedTuple):

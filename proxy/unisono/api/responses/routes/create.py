@@ -35,7 +35,7 @@ from unisono.api.responses.idempotency import (
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, failure_in, to_echo, to_response
-from unisono.api.responses.outbound.serializer import WireEvent
+from unisono.api.responses.outbound.serializer import WireEvent, sse_of
 from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import Sender, understood, validate_body
@@ -43,7 +43,7 @@ from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.routing_fields import chosen_fields
-from unisono.api.sse import DONE, EventSource, EventStream, until_disconnect
+from unisono.api.sse import DONE, EventSource, EventStream, EventWriter, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
@@ -119,7 +119,8 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     if parsed.stream:
         report = GenerationReport()
         events = posted.events(report, too_late=lambda: stream.is_head_sent)
-        stream = EventStream(to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
+        sent = to_sse(events, posted.set_writer)
+        stream = EventStream(sent, headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
         return stream
     response, report = await until_disconnect(request, posted.whole())
     return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
@@ -163,6 +164,11 @@ class ResponseCreation:
         self._size = size
         self.created: StoredResponse | None = None
         self.notes: list[str] = []
+        # Writer of the stream; None without one.
+        self.writer: EventWriter | None = None
+
+    def set_writer(self, writer: EventWriter) -> None:
+        self.writer = writer
 
     async def whole(self) -> tuple[StoredResponse, GenerationReport]:
         response_id = self._deps.new_id("resp_")
@@ -187,7 +193,8 @@ class ResponseCreation:
             ) as prepared:
                 self.notes += prepared.frame.notes
                 stream = prepared.start(self._deps.service)
-                async with aclosing(answer_events(self._deps, prepared, stream, too_late=too_late)) as answering:
+                answer = answer_events(self._deps, prepared, stream, too_late=too_late, writer=self.writer)
+                async with aclosing(answer) as answering:
                     async for batch in answering:
                         if not has_started:
                             # The head of the response contains these values, and is sent with the first batch.
@@ -321,7 +328,9 @@ class ResponseCreation:
         return response
 
 
-def to_sse(events: AsyncGenerator[list[WireEvent]]) -> EventSource[list[WireEvent]]:
+def to_sse(
+    events: AsyncGenerator[list[WireEvent]], connect: Callable[[EventWriter], None] = lambda _: None
+) -> EventSource[list[WireEvent]]:
     """Return the source of the events as bytes.
 
     `[DONE]` follows every terminal event, independent of the outcome, and nothing else.
@@ -331,9 +340,9 @@ def to_sse(events: AsyncGenerator[list[WireEvent]]) -> EventSource[list[WireEven
     def write(batch: list[WireEvent]) -> bytes:
         nonlocal last
         last = batch[-1].type
-        return b"".join([event.sse() for event in batch])
+        return sse_of(batch)
 
-    return EventSource(events, write, lambda: DONE if last in LAST_EVENTS.values() else b"")
+    return EventSource(events, write, lambda: DONE if last in LAST_EVENTS.values() else b"", connect)
 
 
 def to_http_response(response: StoredResponse, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:
