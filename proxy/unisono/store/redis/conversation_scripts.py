@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+from unisono.store.redis.lease_scripts import LEASE_CHECK
 from unisono.store.redis.script import Script
+
+# Functions that check and write new items of a conversation.
+ITEM_FUNCTIONS = """
+local function read_items()
+  local add = {digest = arg(), cap = tonumber(arg()), ttl = arg(), ids = {}, data = {}, size = 0}
+  for n = 1, tonumber(arg()) do
+    add.ids[n] = arg()
+    add.data[n] = arg()
+    add.size = add.size + #add.data[n]
+  end
+  return add
+end
+
+local function conversation(key)
+  local was = redis.call('HMGET', key, 'head', 'revision', 'upto', 'bytes', 'last')
+  if was[1] then
+    return {
+      head = was[1], revision = tonumber(was[2]), upto = tonumber(was[3]), bytes = tonumber(was[4]), last = was[5]
+    }
+  end
+end
+
+local function check_items(add, was, items)
+  if was.bytes + add.size > add.cap then return 'large' end
+  local seen = {}
+  for _, id in ipairs(add.ids) do
+    if seen[id] or redis.call('HEXISTS', items, id) == 1 then return 'repeated' end
+    seen[id] = true
+  end
+end
+
+local function write_items(add, was, key, items, order)
+  redis.call('HSET', key, 'revision', was.revision, 'upto', was.upto + #add.ids, 'bytes', was.bytes + add.size,
+    'last', add.digest)
+  for n, id in ipairs(add.ids) do
+    redis.call('HSET', items, id, add.data[n])
+    redis.call('ZADD', order, was.upto + n - 1, id)
+  end
+  redis.call('PEXPIRE', key, add.ttl)
+  redis.call('PEXPIRE', items, add.ttl)
+  redis.call('PEXPIRE', order, add.ttl)
+end
+"""
 
 # Creates a conversation with its first items. Items of an expired conversation with the same id may remain, because
 # its keys expire one by one. They are deleted.
 CREATE_CONVERSATION = Script(
-    """
+    ITEM_FUNCTIONS
+    + """
 local key, items, order = unpack(KEYS)
 local head, add = arg(), read_items()
 local was = conversation(key)
@@ -28,7 +73,9 @@ return {'ok'}
 # Appends items to a conversation. Only one writer holds its lease. With a revision, the items are appended only to
 # that state. A repetition of the last write is recognised by its digest.
 APPEND = Script(
-    """
+    LEASE_CHECK
+    + ITEM_FUNCTIONS
+    + """
 local key, items, order, lease, fence = unpack(KEYS)
 local given, revision, add = arg(), arg(), read_items()
 local was = conversation(key)
@@ -91,7 +138,8 @@ return {'ok'}
 # Deletes one item. A conversation with a response in progress is refused, because that response was generated from
 # its items. Without a digest in `last`, an earlier write cannot count as a repetition.
 DELETE_ITEM = Script(
-    """
+    LEASE_CHECK
+    + """
 local key, items, order, lease, fence = unpack(KEYS)
 local id = arg()
 if redis.call('EXISTS', key) == 0 then return {'ok', 0} end
@@ -108,7 +156,8 @@ return {'ok', 1}
 )
 
 DELETE_CONVERSATION = Script(
-    """
+    LEASE_CHECK
+    + """
 local key, items, order, lease, fence = unpack(KEYS)
 if redis.call('EXISTS', key) == 0 then return {'ok', 0} end
 local no = held(lease, fence, '')

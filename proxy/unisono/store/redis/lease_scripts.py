@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from unisono.store.redis.script import Script
 
+# Function that refuses a write without the current lease.
+LEASE_CHECK = """
+local function held(lease, fence, given)
+  if given == '' then
+    if redis.call('EXISTS', lease) == 1 then return 'busy' end
+  elseif redis.call('GET', fence) ~= given then
+    return 'taken'
+  end
+end
+"""
+
 ACQUIRE = Script(
     """
 local lease, fence = unpack(KEYS)

@@ -2,7 +2,76 @@
 
 from __future__ import annotations
 
+from unisono.store.redis.conversation_scripts import ITEM_FUNCTIONS
+from unisono.store.redis.lease_scripts import LEASE_CHECK
 from unisono.store.redis.script import Script
+
+# Functions that check and write the event log of a response.
+LOG_FUNCTIONS = """
+local function read_log()
+  local log = {first = tonumber(arg()), events = {}}
+  for n = 1, tonumber(arg()) do log.events[n] = arg() end
+  log.first_byte = tonumber(arg()) * 4
+  log.tokens = arg()
+  return log
+end
+
+local function check_log(log, stream, tokens)
+  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+  log.upto = last and tonumber(string.match(last[1], '^%d+')) + 1 or 0
+  if log.first > log.upto then return 'gap' end
+  for n, data in ipairs(log.events) do
+    local seq = log.first + n - 1
+    if seq < log.upto then
+      local id = string.format('%d-1', seq)
+      local there = redis.call('XRANGE', stream, id, id)[1]
+      if not there or there[2][2] ~= data then return 'differs' end
+    end
+  end
+  log.bytes = redis.call('STRLEN', tokens)
+  if log.first_byte > log.bytes then return 'gap' end
+  if #log.tokens > 0 and log.first_byte < log.bytes then
+    local after = log.first_byte + #log.tokens
+    if after > log.bytes or redis.call('GETRANGE', tokens, log.first_byte, after - 1) ~= log.tokens then
+      return 'differs'
+    end
+  end
+end
+
+local function write_log(log, stream, tokens, ttl)
+  for n, data in ipairs(log.events) do
+    local seq = log.first + n - 1
+    if seq >= log.upto then redis.call('XADD', stream, string.format('%d-1', seq), 'd', data) end
+  end
+  if #log.tokens > 0 and log.first_byte == log.bytes then redis.call('APPEND', tokens, log.tokens) end
+  redis.call('PEXPIRE', stream, ttl)
+  redis.call('PEXPIRE', tokens, ttl)
+end
+
+-- Returns the id of the sequence of writes that this server continues. A failover or a restart starts a new sequence,
+-- which may lack the last writes of the previous one. Empty if the server does not permit INFO.
+local function history()
+  local info = redis.pcall('INFO', 'replication')
+  return type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or ''
+end
+
+-- A failover may have lost a newer fence. A current lease with the given fence proves that no newer one was lost.
+local function owns_history(record, lease, given, now)
+  local was = redis.call('HGET', record, 'history')
+  if not was or was == now then return true end
+  return string.match(redis.call('GET', lease) or '', '^(%d+):') == given
+end
+
+-- A writer that continues a log exactly where it ends proves that nothing of it was lost. A write without content at
+-- the beginning of a log proves nothing.
+local function confirm_history(record, log, now)
+  if log.first + log.first_byte == 0 or log.first ~= log.upto or log.first_byte ~= log.bytes then return end
+  if redis.call('HGET', record, 'history') ~= now then redis.call('HSET', record, 'history', now) end
+end
+
+-- Number of the entry that closes a stream: no entry can follow it.
+local ENDED = '9007199254740991-1'
+"""
 
 # Writes a response: its record, the rest of its event log and, with a revision, the items of its conversation.
 # - A new response must not exist. Equal content counts as written, so that a write may be repeated.
@@ -10,7 +79,10 @@ from unisono.store.redis.script import Script
 # - The conversation must have the given revision, or must already contain these items (`last` is their digest).
 # - The end of a response closes its stream. The log then expires after the shorter `log_ttl`.
 SAVE = Script(
-    """
+    LEASE_CHECK
+    + ITEM_FUNCTIONS
+    + LOG_FUNCTIONS
+    + """
 local record, stream, tokens, lease, fence, key, items, order = unpack(KEYS)
 local new, given, head, input, output = arg() == '1', arg(), arg(), arg(), arg()
 local terminal, ttl, log_ttl, channel, revision = arg(), arg(), arg(), arg(), arg()
@@ -60,7 +132,9 @@ return {'ok'}
 # Appends events and tokens to the log of a response in progress. The event numbers are the stream ids, so that a
 # repeated event is recognised and a gap is refused.
 LOG = Script(
-    """
+    LEASE_CHECK
+    + LOG_FUNCTIONS
+    + """
 local record, stream, tokens, lease, fence = unpack(KEYS)
 local given, ttl, channel = arg(), arg(), arg()
 local log = read_log()
@@ -85,7 +159,9 @@ return {'ok'}
 # owner may have been lost in a failover. The mark `incomplete` remains on the record: a third process must learn it
 # too.
 INHERIT = Script(
-    """
+    LEASE_CHECK
+    + LOG_FUNCTIONS
+    + """
 local record, stream, tokens, lease, fence = unpack(KEYS)
 local was = redis.call('HMGET', record, 'terminal', 'history', 'incomplete')
 if not was[1] then return {'missing'} end
