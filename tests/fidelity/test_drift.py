@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from math import exp
 from random import Random
+from typing import Any
 
 import pytest
 
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.generation import Sampling
+from unisono.core.observer import TokenInfluences
 from unisono.core.scoring import TokenScore
-from unisono.fidelity.drift import AnswerMeasure, DriftDetector, DriftLimits, measure, next_state
+from unisono.fidelity.drift import AnswerMeasure, DriftDetector, DriftLimits, measure, model_decides_alone, next_state
 
 HEALTHY, WARNING, QUARANTINED = FidelityState.HEALTHY, FidelityState.WARNING, FidelityState.QUARANTINED
 LIMITS = DriftLimits()
+# Sampling options with which the model alone decides on the tokens, and others.
+FREE_OPTIONS: dict[str, Any] = {"temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 1}
+OTHER_OPTIONS: dict[str, Any] = {
+    "temperature": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {5: 1.0},
+}
+NO_INFLUENCES = TokenInfluences(Sampling(), False, False, False, False, False)
+
+
+def test_the_model_alone_decides_without_constraints_and_penalties() -> None:
+    assert {*FREE_OPTIONS, *OTHER_OPTIONS} == {field.name for field in fields(Sampling)}
+    assert model_decides_alone(NO_INFLUENCES)
+    assert model_decides_alone(replace(NO_INFLUENCES, sampling=Sampling(**FREE_OPTIONS)))
+    for name, value in OTHER_OPTIONS.items():
+        assert not model_decides_alone(replace(NO_INFLUENCES, sampling=Sampling(**{name: value}))), name
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TokenInfluences) if field.name != "sampling"])
+def test_the_model_does_not_decide_alone_under_a_constraint(name: str) -> None:
+    changes: dict[str, Any] = {name: True}
+    assert not model_decides_alone(replace(NO_INFLUENCES, **changes))
 
 
 def detector(limits: DriftLimits = LIMITS) -> DriftDetector:

@@ -1,53 +1,35 @@
-"""Observation of generations: who decides on their tokens, and observers that fail."""
+"""Observation of generations: what can change their tokens, and observers that fail."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Phase, Preamble
 from unisono.core.events import Delta, Event, Finished, Text
 from unisono.core.generation import FinishReason, Sampling, Usage
-from unisono.core.observer import GenerationDone, GenerationStarted, Observer
-from unisono.engine.request import AnswerOptions, GenerationReport, GenerationRequest
-from unisono.middleware.telemetry import GenerationObservation, is_free
+from unisono.core.observer import GenerationDone, GenerationStarted, Observer, TokenInfluences
+from unisono.engine.request import AnswerOptions, ForcedCalls, GenerationReport, GenerationRequest, RawPrompt
+from unisono.middleware.telemetry import GenerationObservation, influences_on
 
 REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()))
-# Sampling options with which the model alone decides on the tokens, and others.
-FREE_OPTIONS: dict[str, Any] = {"temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 1}
-OTHER_OPTIONS: dict[str, Any] = {
-    "temperature": 1.5,
-    "presence_penalty": 0.5,
-    "frequency_penalty": -0.5,
-    "repetition_penalty": 1.1,
-    "logit_bias": {5: 1.0},
-}
+NO_INFLUENCES = TokenInfluences(Sampling(), False, False, False, False, False)
 
 
-def sampled(**values: Any) -> GenerationRequest:
-    return replace(REQUEST, answer=AnswerOptions(sampling=Sampling(**values)))
+def test_the_options_that_can_change_tokens_are_reported() -> None:
+    assert influences_on(REQUEST) == NO_INFLUENCES
+    sampling, choice = Sampling(temperature=0.5, presence_penalty=0.5), ForcedCalls(frozenset({"f"}))
+    answer = AnswerOptions(sampling=sampling, choice=choice, form=AnswerForm(), reasoning_budget=0)
+    tools = (FunctionTool("f"), FunctionTool("g", strict=True))
+    conversation = Conversation(Preamble(tools=tools))
+    request = replace(REQUEST, conversation=conversation, answer=answer, raw=RawPrompt("text"))
+    assert influences_on(request) == TokenInfluences(sampling, True, True, True, True, True)
+    assert influences_on(replace(REQUEST, conversation=Conversation(Preamble(tools=tools[:1])))) == NO_INFLUENCES
 
 
-def test_the_model_alone_decides_without_constraints_and_penalties() -> None:
-    assert {*FREE_OPTIONS, *OTHER_OPTIONS} == {field.name for field in fields(Sampling)}
-    assert is_free(REQUEST)
-    assert is_free(sampled(**FREE_OPTIONS))
-    for name, value in OTHER_OPTIONS.items():
-        assert not is_free(sampled(**{name: value})), name
-
-
-def test_the_model_does_not_decide_alone_on_a_form_or_a_strict_call() -> None:
-    lax, strict = FunctionTool("f"), FunctionTool("g", strict=True)
-    assert is_free(replace(REQUEST, conversation=Conversation(Preamble(tools=(lax,)))))
-    assert not is_free(replace(REQUEST, conversation=Conversation(Preamble(tools=(lax, strict)))))
-    assert not is_free(replace(REQUEST, answer=AnswerOptions(form=AnswerForm())))
-    assert not is_free(replace(REQUEST, answer=AnswerOptions(reasoning_budget=5)))
-
-
-def test_is_free_is_determined_only_with_recorded_prompts() -> None:
+def test_influences_are_reported_only_with_recorded_prompts() -> None:
     started = []
     for model in ("gpt-oss", "other"):
         collecting = Collecting()
@@ -55,7 +37,7 @@ def test_is_free_is_determined_only_with_recorded_prompts() -> None:
         gate.report = GenerationReport()
         gate.start()
         started += collecting.seen
-    assert [began.is_free for began in started if isinstance(began, GenerationStarted)] == [True, False]
+    assert [began.influences for began in started if isinstance(began, GenerationStarted)] == [NO_INFLUENCES, None]
 
 
 class Failing(Observer):

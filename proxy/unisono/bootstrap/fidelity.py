@@ -15,7 +15,7 @@ from unisono.core.alerts import AlertSink
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer
 from unisono.engine.journal import TokenSource, parts_of
 from unisono.errors import ConfigError, ConfigErrors
-from unisono.fidelity.drift import DriftLimits
+from unisono.fidelity.drift import DriftLimits, model_decides_alone
 from unisono.fidelity.monitor import CountSample, FidelityMonitor, FidelityPlan, LiveSample
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import RoutingPool
@@ -73,7 +73,10 @@ def to_live_sample(done: GenerationDone) -> LiveSample | None:
             # The gateway has inserted tokens, or they were derived from text.
             case _:
                 return None
-    return LiveSample(step.deployment, step.prompt, tokens, done.start.is_free) if step.prompt else None
+    if not step.prompt:
+        return None
+    influences = done.start.influences
+    return LiveSample(step.deployment, step.prompt, tokens, influences is not None and model_decides_alone(influences))
 
 
 def build_fidelity(config: Config, pool: RoutingPool, sink: AlertSink, count: CountSample) -> FidelityWatch:

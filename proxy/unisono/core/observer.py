@@ -43,8 +43,8 @@ class GenerationStarted:
     `key` is the public id of a virtual key, `key_name` its alias, `model` a group's name from the configuration. `at`
     is the time in seconds since 1970. `span` is the generation's own, `span_parent` the id of its parent.
     `recorded_request` is the request of a recorded generation (`engine.replay`). Requests of equal `workload` come from
-    one client and have the same tools and answer form; it is a hash of this process. `is_free`: nothing but the model
-    decides on the tokens of the answer. Always False unless the prompts of the steps are recorded.
+    one client and have the same tools and answer form; it is a hash of this process. `influences` is None unless the
+    prompts of the steps are recorded.
     """
 
     request_id: str
@@ -62,7 +62,19 @@ class GenerationStarted:
     key_name: str = ""
     details: RequestDetails | None = None
     workload: int = 0
-    is_free: bool = False
+    influences: TokenInfluences | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfluences:
+    """Options of a request that can change which tokens the model chooses."""
+
+    sampling: Sampling
+    is_raw_prompt: bool
+    has_form: bool
+    has_tool_choice: bool
+    has_strict_tools: bool
+    has_reasoning_budget: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,15 @@ from unisono.core.events import (
     Text,
     ToolCall,
 )
-from unisono.core.generation import MESSAGE, Sampling
-from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer, RequestDetails
+from unisono.core.generation import MESSAGE
+from unisono.core.observer import (
+    GenerationDone,
+    GenerationOutcome,
+    GenerationStarted,
+    Observer,
+    RequestDetails,
+    TokenInfluences,
+)
 from unisono.core.request_identity import IDENTITY
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.engine.replay import to_record
@@ -120,7 +127,7 @@ class GenerationObservation:
             recorded_request=to_record(request) if self._recorded else None,
             details=self._details(request) if span is not None and span.sampled else None,
             workload=workload_of(request),
-            is_free=request.prompt.records_prompts and is_free(request),
+            influences=influences_on(request) if request.prompt.records_prompts else None,
         )
         return ObservationGate(request, began, self._observers)
 
@@ -142,20 +149,17 @@ def workload_of(request: GenerationRequest) -> int:
     return hash((key, request.raw is not None, tools, None if form is None else (form.name, form.choices, names)))
 
 
-def is_free(request: GenerationRequest) -> bool:
-    """Return whether nothing but the model decides on the tokens: no constraint and no penalty."""
-    answer, sampling = request.answer, request.answer.sampling
-    is_forced = answer.form is not None or answer.choice is not None or answer.reasoning_budget is not None
-    if is_forced or request.raw is not None or sampling.temperature > 1 or _has_penalty(sampling):
-        return False
-    tools = request.conversation.tools
-    return not (tools and any(isinstance(tool, FunctionTool) and tool.strict for tool in tools))
-
-
-def _has_penalty(sampling: Sampling) -> bool:
-    """Return whether penalties or biases change the probabilities of the model."""
-    has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
-    return bool(has_penalty or sampling.logit_bias)
+def influences_on(request: GenerationRequest) -> TokenInfluences:
+    """Return the options that can change the tokens of the answer."""
+    answer, tools = request.answer, request.conversation.tools
+    return TokenInfluences(
+        answer.sampling,
+        is_raw_prompt=request.raw is not None,
+        has_form=answer.form is not None,
+        has_tool_choice=answer.choice is not None,
+        has_strict_tools=any(isinstance(tool, FunctionTool) and tool.strict for tool in tools),
+        has_reasoning_budget=answer.reasoning_budget is not None,
+    )
 
 
 @dataclass(slots=True)
