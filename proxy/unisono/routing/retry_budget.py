@@ -1,0 +1,51 @@
+"""Retry budget of a group of deployments: pure, with the clock as an argument.
+
+When every deployment is too busy, each retry makes it worse. Retries are paid from a balance to which every request
+adds a tenth of a retry, so they never add more than a tenth to the load. The reserve is for quiet hours, when one
+dead deployment must not cost an answer. A cap on concurrent retries would not work: a deployment that refuses
+within a millisecond never has many retries in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Amount that a request pays in: the share that retries may add to the load.
+SHARE: Final = 0.1
+# Retries that a quiet group can always afford; refilled within `RESERVE_S` seconds. Enough for two deployments to
+# fail until their circuits open.
+RESERVE: Final = 10.0
+RESERVE_S: Final = 10.0
+
+
+class RetryBudget:
+    """Retry balance of one group. `now` is monotonic seconds."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._balance = RESERVE
+        self._at = now
+
+    def add_request(self, in_flight: int, now: float) -> None:
+        """Pay in for a new request while `in_flight` others are in progress."""
+        self._grow(now)
+        most = max(RESERVE, SHARE * in_flight)
+        if self._balance < most:
+            self._balance = min(self._balance + SHARE, most)
+
+    def pay(self, now: float) -> bool:
+        """Pay for a retry; return False if the balance is too low."""
+        self._grow(now)
+        if self._balance < 1.0:
+            return False
+        self._balance -= 1.0
+        return True
+
+    def affords(self, now: float) -> bool:
+        """Return whether the balance suffices for a retry, without paying."""
+        self._grow(now)
+        return self._balance >= 1.0
+
+    def _grow(self, now: float) -> None:
+        if self._balance < RESERVE:
+            self._balance = min(RESERVE, self._balance + (now - self._at) * RESERVE / RESERVE_S)
+        self._at = now
