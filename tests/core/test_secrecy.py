@@ -9,7 +9,8 @@ import logging
 import pytest
 
 from unisono.core.secrecy import is_plausible_secret
-from unisono.observe.logs import REDACTED, start_logging
+from unisono.observe.logs import start_logging
+from unisono.observe.redaction import REDACTED
 from unisono_adapters._failures import FailureTable
 
 WORDS = ["none", "None", "EMPTY", "dummy", "null", "test", "token-abc", "lm-studio", "not-needed", "sk-no-key-required"]

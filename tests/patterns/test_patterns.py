@@ -55,7 +55,7 @@ def _expressions() -> list[Mapping[str, Any]]:
 
 # Values of local variables for patterns that are built in functions.
 LOCALS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
-    "unisono.observe.logs: _any_of(known)": [{"known": ["sk-abcabc", "abcabcabc", "a.b*c"]}],
+    "unisono.observe.redaction: _any_of(known)": [{"known": ["sk-abcabc", "abcabcabc", "a.b*c"]}],
     "unisono.schemas.formats: expression": _expressions(),
     "unisono.toolservers.browser.html_text: f'</{called}(?![a-z0-9])'": [{"called": "script"}],
 }

@@ -28,8 +28,7 @@ from unisono.core.deployments import finding_fields
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state_store import Store
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError
-from unisono.observe.logs import Secrets
-from unisono.observe.redaction import secrets_of
+from unisono.observe.redaction import Secrets, secrets_of
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import PROBES_AT_ONCE
 

@@ -10,69 +10,23 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from itertools import filterfalse
 from typing import Any, Final, TextIO
 
-from unisono.core.secrecy import secret_spellings
+from unisono.observe.redaction import Secrets
 
-REDACTED = "[redacted]"
 # Name of the `extra` that holds the fields of a request.
 REQUEST: Final = "request"
 # Maximum characters of one value. The rest is cut, so that no backend answer floods the log.
 MAX_VALUE_LENGTH = 4000
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "color_message"}
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+")
-# Virtual keys issued by the gateway, also partial ones. None of them is in the configuration.
-_VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
-# User and password in a URL, which library errors repeat.
-_USERINFO = re.compile(r"://[^/\s@\"']+@")
 
 
 _to_json = json.JSONEncoder().encode
-
-
-class Secrets:
-    """Redaction of known secrets and of text that looks like one."""
-
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = secret_spellings(secrets)
-        self._known = re.compile(_any_of(known)) if known else None
-
-    def redact(self, text: str) -> str:
-        """Return `text` with secrets replaced."""
-        if not self.may_occur(text):
-            return text
-        if self._known is not None:
-            text = self._known.sub(REDACTED, text)
-        text = _BEARER.sub(rf"\1 {REDACTED}", text)
-        text = _VIRTUAL.sub(REDACTED, text)
-        return _USERINFO.sub(f"://{REDACTED}@", text)
-
-    def may_occur(self, text: str) -> bool:
-        """Return False if `text` contains no secret. Faster than a search with all patterns."""
-        folded = text.lower()
-        return (
-            "bearer" in folded
-            or "basic" in folded
-            or "sk-uni-" in text
-            or "://" in text
-            # Other letters may be equal to those of `bearer` when case is ignored.
-            or not text.isascii()
-            or (self._known is not None and self._known.search(text) is not None)
-        )
-
-
-def _any_of(texts: Sequence[str]) -> str:
-    """Build a pattern that tries the texts in order, grouped by first letter for speed."""
-    rests: dict[str, list[str]] = {}
-    for text in texts:
-        rests.setdefault(text[0], []).append(re.escape(text[1:]))
-    return "|".join(f"{re.escape(first)}(?:{'|'.join(each)})" for first, each in rests.items())
 
 
 class JsonLines(logging.Formatter):
