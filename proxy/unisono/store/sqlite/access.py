@@ -7,7 +7,7 @@ from dataclasses import replace
 from unisono.core.access import KeyRecord
 from unisono.core.directory import MAX_AUDIT_RECORDS, AuditRecord, DirectoryEntry, EntryKind
 from unisono.store import codec
-from unisono.store.sqlite.schema import Transaction
+from unisono.store.sqlite.connection import Transaction
 from unisono.store.write_errors import refusal
 
 

@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from unisono.core.access import KeyRecord
 from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
 from unisono.store.sqlite import access
-from unisono.store.sqlite.schema import Transaction
+from unisono.store.sqlite.connection import Transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from unisono.core.quotas import (
     combined,
     entries_of,
 )
-from unisono.store.sqlite.schema import Transaction
+from unisono.store.sqlite.connection import Transaction
 
 # Time for which settled ids are remembered, in seconds.
 SETTLED_S: Final = 86_400.0

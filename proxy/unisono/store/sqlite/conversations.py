@@ -9,8 +9,8 @@ from dataclasses import replace
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, StoredConversation, StoredItem
 from unisono.store import codec
+from unisono.store.sqlite.connection import Transaction
 from unisono.store.sqlite.leases import check_lease
-from unisono.store.sqlite.schema import Transaction
 from unisono.store.write_errors import refusal
 
 

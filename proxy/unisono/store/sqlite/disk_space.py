@@ -11,7 +11,7 @@ from pathlib import Path
 from unisono.core.state_store import StoredResponse
 from unisono.store import codec
 from unisono.store.codec import MIB
-from unisono.store.sqlite.schema import Transaction
+from unisono.store.sqlite.connection import Transaction
 
 # Free space below which every check performs a trial write.
 LOW_BYTES = 64 * MIB

@@ -6,7 +6,7 @@ They run inside a transaction.
 from __future__ import annotations
 
 from unisono.core.state_store import BackgroundRun, Lease
-from unisono.store.sqlite.schema import Transaction
+from unisono.store.sqlite.connection import Transaction
 from unisono.store.write_errors import refusal
 
 

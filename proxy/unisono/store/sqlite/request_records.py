@@ -23,7 +23,7 @@ from unisono.core.request_store import (
     to_cursor,
 )
 from unisono.store.request_codec import decode_request, encode_request
-from unisono.store.sqlite.schema import Transaction
+from unisono.store.sqlite.connection import Transaction
 
 # Facet of every record.
 ALL: Final = ""

@@ -8,8 +8,8 @@ from unisono.core.conversation import Tokens
 from unisono.core.state_store import EventPage, Lease, LogWrite, StoredItem, StoredResponse
 from unisono.store import codec
 from unisono.store.sqlite import conversations
+from unisono.store.sqlite.connection import Transaction
 from unisono.store.sqlite.leases import check_lease
-from unisono.store.sqlite.schema import Transaction
 from unisono.store.write_errors import refusal
 
 

@@ -1,19 +1,10 @@
-"""Tables of the SQLite store, opening of its file, and deletion of expired rows.
-
-The write-ahead log is synced at every commit, so acknowledged writes survive a killed process and a power failure.
-Expired rows are invisible to readers immediately; the sweep only reclaims their space.
-"""
+"""Tables of the SQLite store, created in a new file and added to an older one."""
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
-from pathlib import Path
 
-from unisono.core.frozen import statically_frozen
-from unisono.core.state_store import Retention
-from unisono.errors import StoreUnavailable, StoreUnreadable
-from unisono.store.codec import StateLimits
+from unisono.errors import StoreUnreadable
 
 VERSION = 1
 
@@ -97,108 +88,9 @@ CREATE TABLE IF NOT EXISTS directory (
 CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY AUTOINCREMENT, data BLOB);
 """
 
-SWEEP = (
-    "DELETE FROM events WHERE (tenant, response) IN "
-    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
-    "DELETE FROM tokens WHERE (tenant, response) IN "
-    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
-    "DELETE FROM responses WHERE expires <= :now",
-    "DELETE FROM conversation_items WHERE (tenant, conversation) IN "
-    "(SELECT tenant, id FROM conversations WHERE expires <= :now)",
-    *(
-        f"DELETE FROM {table} WHERE expires <= :now"  # noqa: S608 - names of our own
-        for table in (
-            "conversations",
-            "places",
-            "leases",
-            "keys",
-            "counters",
-            "counted",
-            "traces",
-            "request_deleted_keys",
-        )
-    ),
-    *(
-        f"DELETE FROM account_{table} WHERE expires <= :now"  # noqa: S608 - names of our own
-        for table in ("seconds", "claims", "spent", "settled", "counted")
-    ),
-)
 
-
-# SQLite's primary codes for a path where no file can be written.
-UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
-
-
-@statically_frozen
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """Connection inside a transaction, and its time in seconds since 1970."""
-
-    db: sqlite3.Connection
-    now: float
-    retention: Retention
-    bounds: StateLimits
-
-
-# Time that an operation waits while another process writes to the file.
-LOCK_TIMEOUT_S = 5.0
-
-
-def connect(path: Path | None) -> sqlite3.Connection:
-    """Open the file, created if necessary and readable only by its owner; None is in memory.
-
-    Raises `StoreUnavailable` if the file cannot be opened or written, `StoreUnreadable` if a newer version wrote it.
-    """
-    try:
-        if path is not None:
-            path = path.expanduser()
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.touch(mode=0o600, exist_ok=True)
-        db = _opened(":memory:" if path is None else path)
-    except (OSError, RuntimeError, sqlite3.Error) as error:
-        # A RuntimeError means that there is no home directory for ~.
-        raise StoreUnavailable(f"the store cannot be opened: {error}") from error
-    try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        # On macOS an ordinary sync leaves data in the drive's own cache. Elsewhere this has no effect.
-        db.execute("PRAGMA fullfsync = ON")
-        _make(db)
-    except sqlite3.Error as error:
-        db.close()
-        raise StoreUnavailable(f"the store cannot be opened: {error}") from error
-    except StoreUnreadable:
-        db.close()
-        raise
-    return db
-
-
-def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open an existing file of `connect` for reading. Raises `StoreUnavailable`."""
-    try:
-        db = _opened(path.expanduser())
-        db.execute("PRAGMA query_only = ON")
-    except (OSError, RuntimeError, sqlite3.Error) as error:
-        raise StoreUnavailable(f"the store cannot be opened: {error}") from error
-    return db
-
-
-def _opened(path: Path | str) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
-
-
-def is_unwritable(error: StoreUnavailable) -> bool:
-    """Return True if `connect` failed because the path is not writable.
-
-    False if it failed because of the file's content.
-    """
-    cause = error.__cause__
-    if isinstance(cause, sqlite3.Error):
-        return (getattr(cause, "sqlite_errorcode", 0) & 0xFF) in UNWRITABLE
-    return isinstance(cause, OSError | RuntimeError)
-
-
-def _make(db: sqlite3.Connection) -> None:
+def create_tables(db: sqlite3.Connection) -> None:
+    """Create the missing tables. Raises `StoreUnreadable` if a newer version wrote the file."""
     # Two processes may open a new file at once: the second to get the lock finds the tables.
     db.execute("BEGIN IMMEDIATE")
     with db:
@@ -213,8 +105,3 @@ def _make(db: sqlite3.Connection) -> None:
             db.execute(f"PRAGMA user_version = {VERSION}")
         for statement in filter(str.strip, ADDED.split(";")):
             db.execute(statement)
-
-
-def sweep(act: Transaction) -> None:
-    for statement in SWEEP:
-        act.db.execute(statement, {"now": act.now})

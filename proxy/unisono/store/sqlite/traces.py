@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unisono.core.recordings import StoredTrace
-from unisono.store.sqlite.schema import Transaction
+from unisono.store.sqlite.connection import Transaction
 
 
 def write_traces(act: Transaction, traces: Sequence[StoredTrace], for_s: float, most: int) -> None:
