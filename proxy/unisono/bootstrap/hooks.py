@@ -18,7 +18,8 @@ from unisono.config import Config, HookSettings
 from unisono.config.guardrail_settings import CONTENT_FILTER, PRESIDIO, GuardrailParams
 from unisono.core.hooks import Hook, HookFactory
 from unisono.errors import ConfigError, ConfigErrors
-from unisono.middleware.hooks import FAULTS, Failed, Hooking, NamedHook
+from unisono.middleware.hooks import Hooking
+from unisono.middleware.named_hook import FAULTS, Failed, NamedHook
 
 # Entry-point group of hooks, and the configuration key that names the active ones.
 HOOKS = "unisono.hooks"

@@ -1,0 +1,160 @@
+"""Gates that call hooks: before rendering, and before the end of the answer is emitted.
+
+Changes are noted at the beginning of the journal. A resumed response therefore calls no hook twice, and the model
+continues from the same prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import orjson
+
+from unisono.core.conversation import Json
+from unisono.core.events import Closed, Event, Finished
+from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
+from unisono.engine.journal import noted_in
+from unisono.engine.request import GenerationRequest
+from unisono.errors import Refused
+from unisono.middleware.hook_changes import changed, from_note, to_note, without_passthrough
+from unisono.middleware.named_hook import NamedHook
+from unisono.middleware.pipeline import Gate
+
+# Key of the requested guardrails in the note at the beginning of a journal.
+GUARDRAILS_NOTE: Final = "guardrails"
+
+# Maximum size of a hook's annotation, in characters of JSON.
+MAX_ANNOTATION_CHARACTERS: Final = 10_000
+
+
+class HookGate(Gate):
+    """Gate that calls the hooks of one generation on its admission.
+
+    `requested` are the names of guardrails that the request asks for.
+    """
+
+    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
+        self._hooks = tuple(hooks)
+        self._requested = tuple(requested)
+
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        return self._restore_changes(request) if request.resumption.journal else await self._before(request)
+
+    async def _before(self, request: GenerationRequest) -> GenerationRequest:
+        """Call `before` of all hooks.
+
+        Raises `Refused` if a hook refuses the request, and `HookFailed` if a mandatory hook fails.
+        """
+        original = request
+        for hook in self._hooks:
+            request = await self._apply_before(hook, request)
+        if request.raw is not None and request.raw is not original.raw:
+            self.report.facts.replaced_prompt = request.raw.text
+        if request is not original and request.passthrough is not None:
+            request = without_passthrough(request, request.passthrough)
+        has_note = request is not original or self.report.hooks or self._requested
+        if not request.resumption.is_journal_stored or not has_note:
+            # The request is never resumed, or there is nothing to note.
+            return request
+        note = {**(request.resumption.journal_note or {}), **to_note(original, request, self.report.hooks)}
+        if self._requested:
+            note[GUARDRAILS_NOTE] = [*self._requested]
+        return replace(request, resumption=replace(request.resumption, journal_note=note))
+
+    async def _apply_before(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
+        changes = await hook.call("before", request.origin.request_id, _before(hook.hook, request))
+        if changes is None:
+            return request
+        request, annotation = changes
+        self._annotate(hook, annotation)
+        return request
+
+    def _restore_changes(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request as hooks changed it when its journal began. Raises `StoreUnreadable`."""
+        note = noted_in(request.resumption.journal)
+        if note is None:
+            return request
+        request, hooks = from_note(request, note)
+        self.report.hooks |= hooks
+        return replace(request, resumption=replace(request.resumption, journal_note=note))
+
+    def _annotate(self, hook: NamedHook, annotation: dict[str, Json] | None) -> None:
+        if annotation:
+            self.report.hooks[hook.name] = self.report.hooks.get(hook.name, {}) | annotation
+
+
+class AnswerHookGate(HookGate):
+    """Gate that also calls hooks before the end of the answer is emitted."""
+
+    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
+        super().__init__(hooks, requested)
+        self._answer_hooks = tuple(hook for hook in self._hooks if hook.checks_answers)
+        self._request: GenerationRequest | None = None
+        self._closed: list[Closed] = []
+
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        self._request = await super().admit(request)
+        return self._request
+
+    def observe(self, batch: Sequence[Event]) -> None:
+        self._closed += (event for event in batch if type(event) is Closed)
+
+    async def finish(self, finished: Finished) -> None:
+        """Call `after` of all hooks. Raises `Refused` if nothing was emitted, and `HookFailed`."""
+        assert self._request is not None
+        request = request_of(self._request)
+        answer = Answer(tuple(self._closed), finished.reason, finished.usage, tuple(self.report.recoveries))
+        for hook in self._answer_hooks:
+            try:
+                annotation = await hook.call("after", request.request_id, _after(hook.hook, request, answer))
+            except Refused as refusal:
+                if request.whole:
+                    raise
+                annotation = {"refused": {"message": refusal.message, "code": refusal.code}}
+            self._annotate(hook, annotation)
+
+
+# Invalid results are a failure of the hook: they are checked within its call.
+
+
+async def _before(hook: Hook, request: GenerationRequest) -> tuple[GenerationRequest, dict[str, Json]]:
+    changes = await hook.before(request_of(request)) or Changes()
+    return changed(request, changes), plain(changes.annotation)
+
+
+async def _after(hook: Hook, request: Request, answer: Answer) -> dict[str, Json]:
+    return plain(await hook.after(request, answer))
+
+
+def request_of(request: GenerationRequest) -> Request:
+    caller = request.origin.caller
+    return Request(
+        request_id=request.origin.request_id,
+        tenant=request.origin.tenant,
+        key=caller.key if caller is not None else "",
+        model=request.model,
+        surface=request.origin.surface,
+        conversation=request.conversation,
+        sampling=request.answer.sampling,
+        whole=request.answer.whole,
+        tags=caller.tags if caller is not None else {},
+    )
+
+
+def plain(annotation: Annotation | None) -> dict[str, Json]:
+    """Return an annotation as it is stored and sent.
+
+    Raises TypeError or ValueError if it is too long or cannot be sent as JSON.
+    """
+    if annotation is None:
+        return {}
+    text = json.dumps(dict(annotation), allow_nan=False)
+    if len(text) > MAX_ANNOTATION_CHARACTERS:
+        raise ValueError(f"an annotation has {len(text)} characters; the maximum is {MAX_ANNOTATION_CHARACTERS}")
+    read: dict[str, Json] = json.loads(text)
+    # Neither lone surrogates nor numbers of more than 64 bits can be sent or stored.
+    orjson.dumps(read)
+    return read
