@@ -19,9 +19,9 @@ from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.engine.journal import noted_in
 from unisono.engine.request import GenerationRequest
 from unisono.errors import Refused
-from unisono.middleware.hook_changes import changed, from_note, to_note, without_passthrough
 from unisono.middleware.named_hook import NamedHook
 from unisono.middleware.pipeline import Gate
+from unisono.middleware.request_changes import changed, from_note, to_note, without_passthrough
 
 # Key of the requested guardrails in the note at the beginning of a journal.
 GUARDRAILS_NOTE: Final = "guardrails"
