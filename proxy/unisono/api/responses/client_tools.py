@@ -1,78 +1,188 @@
-"""Results of tools in the input, as text for the model, and comparison of arguments."""
+"""Built-in tools that the client runs: functions for the model, calls in OpenAI's form.
+
+The model calls a function whose arguments are the members of the call's `action` or `operation`. Arguments that do
+not match the schema have no such form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import orjson
 
-from unisono.core.conversation import ToolResult
-from unisono.core.state_store import StoredItem
+from unisono.api.tools import CallForm, FunctionSpec
+from unisono.core.conversation import Json
+from unisono.schemas import violation
+
+Wire = dict[str, Any]
+
+_SHELL: Final[dict[str, Json]] = {
+    "type": "object",
+    "properties": {
+        "commands": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "description": "Shell commands. They may run at the same time.",
+        },
+        "timeout_ms": {"type": "integer", "description": "Time limit of each command in milliseconds."},
+        "max_output_length": {"type": "integer", "description": "Maximum characters of output of each command."},
+    },
+    "required": ["commands"],
+}
+_LOCAL_SHELL: Final[dict[str, Json]] = {
+    "type": "object",
+    "properties": {
+        "command": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "description": 'Program and its arguments, such as ["bash", "-lc", "ls | wc -l"].',
+        },
+        "working_directory": {"type": "string"},
+        "timeout_ms": {"type": "integer", "description": "Time limit in milliseconds."},
+        "env": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["command"],
+}
+_APPLY_PATCH: Final[dict[str, Json]] = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+        "path": {"type": "string", "description": "Path of the file, relative to the working directory."},
+        "diff": {
+            "type": "string",
+            "description": "create_file: all lines of the file, each after '+'. update_file: hunks, each with a line "
+            "'@@' (optionally followed by the class or function that it is in) and lines after ' ' (context), '-' "
+            "(removed) or '+' (added); no line numbers. delete_file: empty.",
+        },
+    },
+    "required": ["type", "path", "diff"],
+}
 
 
-def output_texts(output: Any) -> Iterator[str]:
-    """Yield the texts of a result: one for each command of `shell`, and one for any other tool."""
-    yield from map(_text, output if isinstance(output, list) else [output])
+def _to_shell(arguments: Wire) -> Wire:
+    limits = {name: arguments.get(name) for name in ("timeout_ms", "max_output_length")}
+    return {"action": {"commands": arguments["commands"], **limits}, "environment": {"type": "local"}}
 
 
-def _text(part: Any) -> str:
-    match part:
-        case None:
-            return ""
-        case str():
-            return part
-        case {"stdout": stdout, "stderr": stderr}:
-            return "\n".join(str(text) for text in (stdout, stderr, _ending(part.get("outcome"))) if text)
-        case _:
-            return orjson.dumps(part).decode()
+def _to_local_shell(arguments: Wire) -> Wire:
+    optional = {name: arguments.get(name) for name in ("timeout_ms", "user", "working_directory")}
+    env = arguments.get("env") or {}
+    return {"action": {"type": "exec", "command": arguments["command"], "env": env, **optional}}
 
 
-def _ending(outcome: Any) -> str:
-    """Return how a command ended. Success needs no words."""
-    match outcome:
-        case {"type": "exit", "exit_code": int(code)} if code:
-            return f"exit code {code}"
-        case {"type": "timeout"}:
-            return "The command exceeded its time limit."
-        case _:
-            return ""
+def _to_patch(arguments: Wire) -> Wire:
+    diff = {} if arguments["type"] == "delete_file" else {"diff": arguments["diff"]}
+    return {"operation": {"type": arguments["type"], "path": arguments["path"], **diff}}
 
 
-def error_text(error: object) -> str:
-    """Return the text of an error in any of its forms."""
-    match error:
-        # The pattern `{}` would match every object.
-        case empty if not empty:
-            return ""
-        case str():
-            return error
-        case {"content": [{"text": str(text)}]} | {"message": str(text)}:
-            return text
-        case _:
-            return orjson.dumps(error).decode()
+def _started_shell(fields: Wire) -> Wire:
+    return {**fields, "action": {**fields["action"], "commands": []}}
 
 
-def is_same_mcp_call(stored: StoredItem, arguments: str, output: str) -> bool:
-    """Return True if a returned call matches the stored one.
+def _started_patch(fields: Wire) -> Wire:
+    operation = fields["operation"]
+    return {"operation": {**operation, "diff": ""} if "diff" in operation else operation}
 
-    Pydantic AI omits the output and reformats the arguments.
+
+def _unchanged(fields: Wire) -> Wire:
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """Built-in tool that the client runs.
+
+    `to_fields` makes the fields of its call from arguments that match `parameters`. `started` reduces them to those
+    that are known when the item is added. `given` are arguments that a returned call may lack.
     """
-    results = [item.output for item in stored.meaning if isinstance(item, ToolResult)]
-    return same_json(str(stored.wire.get("arguments")), arguments) and (results == [output] or not output)
+
+    description: str
+    parameters: dict[str, Json]
+    to_fields: Callable[[Wire], Wire]
+    started: Callable[[Wire], Wire] = _unchanged
+    given: Mapping[str, Json] | None = None
 
 
-def is_same_call(stored: StoredItem, call_id: str | None, details: Any) -> bool:
-    """Return whether a returned call of a client's built-in tool matches the stored one."""
-    wire = stored.wire
-    return wire.get("call_id") == call_id and details in (wire.get("action"), wire.get("operation"))
+TOOLS: Final[Mapping[CallForm, ClientTool]] = {
+    CallForm.SHELL: ClientTool("Run commands in a shell.", _SHELL, _to_shell, _started_shell),
+    CallForm.LOCAL_SHELL: ClientTool("Run a program on the user's computer.", _LOCAL_SHELL, _to_local_shell),
+    CallForm.APPLY_PATCH: ClientTool(
+        "Create, update or delete one file.", _APPLY_PATCH, _to_patch, _started_patch, {"diff": ""}
+    ),
+}
+# Prefix of the events with a command of a shell call.
+COMMAND: Final = "response.shell_call_command"
+# Member of every action of `local_shell`.
+_EXEC: Final = ("type", "exec")
+# Forms of calls by the type of the tool.
+FORMS: Final = {form.value: form for form in TOOLS}
 
 
-def same_json(one: str, other: str) -> bool:
-    """Return whether both are the same text, or the same JSON."""
-    if one == other:
-        return True
+def function_of(kind: str, fields: Mapping[str, Any]) -> FunctionSpec | None:
+    """Return the function for a built-in tool of the client, declared with `fields`.
+
+    None for any other tool, and for a shell in a container of the server.
+    """
+    if kind not in FORMS:
+        return None
+    environment = fields.get("environment")
+    place = environment.get("type") if isinstance(environment, dict) else None
+    if place not in (None, "local"):
+        return None
+    tool = TOOLS[FORMS[kind]]
+    skills = environment.get("skills") if isinstance(environment, dict) else None
+    description = "\n".join([tool.description, *_described(skills)])
+    return FunctionSpec(name=kind, description=description, parameters=tool.parameters)
+
+
+def _described(skills: Any) -> Iterator[str]:
+    """Yield a line for each skill: instructions that the model may read in the environment."""
+    for skill in skills if isinstance(skills, list) else ():
+        match skill:
+            case {"name": str(name), "description": str(text), "path": str(path)}:
+                yield f"Skill {name}: {' '.join(text.split())} Instructions: {path}/SKILL.md"
+
+
+def call_fields(form: CallForm, arguments: str) -> Wire | None:
+    """Return the fields of a call; None for other forms, and for unsuitable arguments."""
+    tool = TOOLS.get(form)
+    if tool is None or violation(tool.parameters, arguments) is not None:
+        return None
     try:
-        return bool(orjson.loads(one) == orjson.loads(other))
+        return tool.to_fields(orjson.loads(arguments))
     except orjson.JSONDecodeError:
-        return False
+        return None  # numbers that JSON allows, and orjson cannot represent
+
+
+def started_call(form: CallForm, call: Wire) -> Wire:
+    """Return a call when its item is added, before its deltas."""
+    return {**call, **TOOLS[form].started(call)}
+
+
+def command_events(call: Wire) -> Iterator[tuple[str, Wire]]:
+    """Yield names and fields of the events with the commands of a `shell_call`, if it is one."""
+    if call["type"] != "shell_call":
+        return
+    for index, command in enumerate(call["action"]["commands"]):
+        place = {"command_index": index}
+        yield f"{COMMAND}.added", {**place, "command": ""}
+        if command:
+            yield f"{COMMAND}.delta", {**place, "delta": command}
+        yield f"{COMMAND}.done", {**place, "command": command}
+
+
+def shell_output(text: str) -> list[Wire]:
+    """Return a result of `shell` that has only text."""
+    return [{"stdout": text, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+
+
+def arguments_of(form: CallForm, details: Any) -> str:
+    """Return the arguments of a returned call, as the model would write them."""
+    if isinstance(details, dict):
+        sent = {name: value for name, value in details.items() if value is not None and (name, value) != _EXEC}
+        details = {**(TOOLS[form].given or {}), **sent}
+    return orjson.dumps(details).decode()

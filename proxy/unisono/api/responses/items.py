@@ -12,7 +12,7 @@ from typing import Any, assert_never
 
 import orjson
 
-from unisono.api.responses.client_calls import FORMS, TOOLS, call_fields, shell_output
+from unisono.api.responses.client_tools import FORMS, TOOLS, call_fields, shell_output
 from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.core.conversation import (
     AddedTools,

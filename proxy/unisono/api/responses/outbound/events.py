@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from unisono.api.logprobs import to_entries
-from unisono.api.responses.client_calls import command_events
+from unisono.api.responses.client_tools import command_events
 from unisono.api.responses.items import COMPLETED, INCOMPLETE, NewId, Wire, message, refusal_part
 from unisono.api.responses.outbound import mcp_items
 from unisono.api.responses.outbound.citations import Citations

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 
-from unisono.api.responses.client_calls import TOOLS
+from unisono.api.responses.client_tools import TOOLS
 from unisono.api.responses.items import Wire, annotated, reasoning_part, refusal_part, text_part
 from unisono.api.responses.outbound.citations import Citations
 from unisono.api.responses.outbound.serializer import DeltaForm

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never, cast
 
-from unisono.api.responses.client_calls import TOOLS, call_fields, started_call
+from unisono.api.responses.client_tools import TOOLS, call_fields, started_call
 from unisono.api.responses.declared_tools import tool_echo
 from unisono.api.responses.items import (
     CALL_TYPES,
