@@ -30,7 +30,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from unisono.api.unisono_object import limit_headers
+from unisono.api.answer_headers import limit_headers
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.engine.request import GenerationReport

@@ -16,6 +16,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.answer_headers import backend_header
 from unisono.api.body import off_loop
 from unisono.api.error_responses import to_body
 from unisono.api.request_options import request_fields
@@ -27,7 +28,6 @@ from unisono.api.sse import (
     event,
     until_disconnect,
 )
-from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.conversation import (

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import OFF_LOOP_BYTES, read_model_request
 from unisono.api.chat.answers import ChatCompletion, ChatCompletionChunk
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
@@ -33,7 +34,6 @@ from unisono.api.passthrough_routes import (
 from unisono.api.request_options import NO_RULES, NOTES, ModelRules, ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
-from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.input_files import FileReader

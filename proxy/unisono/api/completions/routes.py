@@ -10,6 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.answer_headers import backend_header
 from unisono.api.body import identify_end_user, off_loop, read_model_request, with_options
 from unisono.api.completions.inbound import CompletionGenerations, Cut, Spell, check_allowed, to_generation_requests
 from unisono.api.completions.outbound import (
@@ -24,7 +25,6 @@ from unisono.api.n_choices import chunk_source, collect_all, start_all
 from unisono.api.request_options import NO_RULES, ModelRules
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
-from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.request_identity import identify

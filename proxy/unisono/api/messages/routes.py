@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import identify_end_user, off_loop, read_json, with_options
 from unisono.api.compacting import request_to_count, start_answer
 from unisono.api.image_descriptions import ImageDescriber
@@ -30,7 +31,6 @@ from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, generation_source, until_disconnect
 from unisono.api.summary import sealed_items
-from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.conversation import Item

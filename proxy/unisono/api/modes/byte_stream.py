@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from unisono.api.answer_headers import backend_header
 from unisono.api.error_responses import ClientGone, outcome
 from unisono.api.sse import until_disconnect
-from unisono.api.unisono_object import backend_header
 from unisono.core.events import Event, PassedBytes
 from unisono.engine.request import GenerationStream
 

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.answer_headers import backend_header
 from unisono.api.body import (
     REQUESTED_MODEL,
     caller_with_options,
@@ -39,7 +40,6 @@ from unisono.api.passthrough_routes import whole
 from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import until_disconnect
-from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import Api, answers_bytes

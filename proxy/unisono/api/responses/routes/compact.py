@@ -8,6 +8,7 @@ from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import read_model_request
 from unisono.api.responses.answers import Compaction
 from unisono.api.responses.compaction import EFFECTIVE_FIELDS, compacted, to_compaction
@@ -17,7 +18,6 @@ from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties
 from unisono.api.sse import until_disconnect
-from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import GUARDRAILS, read_model_request
 from unisono.api.error_responses import failure_of
 from unisono.api.media import MediaSource, with_file_texts
@@ -44,7 +45,6 @@ from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.routing_fields import chosen_fields
 from unisono.api.sse import DONE, EventSource, EventStream, EventWriter, until_disconnect
-from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
