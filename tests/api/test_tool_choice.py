@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from tests.api.responses.frames import ids
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.schema import ChatRequest
-from unisono.api.request_options import ModelRules
+from unisono.api.model_rules import ModelRules
 from unisono.api.responses.inbound import to_generation_request as to_responses_turn
 from unisono.api.responses.known_state import KnownState
 from unisono.api.responses.outbound.response import to_echo

@@ -22,7 +22,7 @@ from unisono.api.field_types import OpenModel
 from unisono.api.history_builder import MEDIA_PARTS
 from unisono.api.image_descriptions import ImageDescriber, ImageDescription, VisionRequest
 from unisono.api.input_files import SOURCES, ReplacedFile, replaced_files
-from unisono.api.request_options import ModelRules
+from unisono.api.model_rules import ModelRules
 from unisono.api.sse import until_disconnect
 from unisono.core.access import Caller
 from unisono.core.frozen import statically_frozen

@@ -19,9 +19,10 @@ from unisono.api.gateway_tools import BROWSER, RunnableTools, allowed
 from unisono.api.health import Readiness
 from unisono.api.image_descriptions import DescriptionCache, ImageDescriber
 from unisono.api.messages.inbound import MessagesModel
+from unisono.api.model_rules import NO_DEFAULTS, AnswerDefaults, ModelRules
 from unisono.api.modes.inbound import ModeModel
 from unisono.api.passthrough_routes import FindWay
-from unisono.api.request_options import NO_DEFAULTS, REASONING_FIELDS, AnswerDefaults, ModelRules
+from unisono.api.request_options import REASONING_FIELDS
 from unisono.api.responses.deps import ResponsesModel
 from unisono.bootstrap.stored_models import StoredModels
 from unisono.bootstrap.tool_servers import ServerToolSetup

@@ -15,7 +15,7 @@ from unisono.api.media import LINE
 from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, Thinking, needs_seals, to_generation_request
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.messages.server_tools import SEALED
-from unisono.api.request_options import ModelRules
+from unisono.api.model_rules import ModelRules
 from unisono.api.summary import HEADING
 from unisono.core.access import Caller
 from unisono.core.conversation import (

@@ -11,7 +11,8 @@ from unisono.api.chat.answer_options import REASONING_FIELDS, budgets, requested
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
 from unisono.api.field_types import smallest
-from unisono.api.request_options import AnswerDefaults, SamplingFields, sampling_in
+from unisono.api.model_rules import AnswerDefaults
+from unisono.api.request_options import SamplingFields, sampling_in
 from unisono.api.structured_outputs import StructuredFields
 from unisono.errors import UnsupportedValue
 

@@ -22,6 +22,7 @@ from unisono.api.error_responses import REPORTS
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaRules, MediaSource, media_context, with_file_texts
+from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import chunk_source, collect_all, start_all
 from unisono.api.passthrough_routes import (
     FindWay,
@@ -31,7 +32,7 @@ from unisono.api.passthrough_routes import (
     way_for,
     with_passthrough,
 )
-from unisono.api.request_options import NO_RULES, NOTES, ModelRules, ReasoningField
+from unisono.api.request_options import NOTES, ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
 from unisono.api.whole import to_whole

@@ -21,8 +21,8 @@ from unisono.api.completions.outbound import (
     to_completion,
 )
 from unisono.api.completions.schema import CompletionRequest
+from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import chunk_source, collect_all, start_all
-from unisono.api.request_options import NO_RULES, ModelRules
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
 from unisono.api.whole import to_whole

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from unisono.api.compacting import Window, unknown_window
 from unisono.api.image_descriptions import ImageDescriber
+from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.passthrough_routes import FindWay
-from unisono.api.request_options import NO_RULES, ModelRules
 from unisono.api.responses.items import NewId
 from unisono.api.server_rules import ServerRules
 from unisono.api.summary import ItemSealing
