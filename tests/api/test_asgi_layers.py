@@ -13,7 +13,8 @@ from starlette.types import Message
 
 from tests.api.asgi import Exchange
 from unisono.access.keys import MasterKey, NoKeys
-from unisono.api.asgi_layers import HEALTH_PATHS, Authenticate, asgi_layers, is_loopback
+from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers, is_loopback
+from unisono.api.authentication import Authenticate
 from unisono.api.body import read_json
 from unisono.api.body_limits import ARRIVED_BYTES
 from unisono.api.error_responses import register

@@ -9,7 +9,6 @@ that returns the awaitable of the next layer, which saves a frame whenever the r
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
-from functools import partial
 from ipaddress import ip_address
 from time import monotonic, time
 from types import MappingProxyType
@@ -21,7 +20,8 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.access.failed_authentications import FailedAuthentications
-from unisono.api.body import END_USER, NO_RULES, REQUESTED_MODEL, RULES, RequestRules
+from unisono.api.authentication import Authenticate, Authentication
+from unisono.api.body import END_USER, NO_RULES, REQUESTED_MODEL, RequestRules
 from unisono.api.body_limits import (
     BODY_DEADLINE_S,
     MAX_BODY_BYTES,
@@ -33,22 +33,18 @@ from unisono.api.body_limits import (
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.path_aliases import PathAliases
 from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
-from unisono.api.request_routes import requested_route, route_of
+from unisono.api.request_routes import REQUESTS, requested_route, route_of
 from unisono.core.access import Caller
 from unisono.core.observer import GenerationDone
 from unisono.core.request_record import GENERATIONS, MAX_ENTRIES, MAX_VALUE_LENGTH, RecordSink, RequestRecord
 from unisono.core.trace_context import ARRIVED, TraceContext
-from unisono.errors import NotAllowed, NotAuthenticated
+from unisono.errors import NotAllowed
 from unisono.net.client_networks import client_address
 
 HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/ping"})
-# Headers with a key. Those of Anthropic's clients and of Azure's contain nothing else.
-KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 # Headers that a web page may read.
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries, "
 EXPOSED += "x-unisono-notes"
-# Other ASGI scopes, such as `lifespan`, have no headers and pass through the layers.
-REQUESTS = frozenset({"http", "websocket"})
 # ASGI messages that carry the response headers.
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
@@ -56,13 +52,6 @@ ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "we
 SWITCHED = 101
 # Caller of a request without a valid key.
 NOBODY = Caller("")
-
-# Look up the caller of a bearer key. Raises NotAuthenticated for an unknown key.
-Authenticate = Callable[[str | None], Awaitable[Caller]]
-
-# Look up the caller of a connection again, with the current state of its key. Raises NotAuthenticated when the key is
-# no longer valid.
-LookUpCaller = Callable[[], Awaitable[Caller]]
 
 
 class RequestIds:
@@ -275,77 +264,6 @@ def is_loopback(url: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-class Authentication:
-    """Layer that requires a valid key for all paths except `open_paths`.
-
-    Puts the Caller into `scope["state"]["caller"]`, and the operator's `rules` for requests beside it. For a WebSocket,
-    which outlives a request, it also puts a function that repeats the lookup into `scope["state"]["caller_again"]`.
-    `failures` limits requests with invalid keys.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        authenticate: Authenticate,
-        open_paths: Collection[str] = HEALTH_PATHS,
-        rules: RequestRules = NO_RULES,
-        failures: FailedAuthentications | None = None,
-    ) -> None:
-        self._app = app
-        self._failures = failures
-        self._authenticate = authenticate
-        self._rules = rules
-        self._open_paths = frozenset(open_paths)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in REQUESTS and scope["path"] not in self._open_paths:
-            headers = request_headers(scope)
-            presented = presented_key(headers)
-            again: LookUpCaller = partial(self._authenticate, presented)
-            state = scope.setdefault("state", {})
-            state["caller"] = await (again() if presented is None else self._checked(scope, headers, presented))
-            state[RULES] = self._rules
-            if scope["type"] == "websocket":
-                state["caller_again"] = again
-        await self._app(scope, receive, send)
-
-    async def _checked(self, scope: Scope, headers: RequestHeaders, presented: str) -> Caller:
-        """Return the caller.
-
-        Raises NotAuthenticated, and TooManyFailures for an address with many failures.
-        """
-        if (failures := self._failures) is None:
-            return await self._authenticate(presented)
-        peer = (scope.get("client") or ("",))[0]
-        client = failures.client(peer, ",".join(headers.get(b"x-forwarded-for", ())))
-        failures.check(client, presented)
-        try:
-            caller = await self._authenticate(presented)
-        except NotAuthenticated:
-            failures.failed(client)
-            raise
-        failures.accepted(client, presented)
-        return caller
-
-
-def presented_key(headers: RequestHeaders) -> str | None:
-    """Return the key of the request; None if it is missing or ambiguous."""
-    # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
-    keys: set[str] = set()
-    for name in KEY_HEADERS & headers.keys():
-        values = headers[name]
-        if len(values) > 1:
-            return None
-        key = values[0].strip()
-        if name == b"authorization":
-            scheme, _, bearer = key.partition(" ")
-            key = bearer.strip() if scheme.lower() == "bearer" else ""
-        keys.add(key)
-    keys.discard("")
-    return keys.pop() if len(keys) == 1 else None
 
 
 def asgi_layers(

@@ -1,9 +1,12 @@
-"""Path templates of requests."""
+"""ASGI scopes that are requests, and their path templates."""
 
 from __future__ import annotations
 
 from starlette.routing import Match
 from starlette.types import Scope
+
+# Other ASGI scopes, such as `lifespan`, have no headers and pass through the layers.
+REQUESTS = frozenset({"http", "websocket"})
 
 
 def route_of(scope: Scope) -> str:

@@ -1,0 +1,94 @@
+"""Layer that identifies the caller of a request by its key, before any route receives it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from unisono.access.failed_authentications import FailedAuthentications
+from unisono.api.body import NO_RULES, RULES, RequestRules
+from unisono.api.body_limits import RequestHeaders, request_headers
+from unisono.api.request_routes import REQUESTS
+from unisono.core.access import Caller
+from unisono.errors import NotAuthenticated
+
+# Headers with a key. Those of Anthropic's clients and of Azure's contain nothing else.
+KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+# Look up the caller of a bearer key. Raises NotAuthenticated for an unknown key.
+Authenticate = Callable[[str | None], Awaitable[Caller]]
+# Look up the caller of a connection again, with the current state of its key. Raises NotAuthenticated when the key is
+# no longer valid.
+LookUpCaller = Callable[[], Awaitable[Caller]]
+
+
+class Authentication:
+    """Layer that requires a valid key for all paths except `open_paths`.
+
+    Puts the Caller into `scope["state"]["caller"]`, and the operator's `rules` for requests beside it. For a WebSocket,
+    which outlives a request, it also puts a function that repeats the lookup into `scope["state"]["caller_again"]`.
+    `failures` limits requests with invalid keys.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        authenticate: Authenticate,
+        open_paths: Collection[str],
+        rules: RequestRules = NO_RULES,
+        failures: FailedAuthentications | None = None,
+    ) -> None:
+        self._app = app
+        self._failures = failures
+        self._authenticate = authenticate
+        self._rules = rules
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in REQUESTS and scope["path"] not in self._open_paths:
+            headers = request_headers(scope)
+            presented = presented_key(headers)
+            again: LookUpCaller = partial(self._authenticate, presented)
+            state = scope.setdefault("state", {})
+            state["caller"] = await (again() if presented is None else self._checked(scope, headers, presented))
+            state[RULES] = self._rules
+            if scope["type"] == "websocket":
+                state["caller_again"] = again
+        await self._app(scope, receive, send)
+
+    async def _checked(self, scope: Scope, headers: RequestHeaders, presented: str) -> Caller:
+        """Return the caller.
+
+        Raises NotAuthenticated, and TooManyFailures for an address with many failures.
+        """
+        if (failures := self._failures) is None:
+            return await self._authenticate(presented)
+        peer = (scope.get("client") or ("",))[0]
+        client = failures.client(peer, ",".join(headers.get(b"x-forwarded-for", ())))
+        failures.check(client, presented)
+        try:
+            caller = await self._authenticate(presented)
+        except NotAuthenticated:
+            failures.failed(client)
+            raise
+        failures.accepted(client, presented)
+        return caller
+
+
+def presented_key(headers: RequestHeaders) -> str | None:
+    """Return the key of the request; None if it is missing or ambiguous."""
+    # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
+    keys: set[str] = set()
+    for name in KEY_HEADERS & headers.keys():
+        values = headers[name]
+        if len(values) > 1:
+            return None
+        key = values[0].strip()
+        if name == b"authorization":
+            scheme, _, bearer = key.partition(" ")
+            key = bearer.strip() if scheme.lower() == "bearer" else ""
+        keys.add(key)
+    keys.discard("")
+    return keys.pop() if len(keys) == 1 else None
