@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.access.failed_authentications import FailedAuthentications
 from unisono.api.authentication import Authenticate, Authentication
-from unisono.api.body import END_USER, NO_RULES, REQUESTED_MODEL, RequestRules
 from unisono.api.body_limits import (
     BODY_DEADLINE_S,
     MAX_BODY_BYTES,
@@ -30,6 +29,8 @@ from unisono.api.body_limits import (
     header_values,
     request_headers,
 )
+from unisono.api.caller_options import NO_RULES, REQUESTED_MODEL, RequestRules
+from unisono.api.end_user_fields import END_USER
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.path_aliases import PathAliases
 from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields

@@ -10,21 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias, TypeVar
-from urllib.parse import unquote
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import orjson
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import ClientDisconnect, Request
 
-from unisono.api.body_limits import request_headers
+from unisono.api.caller_options import with_options
+from unisono.api.end_user_fields import identify_end_user
 from unisono.api.path_aliases import PATH_MODEL
-from unisono.api.request_options import HEADER_NOTES
-from unisono.api.routing_fields import ROUTING_FIELDS, TAG_HEADER, TAG_OBJECTS, RoutingFields
-from unisono.core.access import Caller
-from unisono.core.request_identity import IDENTITY, identify
-from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.errors import InvalidRequest
 
 # Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
@@ -58,40 +52,6 @@ NO_NUMBER = re.compile(r"NaN|Infinity")
 _CONTAINERS: Final = frozenset({dict, list})
 Result = TypeVar("Result")
 
-# Return the caller with the limits of an end user, whom a field of the request names. Raises NotAllowed.
-ApplyEndUser: TypeAlias = Callable[[Caller, str, str], Awaitable[Caller]]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRules:
-    """Operator's rules for all requests to models.
-
-    With `needs_user`, a request must name its end user. `guardrails` are the names that a request may contain.
-    `routing` reads the fields for routing. `apply_end_user` returns the caller with the limits of an end user.
-    """
-
-    needs_user: bool = False
-    guardrails: frozenset[str] = frozenset()
-    routing: RoutingFields = field(default_factory=RoutingFields)
-    apply_end_user: ApplyEndUser | None = None
-
-
-NO_RULES: Final = RequestRules()
-# Field of requests that names guardrails.
-GUARDRAILS: Final = "guardrails"
-# Fields that may contain an option.
-OPTION_FIELDS: Final = ROUTING_FIELDS | {GUARDRAILS, *TAG_OBJECTS}
-# Names of the routing headers as ASGI gives them, and the values of a missing header.
-_TAG_HEADER_BYTES: Final = TAG_HEADER.lower().encode()
-_DEPLOYMENT_HEADER_BYTES: Final = DEPLOYMENT_HEADER.lower().encode()
-_OPTION_HEADERS: Final = frozenset((_TAG_HEADER_BYTES, _DEPLOYMENT_HEADER_BYTES))
-_NO_VALUES: Final = ("",)
-# Key of the rules in the request's state.
-RULES: Final = "request_rules"
-# Keys of the requested model and of the end user in the request's state.
-REQUESTED_MODEL: Final = "requested_model"
-END_USER: Final = "end_user"
-
 
 async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
     """Return the body of a request to a model, with the model that its path names.
@@ -104,116 +64,6 @@ async def read_model_request(request: Request, *user_fields: str) -> dict[str, A
         body = {**body, "model": model}
     await identify_end_user(request, body, *user_fields)
     return with_options(request, body)
-
-
-async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
-    """Add the limits and models of the end user that a request names to its caller.
-
-    The caller is in the request's state. Raises InvalidRequest for a field that is not a string, or if the operator
-    requires an end user and none of `user_fields` names one, and the errors of the operator's rules for end users.
-    """
-    state = _state_of(connection)
-    rules: RequestRules = state.get(RULES, NO_RULES)
-    user = ""
-    for name in user_fields:
-        value = _value_at(body, name) if "." in name else body.get(name)
-        if value is None or value == "":
-            continue
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise InvalidRequest(f"Invalid value for '{name}': must be a string.", param=name)
-        user = state[END_USER] = str(value)
-        break
-    if IDENTITY.get().user != user:
-        identify(user=user)
-    if user and rules.apply_end_user is not None:
-        state["caller"] = await rules.apply_end_user(state["caller"], user, name)
-    if not user and rules.needs_user:
-        first = user_fields[0]
-        raise InvalidRequest(
-            f"'{first}' is missing: this gateway requires every request to name its end user. Set it.", param=first
-        )
-
-
-def with_options(request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    """Move the guardrails and the routing of a body to the caller; return the rest.
-
-    The caller is in the request's state. Raises the errors of `caller_with_options`.
-    """
-    state = _state_of(request)
-    # Nearly all requests have no options.
-    has_options = not (OPTION_FIELDS.isdisjoint(body) and _OPTION_HEADERS.isdisjoint(request_headers(request.scope)))
-    if has_options:
-        state["caller"] = caller_with_options(request, state["caller"], body)
-    if isinstance(model := body.get("model"), str):
-        state[REQUESTED_MODEL] = model
-    return without_options(request, body) if has_options else body
-
-
-def without_options(connection: HTTPConnection, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body without the fields that `caller_with_options` reads."""
-    rest = {name: value for name, value in body.items() if name != GUARDRAILS} if GUARDRAILS in body else body
-    for name in TAG_OBJECTS:
-        if isinstance(inner := rest.get(name), dict) and GUARDRAILS in inner:
-            left = {key: value for key, value in inner.items() if key != GUARDRAILS}
-            rest = {**rest, name: left or None}
-    return _rules_of(connection).routing.without(rest)
-
-
-def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mapping[str, Any]) -> Caller:
-    """Return the caller with the guardrails and the routing that a request names.
-
-    Raises InvalidRequest for an unknown guardrail and for impossible routing; the error names the field.
-    """
-    rules, headers = _rules_of(connection), request_headers(connection.scope)
-    tags = headers.get(_TAG_HEADER_BYTES, _NO_VALUES)[0]
-    if tags and not rules.routing.filters_tags:
-        _state_of(connection)[HEADER_NOTES] = (f"{TAG_HEADER}: no effect",)
-    deployment = unquote(headers.get(_DEPLOYMENT_HEADER_BYTES, _NO_VALUES)[0])
-    routing = rules.routing.read(body, caller, tags, deployment)
-    if routing != caller.routing:
-        caller = replace(caller, routing=routing)
-    names = frozenset(_guardrails(body, rules.guardrails))
-    return replace(caller, guardrails=names) if names else caller
-
-
-def _guardrails(body: Mapping[str, Any], known: Collection[str]) -> Iterator[str]:
-    """Yield the guardrails that a body names, itself or in an object such as `metadata`."""
-    objects = [("", body)]
-    for name in TAG_OBJECTS:
-        if isinstance(inner := body.get(name), dict):
-            objects.append((f"{name}.", inner))
-    for prefix, values in objects:
-        path, names = f"{prefix}{GUARDRAILS}", values.get(GUARDRAILS)
-        if names is None:
-            continue
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InvalidRequest(f"Invalid value for '{path}': must be a list of names.", param=path)
-        for name in names:
-            if name not in known:
-                raise InvalidRequest(
-                    f"'{path}': this gateway has no guardrail '{name[:64]}'. Remove it, or ask the operator to add it.",
-                    param=path,
-                )
-            yield name
-
-
-def _rules_of(connection: HTTPConnection) -> RequestRules:
-    rules: RequestRules = _state_of(connection).get(RULES, NO_RULES)
-    return rules
-
-
-def _state_of(connection: HTTPConnection) -> dict[str, Any]:
-    """Return the state of a request; `connection.state` has its values as attributes."""
-    state: dict[str, Any] = connection.scope.setdefault("state", {})
-    return state
-
-
-def _value_at(body: Mapping[str, Any], field: str) -> Any:
-    """Return the value at a path such as `metadata.user_id`; None if it is missing."""
-    value: Any = body
-    for step in field.split("."):
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
 
 
 class DirectRequest(Request):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from unisono.access.failed_authentications import FailedAuthentications
-from unisono.api.body import ApplyEndUser, RequestRules
+from unisono.api.caller_options import ApplyEndUser, RequestRules
 from unisono.api.routing_fields import RoutingFields
 from unisono.bootstrap.models import fallback_model
 from unisono.config import Config, ModelRegistry

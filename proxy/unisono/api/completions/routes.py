@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header
-from unisono.api.body import identify_end_user, off_loop, read_model_request, with_options
+from unisono.api.body import off_loop, read_model_request
+from unisono.api.caller_options import with_options
 from unisono.api.completions.inbound import CompletionGenerations, Cut, Spell, check_allowed, to_generation_requests
 from unisono.api.completions.outbound import (
     Completion,
@@ -21,6 +22,7 @@ from unisono.api.completions.outbound import (
     to_completion,
 )
 from unisono.api.completions.schema import CompletionRequest
+from unisono.api.end_user_fields import identify_end_user
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import chunk_source, collect_all, start_all
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency

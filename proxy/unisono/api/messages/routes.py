@@ -11,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
-from unisono.api.body import identify_end_user, off_loop, read_json, with_options
+from unisono.api.body import off_loop, read_json
+from unisono.api.caller_options import with_options
 from unisono.api.compacting import request_to_count, start_answer
+from unisono.api.end_user_fields import identify_end_user
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaSource, media_context
 from unisono.api.messages.answers import ANTHROPIC, Message, MessageEvent, MessageTokens

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from unisono.api.body import GUARDRAILS
+from unisono.api.caller_options import GUARDRAILS
 from unisono.api.routing_fields import FIELDS, TAG_OBJECTS
 from unisono.errors import InvalidRequest
 

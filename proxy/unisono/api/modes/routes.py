@@ -10,14 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header
-from unisono.api.body import (
-    REQUESTED_MODEL,
-    caller_with_options,
-    identify_end_user,
-    off_loop,
-    read_model_request,
-    without_options,
-)
+from unisono.api.body import off_loop, read_model_request
+from unisono.api.caller_options import REQUESTED_MODEL, caller_with_options, without_options
+from unisono.api.end_user_fields import identify_end_user
 from unisono.api.modes.byte_stream import started_bytes
 from unisono.api.modes.form_options import read_options, remaining_parts
 from unisono.api.modes.inbound import ModeModel, requested_model, to_generation_request

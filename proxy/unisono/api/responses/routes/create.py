@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
-from unisono.api.body import GUARDRAILS, read_model_request
+from unisono.api.body import read_model_request
+from unisono.api.caller_options import GUARDRAILS
 from unisono.api.error_responses import failure_of
 from unisono.api.media import MediaSource, with_file_texts
 from unisono.api.passthrough_routes import check_stateless, passed_through, way_for

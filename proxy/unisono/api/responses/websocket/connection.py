@@ -21,7 +21,9 @@ from typing import assert_never
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from unisono.api.body import caller_with_options, identify_end_user, off_loop, without_options
+from unisono.api.body import off_loop
+from unisono.api.caller_options import caller_with_options, without_options
+from unisono.api.end_user_fields import identify_end_user
 from unisono.api.error_responses import ClientGone, failure_of, with_attempts
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.foreground import answer_events

@@ -1,0 +1,51 @@
+"""Fields of a request that name its end user, whose limits then apply to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import HTTPConnection
+
+from unisono.api.caller_options import NO_RULES, RULES, RequestRules, state_of
+from unisono.core.request_identity import IDENTITY, identify
+from unisono.errors import InvalidRequest
+
+# Key of the end user in the request's state.
+END_USER: Final = "end_user"
+
+
+async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
+    """Add the limits and models of the end user that a request names to its caller.
+
+    The caller is in the request's state. Raises InvalidRequest for a field that is not a string, or if the operator
+    requires an end user and none of `user_fields` names one, and the errors of the operator's rules for end users.
+    """
+    state = state_of(connection)
+    rules: RequestRules = state.get(RULES, NO_RULES)
+    user = ""
+    for name in user_fields:
+        value = _value_at(body, name) if "." in name else body.get(name)
+        if value is None or value == "":
+            continue
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise InvalidRequest(f"Invalid value for '{name}': must be a string.", param=name)
+        user = state[END_USER] = str(value)
+        break
+    if IDENTITY.get().user != user:
+        identify(user=user)
+    if user and rules.apply_end_user is not None:
+        state["caller"] = await rules.apply_end_user(state["caller"], user, name)
+    if not user and rules.needs_user:
+        first = user_fields[0]
+        raise InvalidRequest(
+            f"'{first}' is missing: this gateway requires every request to name its end user. Set it.", param=first
+        )
+
+
+def _value_at(body: Mapping[str, Any], field: str) -> Any:
+    """Return the value at a path such as `metadata.user_id`; None if it is missing."""
+    value: Any = body
+    for step in field.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
