@@ -16,7 +16,7 @@ class McpLimits:
     arguments_bytes: int = 1 * MIB
     # Text of one result for the model; the excess is cut, and the text says so. Text with many JSON escapes has a
     # lower limit: a result is stored as JSON, twice, and has to fit in an item of the store
-    # (`core.state_store.StateLimits`).
+    # (`store.codec.StateLimits`).
     output_bytes: int = 256 * KIB
     # One message of a server; a larger one ends its exchange.
     answer_bytes: int = 8 * MIB
