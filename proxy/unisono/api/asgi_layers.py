@@ -33,7 +33,7 @@ from unisono.api.caller_options import NO_RULES, REQUESTED_MODEL, RequestRules
 from unisono.api.end_user_fields import END_USER
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
 from unisono.api.path_aliases import PathAliases
-from unisono.api.request_options import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
+from unisono.api.request_notes import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
 from unisono.api.request_routes import REQUESTS, requested_route, route_of
 from unisono.core.access import Caller
 from unisono.core.observer import GenerationDone

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from starlette.requests import HTTPConnection, Request
 
 from unisono.api.body_limits import request_headers
-from unisono.api.request_options import HEADER_NOTES
+from unisono.api.request_notes import HEADER_NOTES
 from unisono.api.routing_fields import ROUTING_FIELDS, TAG_HEADER, TAG_OBJECTS, RoutingFields
 from unisono.core.access import Caller
 from unisono.core.requested_routing import DEPLOYMENT_HEADER

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from unisono.api.field_types import OpenModel
-from unisono.api.request_options import without_effect
+from unisono.api.request_notes import without_effect
 from unisono.core.conversation import Item, ToolResult
 from unisono.core.tools import Approval, ToolServer, ToolTransport
 from unisono.engine.request import ServerTools

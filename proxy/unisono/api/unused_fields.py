@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, Final
 
 from unisono.api.field_types import OpenModel
-from unisono.api.request_options import without_effect
+from unisono.api.request_notes import without_effect
 from unisono.errors import UnsupportedValue
 
 # Histories are read item by item, with notes of their own.

@@ -32,7 +32,8 @@ from unisono.api.passthrough_routes import (
     way_for,
     with_passthrough,
 )
-from unisono.api.request_options import NOTES, ReasoningField
+from unisono.api.request_notes import NOTES
+from unisono.api.request_options import ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
 from unisono.api.whole import to_whole

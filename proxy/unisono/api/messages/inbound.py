@@ -34,7 +34,8 @@ from unisono.api.messages.server_tools import (
     with_server_tools,
 )
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_options import MAX_NOTES, notes_on_prefill, request_fields, to_sampling
+from unisono.api.request_notes import MAX_NOTES, notes_on_prefill
+from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.response_format import SchemaSpec
 from unisono.api.server_rules import ServerRules
 from unisono.api.tool_choice import ChoiceMode, ToolChoice

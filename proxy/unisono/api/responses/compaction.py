@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.api.request_options import MAX_NOTES, without_effect
+from unisono.api.request_notes import MAX_NOTES, without_effect
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
 from unisono.api.responses.outbound.dialects import Dialect

@@ -17,7 +17,8 @@ from unisono.api.field_types import MAX_MESSAGES, smallest
 from unisono.api.gateway_tools import builtin_for, builtin_notes
 from unisono.api.history_builder import join
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_options import MAX_NOTES, request_fields, to_sampling
+from unisono.api.request_notes import MAX_NOTES
+from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.responses.declared_tools import Searcher, declared, searcher_of
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (

@@ -21,7 +21,7 @@ from unisono.api.answer_types import ABSENT, AnswerModel, Deleted, Moment, Objec
 from unisono.api.body import off_loop, read_json
 from unisono.api.field_types import FieldInput, OpenModel, shortened
 from unisono.api.media import MediaHistory, MediaSource, file_context
-from unisono.api.request_options import MAX_NOTES
+from unisono.api.request_notes import MAX_NOTES
 from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
 from unisono.api.responses.inbound import to_entries
 from unisono.api.responses.input_conversion import InputConversion
