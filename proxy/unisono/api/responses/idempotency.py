@@ -17,9 +17,8 @@ from hashlib import blake2b
 
 from starlette.requests import Request
 
-from unisono.api.responses.background.runner import anchor_of
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.lease_keeper import RENEWALS, release
+from unisono.api.responses.lease_keeper import RENEWALS, anchor_of, release
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.state_store import Status, StoredResponse
 from unisono.errors import InvalidRequest, StoreError

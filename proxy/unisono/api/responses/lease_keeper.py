@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.state_store import BackgroundRun, Lease
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import StoreConflict, StoreError, StoreUnavailable
@@ -22,6 +23,14 @@ RENEWALS = 3
 GIVEN_BACK_WITHIN_S = (0.02, 0.05, 0.1, 0.15)
 
 log = logging.getLogger("unisono.responses")
+
+
+def anchor_of(request: ResponsesRequest, response_id: str) -> str:
+    """Return the id under which the new response is stored: its conversation's, or its own.
+
+    Its lease has the same id.
+    """
+    return request.conversation.id if request.conversation else response_id
 
 
 async def acquire_soon(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease | None:

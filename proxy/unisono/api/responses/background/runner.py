@@ -18,7 +18,7 @@ from unisono.api.responses.background.job import BackgroundJob, JobEnding
 from unisono.api.responses.background.job_record import recorded
 from unisono.api.responses.background.takeover import Takeover
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
-from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, release_unused, renewed
+from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, anchor_of, release_unused, renewed
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.persistence import PAUSES_S, retry_while_down
 from unisono.api.responses.prepared_request import Sender, assembled, busy
@@ -266,11 +266,6 @@ class BackgroundRunner:
                 await store.release(barrier)
         except StoreError as error:
             log.warning("refused response not deleted; it may still be generated", extra={"code": error.code})
-
-
-def anchor_of(request: ResponsesRequest, response_id: str) -> str:
-    """Return the id under which the new response is stored: its conversation's, or its own."""
-    return request.conversation.id if request.conversation else response_id
 
 
 def missing(response_id: str) -> NotFound:
