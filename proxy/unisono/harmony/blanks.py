@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Final
 
 from unisono.harmony.encoding import Encoding
@@ -12,51 +14,27 @@ MAX_BLANKS: Final = 64
 BLANKS: Final = " \t\r\n"
 
 
-class BlankScanner:
-    """Incremental scanner of a JSON body. `run` is the number of blanks at its end."""
+class JsonPlace(Enum):
+    """Place between two characters of a JSON text."""
 
-    def __init__(self) -> None:
-        self.run = 0
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
-        self._has_brackets = False
+    STRUCTURE = auto()  # outside of strings
+    STRING = auto()
+    ESCAPE = auto()  # in a string, after a backslash
 
-    @property
-    def is_too_long(self) -> bool:
-        return self.run > MAX_BLANKS
 
-    @property
-    def is_complete(self) -> bool:
-        """True if an object or array was opened and all brackets are closed."""
-        return self._has_brackets and self._depth == 0 and not self._in_string
+# Read for every character; see `repair`.
+_STRUCTURE: Final = JsonPlace.STRUCTURE
+_STRING: Final = JsonPlace.STRING
+_ESCAPE: Final = JsonPlace.ESCAPE
 
-    def feed(self, text: str) -> None:
-        for character in text:
-            if self._in_string:
-                self._read_in_string(character)
-            elif character in BLANKS:
-                self.run += 1
-            else:
-                self.run = 0
-                self._read_structure(character)
+_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
-    def _read_in_string(self, character: str) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif character == "\\":
-            self._is_escaped = True
-        elif character == '"':
-            self._in_string = False
 
-    def _read_structure(self, character: str) -> None:
-        if character == '"':
-            self._in_string = True
-        elif character in "[{":
-            self._has_brackets = True
-            self._depth += 1
-        elif character in "]}":
-            self._depth -= 1
+def is_closed(json: str) -> bool:
+    """Return whether an object or array was opened in JSON text and all brackets are closed."""
+    structure = _STRINGS.sub("", json)
+    opened = structure.count("{") + structure.count("[")
+    return opened > 0 and opened == structure.count("}") + structure.count("]")
 
 
 class BlankFilter:
@@ -66,31 +44,37 @@ class BlankFilter:
     """
 
     def __init__(self) -> None:
-        self._scanner = BlankScanner()
-        self._pending = ""
+        self._place = _STRUCTURE
+        self._run = ""  # blanks at the end of the text, which are withheld
         self._run_start = 0
 
     @property
     def is_too_long(self) -> bool:
-        return self._scanner.is_too_long
-
-    @property
-    def is_complete(self) -> bool:
-        """True if the body before the run is complete JSON."""
-        return self._scanner.is_complete
+        return len(self._run) > MAX_BLANKS
 
     def feed(self, text: str, position: int) -> str:
         """Return the text that may be emitted after adding `text`.
 
         `position` is the index in the body of the token that ends `text`.
         """
-        before = self._scanner.run
-        self._scanner.feed(text)
-        if (self._scanner.run and self._scanner.run != before + len(text)) or not before:
+        place, before = self._place, len(self._run)
+        run = before
+        for character in text:
+            if place is _STRUCTURE:
+                run = run + 1 if character in BLANKS else 0
+                place = _STRING if character == '"' else place
+            elif place is _ESCAPE:
+                place = _STRING
+            elif character == "\\":
+                place = _ESCAPE
+            elif character == '"':
+                place = _STRUCTURE
+        self._place = place
+        if (run and run != before + len(text)) or not before:
             self._run_start = position
-        text = self._pending + text
-        end = len(text) - self._scanner.run
-        self._pending = text[end:]
+        text = self._run + text
+        end = len(text) - run
+        self._run = text[end:]
         return text[:end]
 
     def trimmed(self, encoding: Encoding, body: Sequence[int]) -> tuple[int, ...]:
@@ -104,8 +88,7 @@ class BlankFilter:
 
     def restart(self) -> None:
         """Continue after the body without the run."""
-        self._pending = ""
-        self._scanner.run = 0
+        self._run = ""
 
 
 def _is_continuation(raw: bytes) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Item, Opened, Reasoning, Text, ToolCall
-from unisono.harmony.blanks import BlankFilter
+from unisono.harmony.blanks import BlankFilter, is_closed
 from unisono.harmony.body_text import BodyText, TableBodyText
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Gate, Stopped
@@ -198,14 +198,15 @@ class ItemReader:
         assert self._blanks is not None
         opened = self.opened
         trimmed = self._blanks.trimmed(encoding, self.body)
+        text = encoding.decode(trimmed)
         return Stopped(
             opened.header,
             opened.tokens,
             opened.start,
             opened.end,
             opened.end,
-            encoding.decode(trimmed),
+            text,
             trimmed,
-            is_complete=self._blanks.is_complete,
+            is_complete=is_closed(text),
             is_emitted=self.is_visible,
         )
