@@ -312,7 +312,7 @@ async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) ->
     if calls.pending is not None:
         yield reader.record_outcome(await loop.run(calls, calls.pending, may_repeat=True))
     while calls.calls:
-        await loop.parse_arguments(calls)
-        yield reader.announce_call(late=loop.is_late)
+        arguments = await loop.parse_arguments(calls)
+        yield reader.announce_call(arguments, late=loop.is_late)
         if calls.pending is not None:
             yield reader.record_outcome(await loop.run(calls, calls.pending))

@@ -14,6 +14,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.ports import Violation
 from unisono.core.token_ids import share_ids
+from unisono.core.tool_arguments import ToolArguments
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import MessageGate
 from unisono.engine.interventions.requirements import Duty, requirements_of
@@ -193,11 +194,11 @@ class OutputReader:
         assert self.round is not None
         return self._record_note(self.round.tools.note(), self.round.tool_lists())
 
-    def announce_call(self, *, late: bool) -> list[Event]:
+    def announce_call(self, arguments: ToolArguments, *, late: bool) -> list[Event]:
         """Begin the next call of the round. With `late`, it is announced but not made."""
         assert self.round is not None
         assert self._filter is not None
-        return self._announce(*self.round.call(self._filter.next_index(), late=late))
+        return self._announce(*self.round.call(arguments, self._filter.next_index(), late=late))
 
     def record_outcome(self, outcome: CallOutcome) -> list[Event]:
         """Report the outcome of the call that was emitted last."""

@@ -84,7 +84,6 @@ class ToolRound:
         self.budget = CallBudget(MAX_CALLS if limit is None else limit, tools.server_tools.pause_after)
         self.calls = deque(calls)  # calls to be made
         self.pending: PendingCall | None = None
-        self._arguments: ToolArguments | None = None
         self.needs_approval = False  # an approval was requested for a call of this round
         self._conversation = conversation
         self.found: list[str] = []  # names of the tools that searches found during the answer
@@ -112,45 +111,34 @@ class ToolRound:
         """Return the conversation with the results of the calls that it contained already."""
         return with_results(conversation, self._decided)
 
-    def parse_next(self) -> None:
-        """Parse the arguments of the next call before `call` is run."""
+    def parse_next(self) -> ToolArguments:
+        """Return the parsed arguments of the next call."""
         call = self.calls[0]
-        self._arguments = read_arguments(call.name, call.arguments)
+        return read_arguments(call.name, call.arguments)
 
-    def call(self, index: int, *, late: bool) -> tuple[Note, list[Event]]:
+    def call(self, arguments: ToolArguments, index: int, *, late: bool) -> tuple[Note, list[Event]]:
         """Begin the next call, as item number `index`; return its note and its events."""
-        call, arguments = self._next()
+        call = self.calls[0]
         if call.question is not None:
-            return self._call(call, arguments, index, ASK)
+            return self._call(arguments, index, ASK)
         tool = self.tools.tool(call.name)
         needs_approval = tool is not None and self.tools.server(tool).approval.needed(tool)
         verdict = self.budget.judge(
             call, arguments, is_known=tool is not None, needs_approval=needs_approval, late=late
         )
-        return self._call(call, arguments, index, verdict)
+        return self._call(arguments, index, verdict)
 
     def call_as_recorded(self, note: Note, index: int) -> tuple[Note, list[Event]]:
         """Begin the next call with the decision in its journal entry `note`.
 
         Raises ValueError if the record belongs to another call.
         """
-        if not self.calls:
+        if not self.calls or note.get(OF) != (arguments := self.parse_next()).digest:
             raise ValueError("a note of another call")
-        call, arguments = self._next()
-        if note.get(OF) != arguments.digest:
-            raise ValueError("a note of another call")
-        return self._call(call, arguments, index, str(note.get(VERDICT)))
+        return self._call(arguments, index, str(note.get(VERDICT)))
 
-    def _next(self) -> tuple[ServerToolCall, ToolArguments]:
-        if self._arguments is None:
-            self.parse_next()
-        assert self._arguments is not None
-        arguments, self._arguments = self._arguments, None
-        return self.calls.popleft(), arguments
-
-    def _call(
-        self, call: ServerToolCall, arguments: ToolArguments, index: int, verdict: str
-    ) -> tuple[Note, list[Event]]:
+    def _call(self, arguments: ToolArguments, index: int, verdict: str) -> tuple[Note, list[Event]]:
+        call = self.calls.popleft()
         server, tool = self.tools.place(call)
         needs_client = verdict == ASK
         item = HostedCall(

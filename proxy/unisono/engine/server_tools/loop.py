@@ -78,10 +78,10 @@ class ToolLoop:
             raise error
         return ServerOffer(server.label, error=error.message)
 
-    async def parse_arguments(self, calls: ToolRound) -> None:
-        """Parse long arguments of the next call in a thread."""
-        if len(calls.calls[0].arguments) > OFF_LOOP_CHARS:
-            await asyncio.to_thread(calls.parse_next)
+    async def parse_arguments(self, calls: ToolRound) -> ToolArguments:
+        """Return the arguments of the next call; long ones are parsed in a thread."""
+        is_long = len(calls.calls[0].arguments) > OFF_LOOP_CHARS
+        return await asyncio.to_thread(calls.parse_next) if is_long else calls.parse_next()
 
     async def run(self, calls: ToolRound, pending: PendingCall, *, may_repeat: bool = False) -> CallOutcome:
         """Return the outcome of a call of the round.
