@@ -221,15 +221,15 @@ class OutputReader:
         assert self.round is not None
         if not self.round.is_complete:
             return []
-        self.items.end_round()
+        needs_approval = self.items.end_round()
         if not self.items.context.number:
             # These were approved calls; the first generation follows them, unless a tool asks the user.
-            self._state = AnswerState(has_run=True, needs_client=self.round.needs_approval)
+            self._state = AnswerState(has_run=True, needs_client=needs_approval)
             self.next_step = next_step(self._state)
             return []
         budget = self.round.budget
         self._state = self._state.after_tools(
-            needs_approval=self.round.needs_approval, exhausted=budget.exhausted, paused=budget.paused
+            needs_approval=needs_approval, exhausted=budget.exhausted, paused=budget.paused
         )
         self.next_step = next_step(self._state)
         if isinstance(self.next_step, OpenFinal):

@@ -316,9 +316,14 @@ class AnswerItems:
         if self._filter is not None:
             self._filter.start_step()
 
-    def end_round(self) -> None:
-        """Exclude server tool calls emitted since `end_step` from the items of the next step."""
+    def end_round(self) -> bool:
+        """Exclude server tool calls emitted since `end_step` from the items of the next step.
+
+        Return whether one of them needs an approval.
+        """
+        items = [closed.item for closed in self.closed[self.context.closed :]]
         self.context = replace(self.context, closed=len(self.closed))
+        return any(isinstance(item, HostedCall) and item.needs_approval for item in items)
 
     def add_results(self, items: Sequence[Item]) -> None:
         self.context = replace(self.context, items=(*self.context.items, *items))

@@ -84,7 +84,6 @@ class ToolRound:
         self.budget = CallBudget(MAX_CALLS if limit is None else limit, tools.server_tools.pause_after)
         self.calls = deque(calls)  # calls to be made
         self.pending: PendingCall | None = None
-        self.needs_approval = False  # an approval was requested for a call of this round
         self._conversation = conversation
         self.found: list[str] = []  # names of the tools that searches found during the answer
         self._decided: list[ToolResult] = denied  # results of calls that are in the conversation already
@@ -95,7 +94,6 @@ class ToolRound:
 
     def start(self, calls: Sequence[ServerToolCall]) -> None:
         self.calls.extend(calls)
-        self.needs_approval = False
         self.budget.start_round()
 
     def tool_lists(self) -> list[Event]:
@@ -148,9 +146,7 @@ class ToolRound:
         if call.question is None:
             self.budget.record(arguments, verdict)
         # A call that needs an approval has no outcome in this answer. It is made in the next request.
-        if needs_client:
-            self.needs_approval = True
-        else:
+        if not needs_client:
             self.pending = PendingCall(item, call, arguments, verdict)
         deltas = [Delta(item, call.arguments)] if call.arguments else []
         note: Note = {CALL: call.call_id, OF: arguments.digest, VERDICT: verdict}
