@@ -161,7 +161,7 @@ class ToolRound:
             pending.call.name,
             pending.arguments.problem,
             self._names_near(pending.call),
-            can_repeat=self.budget.pause_after is not None,
+            can_repeat=self.budget.rounds_left is not None,
         )
         return CallOutcome.refused(text_of(refused), pending.verdict)
 

@@ -76,14 +76,13 @@ REFUSALS: Final[Mapping[str, Callable[[RefusedCall], str]]] = {
 class CallBudget:
     """The calls of a request so far.
 
-    `limit` is the number of calls allowed. `pause_after` as in `ServerTools`.
+    `limit` is the number of calls allowed. `rounds_left` is the number of rounds before the answer pauses, at most 0
+    once its time has passed; None if it never pauses.
     """
 
     limit: int
-    pause_after: int | None = None
+    rounds_left: int | None = None
     exhausted: bool = False  # no more calls are made
-    _late: bool = False  # the time of the request has passed
-    _rounds: int = 0
     _made: int = 0
     _faults: int = 0
     _alike: int = 0
@@ -92,14 +91,17 @@ class CallBudget:
     @property
     def paused(self) -> bool:
         """Return whether the answer pauses after this round, to be continued by the client."""
-        return self.pause_after is not None and (self._late or self._rounds >= self.pause_after)
+        return self.rounds_left is not None and self.rounds_left <= 0
 
     def start_round(self) -> None:
-        self._rounds += 1
+        if self.rounds_left is not None:
+            self.rounds_left -= 1
 
     def record_timeout(self) -> None:
-        self._late = True
-        self.exhausted = self.exhausted or self.pause_after is None
+        if self.rounds_left is None:
+            self.exhausted = True
+        else:
+            self.rounds_left = 0
 
     def judge(
         self, call: ServerToolCall, arguments: ToolArguments, *, is_known: bool, needs_approval: bool, late: bool
