@@ -25,7 +25,6 @@ from unisono.engine.server_tools.calls import CALL, CallOutcome, Note, ToolRound
 from unisono.engine.server_tools.tools import LISTED, OfferedServerTools, decided_calls
 from unisono.engine.steps import (
     ANSWER_DONE,
-    GENERATE,
     INITIAL_STATE,
     LATE_CALL,
     AnswerDone,
@@ -81,15 +80,19 @@ class OutputReader:
         self.recoveries = recoveries
         self._wire_name = tools.wire
         self._final_header = final_header
-        self._state = INITIAL_STATE  # at the end of the last step
         self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)  # journal at start
         calls = () if self.round is None else tuple(self.round.calls)
-        self.next_step: Step = RunTools(calls) if calls else GENERATE  # action after the last step
+        self._state = AnswerState(calls=calls) if calls else INITIAL_STATE  # at the end of the last step
 
     @property
     def stop_sequence(self) -> str | None:
         """Return the client's stop string that ended the answer."""
         return None if self._stops is None else self._stops.matched
+
+    @property
+    def next_step(self) -> Step:
+        """Return the action after the last step."""
+        return next_step(self._state) if self.stop_sequence is None else ANSWER_DONE
 
     @property
     def has_pending_edit(self) -> bool:
@@ -156,12 +159,11 @@ class OutputReader:
             return events
         exhausted = self.round is not None and self.round.budget.exhausted
         self._state = self.items.state(reason, cut_call=self.transcript.router.cut_call, exhausted=exhausted)
-        self.next_step = ANSWER_DONE if self.stop_sequence is not None else next_step(self._state)
         if not self._state.calls or self._filter is None or self.round is None:
             return events
-        if isinstance(self.next_step, RunTools):
+        if isinstance(step := self.next_step, RunTools):
             self._end_step()
-            self.round.start(self.next_step.calls)
+            self.round.start(step.calls)
             return events
         self._filter.drop_calls()
         if self.stop_sequence is None and reason is FinishReason.STOP:
@@ -170,16 +172,17 @@ class OutputReader:
 
     def start_next_step(self) -> list[Event]:
         """Begin the step that follows without calls: the model continues, or its answer is opened."""
-        assert isinstance(self.next_step, ContinueTurn | OpenFinal)
+        step = self.next_step
+        assert isinstance(step, ContinueTurn | OpenFinal)
         self._end_step()
-        return self._start_step(self.next_step)
+        return self._start_step(step)
 
     def finish(self, reason: FinishReason, added: Usage) -> Finished:
         """Return the last event; its usage is that of the answer plus `added`."""
         stop = self.stop_sequence
         if stop is not None:
             reason = FinishReason.STOP
-        paused = isinstance(self.next_step, AnswerDone) and self.next_step.paused
+        paused = self.next_step == AnswerDone(paused=True)
         self.transcript.controller.finish(handed=paused or (self._state.needs_client and self.is_handed_back))
         # A required call that the gateway opened was not cut off if the model wrote its answer instead.
         is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED
@@ -225,17 +228,16 @@ class OutputReader:
         if not self.items.context.number:
             # These were approved calls; the first generation follows them, unless a tool asks the user.
             self._state = AnswerState(has_run=True, needs_client=needs_approval)
-            self.next_step = next_step(self._state)
             return []
         budget = self.round.budget
         self._state = self._state.after_tools(
             needs_approval=needs_approval, exhausted=budget.exhausted, paused=budget.paused
         )
-        self.next_step = next_step(self._state)
-        if isinstance(self.next_step, OpenFinal):
-            return self._start_step(self.next_step)
-        if isinstance(self.next_step, Generate):
-            self.items.start_step(self.next_step)
+        step = self.next_step
+        if isinstance(step, OpenFinal):
+            return self._start_step(step)
+        if isinstance(step, Generate):
+            self.items.start_step(step)
             self.transcript.start_step((), is_first=False)
         return []
 

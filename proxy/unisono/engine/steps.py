@@ -61,8 +61,8 @@ class AnswerState:
         return replace(self, has_run=True, needs_client=needs_client, exhausted=exhausted, paused=paused)
 
 
-# State of an answer before the end of its first step.
-INITIAL_STATE: Final = AnswerState()
+# State of an answer before its first step, which the model begins freely.
+INITIAL_STATE: Final = AnswerState(has_run=True)
 
 
 @statically_frozen
