@@ -135,7 +135,7 @@ class Transcript:
     def _read(self, tokens: Sequence[int], read: int) -> list[Event]:
         """Return the events of a portion; `read` as for `ReadingLimits`, after it."""
         if self.controller.step.last.naming:
-            self.controller.read_name(tokens)
+            self.controller.read_name(tokens, self.router.closed_to)
             self.router.count(len(tokens))
             return []
         events = self.router.feed(tokens)
@@ -156,7 +156,7 @@ class Transcript:
         """Return the events at a generation's end; a prompt edit may be pending afterwards."""
         controller = self.controller
         if controller.step.last.naming:
-            controller.end_name()
+            controller.end_name(self.router.closed_to)
             controller.step.record_end(reason)
             return []
         # The output under an enforced constraint is complete, even if the backend does not report its stop token.
@@ -185,7 +185,7 @@ class Transcript:
         position = self.router.output_tokens
         self._record_edit(edit, remaining, (*added, *edit.body), tail=[*now, *edit.body])
         events += self.router.reread(() if edit.naming else edit.header, begin, len(now))
-        self.controller.record_edit(edit, begin, len(now))
+        self.controller.record_edit(edit, len(now))
         events += self.router.supply(edit.body)
         if edit.rule:
             events.append(Repaired(edit.rule, position))
@@ -199,7 +199,7 @@ class Transcript:
         position = self.router.output_tokens
         self._record_edit(edit, remaining, edit.body, tail=[*remaining, *edit.body])
         self.router.trim(body, len(remaining) + len(body))
-        self.controller.record_edit(edit, edit.position, edit.position)
+        self.controller.record_edit(edit, edit.position)
         self.is_broken_off = edit.ends
         return [Repaired(edit.rule, position), *self.router.supply(stop)]
 

@@ -56,7 +56,6 @@ class InterventionController:
         self._spelling = HeaderSpelling(encoding)
         self.requirements = requirements
         self.obligations = Obligations(requirements)
-        self._refusals: frozenset[str] = frozenset()  # rules of the refusals that the model has read in this step
         self.found: Sequence[str] = ()  # functions that searches found during the answer
         self.has_call_as_text = False  # a call of an undeclared tool was emitted as text
         self.step = StepInterventions()
@@ -83,8 +82,6 @@ class InterventionController:
     def start_step(self) -> None:
         """Reset the state for another step of the answer."""
         self.step = StepInterventions(edits_before=self.step.edits)
-        # The prompt of the next step does not contain the refusals.
-        self._refusals = frozenset()
         self.obligations.end_step()
 
     def start_final(self) -> None:
@@ -149,31 +146,30 @@ class InterventionController:
         elif self.obligations.form is Duty.OWED and not self.step.has_call and not self.step.is_answering:
             self._open_answer(place)
 
-    def read_name(self, tokens: Sequence[int]) -> None:
-        """Read more tokens of a tool's name; tokens after the decisive one are ignored."""
+    def read_name(self, tokens: Sequence[int], place: int) -> None:
+        """Read more tokens of a tool's name; tokens after the decisive one are ignored.
+
+        `place` is the position of the message whose recipient is being named.
+        """
         for token in tokens:
             recipient, known = self.tool_naming.read(token)
             if known:
-                self._open_named(recipient)
+                self._open_named(recipient, place)
                 return
 
-    def end_name(self) -> None:
-        """Decide on the tool whose name ended."""
+    def end_name(self, place: int) -> None:
+        """Decide on the tool whose name ended; `place` as for `read_name`."""
         if self.step.pending is None:
-            self._open_named(self.tool_naming.found(is_complete=True)[0])
+            self._open_named(self.tool_naming.found(is_complete=True)[0], place)
 
-    def record_edit(self, edit: PromptEdit, begin: int, end: int) -> None:
-        """Record that an edit was applied.
-
-        `begin` is the position of the message that it opened, if any; `end` is the position after its header.
-        """
+    def record_edit(self, edit: PromptEdit, end: int) -> None:
+        """Record that an edit was applied; `end` is the position after its header, if any."""
         self.step.edits += 1
         if edit.trims:
             self.step.pending, self.step.last = None, replace(self.step.last, attempts=edit.attempts)
             return
         self.step.pending, self.step.last, self.step.trims = None, edit, 0
         self.tool_naming.reset()
-        self.step.name_start = begin
         self.step.header_end = end if edit.header else -1
 
     def finish(self, *, handed: bool) -> None:
@@ -211,7 +207,7 @@ class InterventionController:
         edit = PromptEdit(place, naming.header, closes=closes, constraint=naming.choices, naming=True, rule=rule)
         self.step.pending = replace(edit, attempts=self.step.attempts)
 
-    def _open_named(self, recipient: str | None) -> None:
+    def _open_named(self, recipient: str | None, place: int) -> None:
         """Open the call of the chosen tool, or let the model choose again if it named none.
 
         After the last attempt the requirement is dropped.
@@ -220,19 +216,17 @@ class InterventionController:
             header = self._header_for(recipient)
             self.step.attempts = NONE_REJECTED
             self.step.pending = PromptEdit(
-                self.step.name_start,
-                self._spelling.header(header),
-                constraint=self.requirements.constraint_for(header),
+                place, self._spelling.header(header), constraint=self.requirements.constraint_for(header)
             )
         elif self.step.attempts.count < MAX_REGENERATIONS:
             self.step.attempts = self.step.attempts.reject(
                 self.tool_naming.text, constrained=self.constraint is not None
             )
-            self._force(self.step.name_start)
+            self._force(place)
         else:
             self.obligations.drop_call()
             self.step.attempts = NONE_REJECTED
-            self.step.pending = PromptEdit(self.step.name_start)
+            self.step.pending = PromptEdit(place)
 
     def _header_for(self, recipient: str) -> Header:
         return header_for(recipient, is_text=recipient in self.requirements.tools.texts)
@@ -283,8 +277,8 @@ class InterventionController:
         The second time, open the answer instead. A call of an undeclared tool then becomes the answer's text, and so
         does the call that follows the last edit of the step.
         """
-        if rule not in self._refusals and not self.is_spent:
-            self._refusals |= {rule}
+        if rule not in self.step.refusals and not self.is_spent:
+            self.step.refusals |= {rule}
             tools = self.requirements.tools
             result = NOT_AVAILABLE if rule == TOOL_NOT_ALLOWED else tools.no_such_tool(at.header, self.found)
             self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at, result), rule=rule)

@@ -219,7 +219,7 @@ class StepInterventions:
     pending: PromptEdit | None = None  # edit to be made before anything else is generated
     last: PromptEdit = NO_EDIT  # the edit that was made last
     header_end: int = -1  # position after the header that was inserted last; -1 for none
-    name_start: int = 0  # position of the message whose recipient is being named
+    refusals: frozenset[str] = frozenset()  # rules of the refusals in the prompt of this step
 
     def record_message(self, *, is_preamble: bool, is_call: bool) -> None:
         """Record that a complete message was accepted."""
