@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from enum import Enum, auto
+from typing import Final, Protocol
 
 from unisono.core.generation import (
     CALL,
@@ -88,18 +89,38 @@ class AsIds:
         return ()
 
 
+class _Place(Enum):
+    """Place between two characters of a text with markers."""
+
+    HEADER = auto()
+    BEFORE_ANSWER = auto()  # in reasoning or a preamble
+    TEXT = auto()  # in another body that is not JSON
+    BEFORE_JSON = auto()  # in a body that may be JSON, before its first character
+    JSON = auto()  # in JSON, outside of strings
+    STRING = auto()
+    ESCAPE = auto()  # in a string, after a backslash
+
+
+# Read for every chunk; see `repair`.
+_HEADER: Final = _Place.HEADER
+_BEFORE_JSON: Final = _Place.BEFORE_JSON
+_ESCAPE: Final = _Place.ESCAPE
+_IN_TEXT: Final = (_Place.BEFORE_ANSWER, _Place.TEXT)
+_IN_STRING: Final = (_Place.STRING, _Place.ESCAPE)
+
+
 class _Text:
     def __init__(self, encoding: Encoding, opening: Header | None, generated: Sequence[int]) -> None:
         self._encoding = encoding
         self._buffer = ""
-        self._in_body = opening is not None
-        self._json = opening is not None and opening.recipient.kind is RecipientKind.FUNCTION
-        self._value = False
-        self._in_string = False
-        self._escaped = False
         self._recipient = False
         self._header = ""
-        self._before_answer = opening is not None and opening.channel != FINAL and not self._json
+        if opening is None:
+            self._place = _Place.HEADER
+        elif opening.recipient.kind is RecipientKind.FUNCTION:
+            self._place = _Place.BEFORE_JSON
+        else:
+            self._place = _Place.TEXT if opening.channel == FINAL else _Place.BEFORE_ANSWER
         self._go_through(generated)
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
@@ -150,58 +171,60 @@ class _Text:
             out += self._encoding.encode_generated(text)
 
     def _track(self, text: str) -> None:
-        if not self._in_body:
+        if self._place is _HEADER:
             header = self._header + text
             self._recipient = self._recipient or _TO.search(header) is not None
             self._header = header[-_MAX_HEADER_LENGTH:]
-        elif self._json:
+        elif self._place not in _IN_TEXT:
             self._track_json(text)
 
     def _structure(self, token: int) -> None:
-        if token == MESSAGE and not self._in_body:
-            self._in_body = True
+        is_header = self._place is _Place.HEADER
+        if token == MESSAGE and is_header:
             # Code for `python` is not JSON, even if it begins like JSON.
-            self._json = self._recipient and _TO_PYTHON.search(self._header) is None
-            self._value = self._in_string = self._escaped = False
-            self._before_answer = not self._recipient and _BEFORE_ANSWER.match(self._header) is not None
+            if self._recipient:
+                self._place = _Place.TEXT if _TO_PYTHON.search(self._header) else _Place.BEFORE_JSON
+            else:
+                self._place = _Place.BEFORE_ANSWER if _BEFORE_ANSWER.match(self._header) else _Place.TEXT
         elif token in _STOPS or token in (START, CHANNEL):
             # A channel marker in a header belongs to that header.
-            if self._in_body or token != CHANNEL:
+            if not is_header or token != CHANNEL:
                 self._recipient, self._header = False, ""
-            self._in_body = False
+            self._place = _Place.HEADER
 
     def _track_json(self, text: str) -> None:
-        if not self._value and (head := text.lstrip()):
+        if self._place is _BEFORE_JSON and (head := text.lstrip()):
             # Arguments need not be JSON; in code, quotes have no meaning here.
-            self._value, self._json = True, head[0] in '{["'
-        if self._json:
+            self._place = _Place.JSON if head[0] in '{["' else _Place.TEXT
+        if self._place not in _IN_TEXT:
             self._track_string(text)
 
     def _track_string(self, text: str) -> None:
         at = 0
-        if self._escaped:
-            at, self._escaped = 1, False
+        if self._place is _ESCAPE:
+            at, self._place = 1, _Place.STRING
         while edge := _STRING_EDGE.search(text, at):
             at = edge.end()
             if edge[0] == '"':
-                self._in_string = not self._in_string
-            elif self._in_string:
+                self._place = _Place.JSON if self._place is _Place.STRING else _Place.STRING
+            elif self._place is _Place.STRING:
                 if at == len(text):
-                    self._escaped = True
+                    self._place = _Place.ESCAPE
                 at += 1
 
     def _is_structure(self, token: int, text: str, at: int, *, over: bool) -> bool | None:
         """Return whether the marker that ends at `at` is structure; None if still undecided."""
-        if not self._in_body or token not in _UNCERTAIN:
-            return not (self._in_body and self._json and self._in_string)
-        if self._json and self._in_string:
+        is_in_string = self._place in _IN_STRING
+        if self._place is _Place.HEADER or token not in _UNCERTAIN:
+            return not is_in_string
+        if is_in_string:
             if token not in _STOPS:
                 return False
             # A stop inside a string is meant only at the very end of the output, where the arguments were cut.
             return True if over and at == len(text) else (None if at == len(text) else False)
-        if self._json:
+        if self._place not in _IN_TEXT:
             return True
-        if token == END and self._before_answer:
+        if token == END and self._place is _Place.BEFORE_ANSWER:
             ahead = text[at : at + _ANSWER_LOOKAHEAD]
             settled = over or len(ahead) == _ANSWER_LOOKAHEAD
             return _ends_before_answer(ahead, settled, over)
