@@ -53,12 +53,13 @@ async def generate(
                 raise BackendProtocolError(
                     "the backend's stream ended before the answer was complete", symptom=Symptom.DISCONNECTED
                 )
-            # `BackendAnswer.read` inlined, which saves a coroutine per network read. Keep both in step.
+            # As in `BackendAnswer.read`, but without a coroutine, and without a buffer if the stream is slow.
             if answer.should_yield:
                 await asyncio.sleep(0)
-            while not answer.response.is_readable:
-                await answer.next_data()
-            events = answer.read_nowait()
+            read: bytes | None = None
+            while read is None and not answer.response.is_readable:
+                read = await answer.next_bytes()
+            events = answer.read_nowait() if read is None else answer.events_of(read)
             # The log probabilities of a whole prompt arrive in one event. Their conversion may take a second.
             is_long = job.prompt_logprobs and not has_started
             chunk = await asyncio.to_thread(fold.feed, events) if is_long else fold.feed(events)

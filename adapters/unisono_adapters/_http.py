@@ -71,12 +71,29 @@ class BackendAnswer:
         self.should_yield = False
         self.is_ended = False  # all events were returned
 
-    def next_data(self) -> Future[None]:
+    def next_data(self) -> Future[bytes | None]:
         """Return a future for the next data, the end or a failure."""
         watch = self._watch
         if watch.due_at is None:
             watch.start_silence()
         return self.response.next_data()
+
+    def next_bytes(self) -> Future[bytes | None]:
+        """Return a future like `next_data`; its result may be the data, for `events_of`."""
+        watch = self._watch
+        if watch.due_at is None:
+            watch.start_silence()
+        return self.response.next_bytes()
+
+    def events_of(self, read: bytes) -> list[bytes]:
+        """Return the data of the events that a read completes. Raises the `BackendError` family."""
+        if self._watch.expired is not None:
+            raise BackendTimeout(self._watch.expired)
+        self.should_yield = False
+        try:
+            return self._cutter.feed(read)
+        except CAUGHT as error:
+            raise fault(error) from error
 
     def read_nowait(self) -> list[bytes]:
         """Return the data of the events that have arrived. `response` must be readable.

@@ -26,6 +26,8 @@ from unisono_adapters._connection_faults import (
 
 # Reading pauses above twice this many buffered bytes of a body, and resumes at this many.
 BUFFER_BYTES = 16 * 1024
+# A larger network read is buffered, and read in portions.
+MAX_DIRECT_BYTES = 8 * 1024
 # Bytes that may arrive without a part of the body: a response head, a chunk extension or trailers.
 MAX_HEAD_BYTES = 64 * 1024
 # Receive buffer of a socket. By default the system grows it to tens of megabytes.
@@ -42,7 +44,7 @@ class HttpResponse:
 
     __slots__ = (
         "_chunks", "_connection", "_fault", "_is_paused", "_new_future", "_size", "has_data", "headers", "is_complete",
-        "is_finished", "is_readable", "status", "waiter",
+        "is_finished", "is_readable", "status", "takes_bytes", "waiter",
     )  # fmt: skip
 
     def __init__(self, connection: BackendConnection) -> None:
@@ -57,7 +59,8 @@ class HttpResponse:
         self._chunks: list[bytes] = []
         self._size = 0
         self._is_paused = False
-        self.waiter: Future[None] | None = None
+        self.waiter: Future[bytes | None] | None = None
+        self.takes_bytes = False  # True if the result of `waiter` may be the bytes of a read
         self._new_future = asyncio.get_running_loop().create_future
 
     @property
@@ -105,8 +108,18 @@ class HttpResponse:
             self._connection.resume_reading()
         return data
 
-    def next_data(self) -> Future[None]:
+    def next_data(self) -> Future[bytes | None]:
         """Return a future for the next data, the end or a failure. Only one reader may wait."""
+        self.takes_bytes = False
+        waiter = self.waiter = self._new_future()
+        return waiter
+
+    def next_bytes(self) -> Future[bytes | None]:
+        """Return a future like `next_data`; its result may be the data. Nothing may be readable.
+
+        The data are one network read of at most `MAX_DIRECT_BYTES`. Otherwise, the result is None.
+        """
+        self.takes_bytes = True
         waiter = self.waiter = self._new_future()
         return waiter
 
@@ -300,17 +313,27 @@ class BackendConnection(asyncio.Protocol):
             self._deliver_body(response)
             response.fail(InvalidResponse(str(error)))
             return
-        if self._body_parts:
-            self._deliver_body(response)
+        # `wake` inlined, as this runs for nearly every token.
+        waiter, response.waiter = response.waiter, None
+        is_waiting = waiter is not None and not waiter.done()
+        direct: bytes | None = None
+        if parts := self._body_parts:
+            # Bytes for a reader that waits for them need no buffer.
+            if is_waiting and response.takes_bytes and not response.is_readable and len(data) <= MAX_DIRECT_BYTES:
+                direct = parts[0] if len(parts) == 1 else b"".join(parts)
+                parts.clear()
+                self._bytes_without_body = 0
+            else:
+                self._deliver_body(response)
         else:
             self._bytes_without_body += len(data)
             if self._bytes_without_body > MAX_HEAD_BYTES and not response.is_complete:
+                response.waiter = waiter
                 response.fail(InvalidResponse("more than 64 KiB of response head, chunk extensions or trailers"))
                 return
-        # `wake` inlined, as this runs for nearly every token.
-        waiter, response.waiter = response.waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if is_waiting:
+            assert waiter is not None
+            waiter.set_result(direct)
 
     def _deliver_body(self, response: HttpResponse) -> None:
         """Move the parts of the body to the response, and pause reading if it buffers too much."""

@@ -8,10 +8,11 @@ import socket
 import ssl
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -551,16 +552,26 @@ class Transport(asyncio.Transport):
         self.is_paused = False
 
 
-async def read_response(reads: list[bytes], limit: int, *, closes: bool) -> tuple[int, bytes, str]:
-    """Return status, body and fault of a response that arrives in these reads, taken after each."""
+async def read_response(
+    reads: list[bytes], limit: int, *, closes: bool, waits: Sequence[bool] = ()
+) -> tuple[int, bytes, str]:
+    """Return status, body and fault of a response that arrives in these reads, taken after each.
+
+    The reader waits for the bytes of those reads for which `waits` is True.
+    """
     transport = Transport()
     connection = BackendConnection(lambda _: None, lambda _: None)
     connection.connection_made(transport)
     response = connection.send(REQUEST, b"")
     body = b""
     try:
-        for read in reads:
-            connection.data_received(read)
+        for read, is_waiting in zip_longest(reads, waits[: len(reads)], fillvalue=False):
+            if is_waiting and response.status and not response.is_readable:
+                waiter = response.next_bytes()
+                connection.data_received(read)
+                body += (waiter.done() and waiter.result()) or b""
+            else:
+                connection.data_received(read)
             if taken := response.read_nowait(limit):
                 body += taken
         if closes:
@@ -575,13 +586,28 @@ async def read_response(reads: list[bytes], limit: int, *, closes: bool) -> tupl
 STREAMS = [answer for answer, _, _ in BODIES.values()] + [
     b"".join(part for part in parts if part) for parts, _, _ in FAULTS.values() if len(parts) < 3
 ]
+STREAMS += [OK + b"Content-Length: 30000\r\n\r\n" + bytes(range(250)) * 120, SIZED * 2]
 
 
-@given(st.sampled_from(STREAMS), st.lists(st.integers(1, 2000), max_size=40), st.integers(1, 9), st.booleans())
-def test_read_boundaries_do_not_change_a_response(stream: bytes, sizes: list[int], limit: int, closes: bool) -> None:
+async def test_a_second_response_in_one_read_is_no_part_of_the_first_one() -> None:
+    reads = [SIZED[:-5], b"hello" + SIZED.replace(b"hello", b"world")]
+    assert await read_response(reads, 1 << 20, closes=False, waits=[False, True]) == (200, b"hello", "")
+
+
+@given(
+    st.sampled_from(STREAMS),
+    st.lists(st.integers(1, 2000), max_size=40),
+    st.lists(st.booleans(), max_size=40),
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_read_boundaries_do_not_change_a_response(
+    stream: bytes, sizes: list[int], waits: list[bool], limit: int, closes: bool
+) -> None:
     reads, rest = [], stream
     for size in sizes:
         reads.append(rest[:size])
         rest = rest[size:]
     expected = asyncio.run(read_response([stream], 1 << 20, closes=closes))
-    assert asyncio.run(read_response([read for read in (*reads, rest) if read], limit, closes=closes)) == expected
+    parts = [read for read in (*reads, rest) if read]
+    assert asyncio.run(read_response(parts, limit, closes=closes, waits=waits)) == expected
