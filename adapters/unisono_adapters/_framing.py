@@ -99,8 +99,11 @@ class EventCutter:
         if rest:
             partial.append(rest)
         self._partial_size = len(rest)
-        # Fast path for events with one `data:` line each. Two newlines between events exclude anything else.
+        # Fast path for events with one `data:` line each, usually a single one.
         if events.startswith(b"data: "):
+            if LF not in events:
+                self._first = False
+                return [events[6:]]
             data = events[6:].split(b"\n\ndata: ")
             if not any(map(contains, data, repeat(LF))):
                 self._first = False

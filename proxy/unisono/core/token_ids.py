@@ -23,4 +23,4 @@ _SHARED_ID: Final = SharedIds().__getitem__
 
 def share_ids(tokens: Sequence[int]) -> list[int]:
     """Return equal ids as objects shared by the process: 8 bytes per reference instead of 40."""
-    return [*map(_SHARED_ID, tokens)]
+    return [_SHARED_ID(tokens[0])] if len(tokens) == 1 else [*map(_SHARED_ID, tokens)]

@@ -42,6 +42,9 @@ class TableBodyText:
     def text_of(self, tokens: Sequence[int]) -> str:
         if self._withheld:
             return "".join(map(self._decoded, tokens))
+        # A slow stream brings single tokens.
+        if len(tokens) == 1 and (known := self._texts[tokens[0]]) is not None:
+            return known
         try:
             return "".join(map(self._known_text, tokens))
         except TypeError:  # the text of a token is not known yet, or no whole character

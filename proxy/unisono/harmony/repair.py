@@ -100,8 +100,9 @@ class Repair:
         message = self._message
         if self._state is not _BODY or message.unopened is not None or message.handling is not _FORWARD:
             return False
-        if tokens and not 0 <= min(tokens) <= max(tokens) < FIRST_SPECIAL:
-            return False
+        for token in tokens:
+            if not 0 <= token < FIRST_SPECIAL:
+                return False
         self.output.position += len(tokens)
         return True
 
