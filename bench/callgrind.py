@@ -1,4 +1,4 @@
-"""Machine instructions and cache misses per request and per paced token, simulated by callgrind.
+"""Machine instructions and cache misses per request and token, simulated by callgrind.
 
 Run it with `python -m bench.callgrind`; it requires valgrind. `--contender` selects another gateway, such as `floor` or
 `aiohttp`. Like `bench.calls`, it hardly depends on the machine, but it also shows what functions of C cost: an error

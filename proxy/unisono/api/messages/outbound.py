@@ -216,6 +216,9 @@ class MessageEvents:
 
         Adjacent deltas of one item become one. The batch that ends the answer ends the stream.
         """
+        # Nearly all batches are one delta.
+        if self._has_started and len(batch) == 1 and isinstance(only := batch[0], Delta):
+            return self._text(only.item, only.text)
         events: list[bytes] = [] if self._has_started else [self._message_start()]
         for entry in join_deltas(batch):
             events.append(self._text(entry.item, entry.text) if isinstance(entry, Delta) else self._entry(entry))
