@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unisono.core.extras import install_command
+from unisono.core.install_commands import install_command
 from unisono_adapters.mlx.guides import Guide, Guides, Unguidable, installed
 from unisono_adapters.mlx.jobs import EVERYONE, Addressed, BatchLimits, Submit, Withdraw
 from unisono_adapters.mlx.wire import (

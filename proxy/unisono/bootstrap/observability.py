@@ -30,7 +30,7 @@ from unisono.config import (
     RequestFileSettings,
 )
 from unisono.core.alerts import Alert
-from unisono.core.extras import install_command
+from unisono.core.install_commands import install_command
 from unisono.core.observer import Observer
 from unisono.core.quotas import QuotaObserver
 from unisono.core.recordings import TraceStore

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 
 import click
 
-from unisono.core.extras import install_command
+from unisono.core.install_commands import install_command
 from unisono.errors import PullError
 
 # Entry-point group of download functions, by backend kind: `(model, revision) -> folder`.

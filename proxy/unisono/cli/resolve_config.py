@@ -15,7 +15,7 @@ import click
 from unisono.cli.discover import DiscoveredBackend, discover
 from unisono.config import Loaded, load, parse
 from unisono.config.load import MASTER_KEY_VARIABLE
-from unisono.core.extras import install_command
+from unisono.core.install_commands import install_command
 from unisono.errors import ConfigError
 
 # Entry-point group of functions that check whether a `demo` model can run here. Entries are named after backend

@@ -33,7 +33,7 @@ from unisono.api.error_responses import Formats
 from unisono.api.sse import WATCH_DISCONNECT
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
-from unisono.server.closing import HalfClosed, LingeringTransport
+from unisono.server.connection_ends import HalfClosed, LingeringTransport
 from unisono.server.delivery import Delivering, Delivery, DisconnectNotifier, limit_buffers
 from unisono.server.request_head import (
     check_head,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.core.extras import install_command
+from unisono.core.install_commands import install_command
 
 EXTRAS = metadata("unisono").get_all("Provides-Extra") or []
 SOURCES = [path for folder in ("proxy", "adapters") for path in Path(folder).rglob("*.py")]
