@@ -71,19 +71,15 @@ class BackendAnswer:
         self.should_yield = False
         self.is_ended = False  # all events were returned
 
-    def next_data(self) -> Future[bytes | None]:
-        """Return a future for the next data, the end or a failure."""
-        watch = self._watch
-        if watch.due_at is None:
-            watch.start_silence()
-        return self.response.next_data()
-
     def next_bytes(self) -> Future[bytes | None]:
-        """Return a future like `next_data`; its result may be the data, for `events_of`."""
+        """Return a future for the next data, the end or a failure. Nothing may be readable.
+
+        Its result may be the data, for `events_of`.
+        """
         watch = self._watch
         if watch.due_at is None:
             watch.start_silence()
-        return self.response.next_bytes()
+        return self.response.next_data(True)
 
     def events_of(self, read: bytes) -> list[bytes]:
         """Return the data of the events that a read completes. Raises the `BackendError` family."""
@@ -121,9 +117,10 @@ class BackendAnswer:
             return None
         if self.should_yield:
             await asyncio.sleep(0)
-        while not self.response.is_readable:
-            await self.next_data()
-        return self.read_nowait()
+        read: bytes | None = None
+        while read is None and not self.response.is_readable:
+            read = await self.next_bytes()
+        return self.read_nowait() if read is None else self.events_of(read)
 
     async def settle(self) -> None:
         """Read a finished answer briefly to its end, so that the connection can be reused."""

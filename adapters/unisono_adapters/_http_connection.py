@@ -108,19 +108,13 @@ class HttpResponse:
             self._connection.resume_reading()
         return data
 
-    def next_data(self) -> Future[bytes | None]:
-        """Return a future for the next data, the end or a failure. Only one reader may wait."""
-        self.takes_bytes = False
-        waiter = self.waiter = self._new_future()
-        return waiter
+    def next_data(self, takes_bytes: bool = False) -> Future[bytes | None]:
+        """Return a future for the next data, the end or a failure. Only one reader may wait.
 
-    def next_bytes(self) -> Future[bytes | None]:
-        """Return a future like `next_data`; its result may be the data. Nothing may be readable.
-
-        The data are one network read of at most `MAX_DIRECT_BYTES`. Otherwise, the result is None.
+        With `takes_bytes`, its result may be the data of one read. Otherwise, it is None.
         """
-        self.takes_bytes = True
-        waiter = self.waiter = self._new_future()
+        self.takes_bytes, waiter = takes_bytes, self._new_future()
+        self.waiter = waiter
         return waiter
 
     async def read(self, limit: int) -> bytes:
@@ -151,10 +145,8 @@ class HttpResponse:
         if len(chunks) > MAX_SEPARATE_CHUNKS:
             chunks[:] = [b"".join(chunks)]
         self._size += len(data)
-        if self._size > 2 * BUFFER_BYTES and not self._is_paused:
-            self._is_paused = True
-            return True
-        return False
+        was_paused, self._is_paused = self._is_paused, self._is_paused or self._size > 2 * BUFFER_BYTES
+        return self._is_paused and not was_paused
 
     def complete(self) -> None:
         """Record the end of the body."""
@@ -314,35 +306,29 @@ class BackendConnection(asyncio.Protocol):
             response.fail(InvalidResponse(str(error)))
             return
         # `wake` inlined, as this runs for nearly every token.
-        waiter, response.waiter = response.waiter, None
+        waiter, direct = response.waiter, None
         is_waiting = waiter is not None and not waiter.done()
-        direct: bytes | None = None
         if parts := self._body_parts:
             # Bytes for a reader that waits for them need no buffer.
             if is_waiting and response.takes_bytes and not response.is_readable and len(data) <= MAX_DIRECT_BYTES:
-                direct = parts[0] if len(parts) == 1 else b"".join(parts)
+                direct, self._bytes_without_body = b"".join(parts), 0
                 parts.clear()
-                self._bytes_without_body = 0
             else:
                 self._deliver_body(response)
         else:
             self._bytes_without_body += len(data)
             if self._bytes_without_body > MAX_HEAD_BYTES and not response.is_complete:
-                response.waiter = waiter
                 response.fail(InvalidResponse("more than 64 KiB of response head, chunk extensions or trailers"))
                 return
-        if is_waiting:
-            assert waiter is not None
+        if waiter is not None and is_waiting:
+            response.waiter = None
             waiter.set_result(direct)
 
     def _deliver_body(self, response: HttpResponse) -> None:
         """Move the parts of the body to the response, and pause reading if it buffers too much."""
-        parts = self._body_parts
-        if not parts:
-            return
-        self._bytes_without_body = 0
+        parts, self._bytes_without_body = self._body_parts, 0
         # Bytes after the end of the response are no part of it.
-        if not response.is_complete and response.add_body(parts):
+        if parts and not response.is_complete and response.add_body(parts):
             assert self._transport is not None
             self._transport.pause_reading()
         parts.clear()
@@ -405,8 +391,7 @@ class BackendConnection(asyncio.Protocol):
 
 def _reset(transport: asyncio.Transport) -> None:
     """Close with RST, without waiting for data that the backend does not read."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
+    if (sock := transport.get_extra_info("socket")) is not None:
         # For a closed socket uvloop raises ValueError, asyncio OSError.
         with suppress(OSError, ValueError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -567,7 +567,7 @@ async def read_response(
     try:
         for read, is_waiting in zip_longest(reads, waits[: len(reads)], fillvalue=False):
             if is_waiting and response.status and not response.is_readable:
-                waiter = response.next_bytes()
+                waiter = response.next_data(True)
                 connection.data_received(read)
                 body += (waiter.done() and waiter.result()) or b""
             else:
