@@ -53,7 +53,7 @@ async def generate(
                 raise BackendProtocolError(
                     "the backend's stream ended before the answer was complete", symptom=Symptom.DISCONNECTED
                 )
-            # As in `BackendAnswer.read`, but without a coroutine, and without a buffer if the stream is slow.
+            # `BackendAnswer.read` inlined, which saves a coroutine per network read. Keep both in step.
             if answer.should_yield:
                 await asyncio.sleep(0)
             read: bytes | None = None

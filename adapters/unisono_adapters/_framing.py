@@ -16,8 +16,8 @@ from typing import Final, Protocol
 # Maximum size of one event in bytes; a larger one is not a valid stream.
 MAX_LINE_BYTES = 10 * 1024 * 1024
 
-# Bytes as numbers. To look for `b"\r"`, `in` first tries it as a number and formats an error: about 3,800 machine
-# instructions instead of 100.
+# Bytes as numbers. For `b"\r" in data`, Python first tries the needle as a number and formats an error: about 3,800
+# machine instructions instead of 100.
 CR: Final = 0x0D
 LF: Final = 0x0A
 

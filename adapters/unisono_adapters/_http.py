@@ -72,9 +72,9 @@ class BackendAnswer:
         self.is_ended = False  # all events were returned
 
     def next_bytes(self) -> Future[bytes | None]:
-        """Return a future for the next data, the end or a failure. Nothing may be readable.
+        """Return a future for the next data, the end or a failure.
 
-        Its result may be the data, for `events_of`.
+        Call it only while nothing is readable. Its result may be the data, for `events_of`.
         """
         watch = self._watch
         if watch.due_at is None:

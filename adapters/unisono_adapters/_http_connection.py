@@ -26,7 +26,7 @@ from unisono_adapters._connection_faults import (
 
 # Reading pauses above twice this many buffered bytes of a body, and resumes at this many.
 BUFFER_BYTES = 16 * 1024
-# A larger network read is buffered, and read in portions.
+# A longer network read, HTTP framing included, is buffered and read in portions.
 MAX_DIRECT_BYTES = 8 * 1024
 # Bytes that may arrive without a part of the body: a response head, a chunk extension or trailers.
 MAX_HEAD_BYTES = 64 * 1024
@@ -111,7 +111,7 @@ class HttpResponse:
     def next_data(self, takes_bytes: bool = False) -> Future[bytes | None]:
         """Return a future for the next data, the end or a failure. Only one reader may wait.
 
-        With `takes_bytes`, its result may be the data of one read. Otherwise, it is None.
+        With `takes_bytes`, its result may be the data of one short read. Otherwise, it is None.
         """
         self.takes_bytes, waiter = takes_bytes, self._new_future()
         self.waiter = waiter

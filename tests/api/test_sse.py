@@ -224,7 +224,7 @@ async def test_a_sink_writes_at_once_or_has_no_effect() -> None:
     encoded: list[str] = []
     body = ScriptedBody()
     writer = EventWriter(send, send, lambda: {"type": "http.response.start", "status": 200, "headers": []}, body)
-    take = writer.sink(to_bytes)
+    take = writer.sink_for(to_bytes)
     assert take is not None
     assert not take("before the head")
     await writer.write(b"first")
@@ -247,7 +247,7 @@ async def test_a_sink_writes_at_once_or_has_no_effect() -> None:
 async def test_there_is_no_sink_without_a_writer_of_the_server() -> None:
     async def send(message: Message) -> None: ...
 
-    assert EventWriter(send, send, lambda: {"type": "http.response.start"}).sink(bytes) is None
+    assert EventWriter(send, send, lambda: {"type": "http.response.start"}).sink_for(bytes) is None
 
 
 async def test_no_task_is_left_running() -> None:

@@ -14,9 +14,12 @@ from typing import Any
 import aiohttp
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from unisono.api.sse import BODY_WRITER, SEND_BODY
 from unisono.app import build
 from unisono.config import parse
+from unisono.server.delivery import chunk_writer
 from unisono.server.server import server_config
 
 
@@ -87,6 +90,17 @@ def config_of(*deployments: str, name: str = "gpt-oss", **sections: Any) -> dict
     return {"model_list": entries, "store": {"url": "memory://"}, **sections}
 
 
+def with_body_writer(app: ASGIApp) -> ASGIApp:
+    """Return `app` with the server's writer of bodies, as `AppSwitch` provides it."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {}).update({SEND_BODY: send, BODY_WRITER: chunk_writer(send)})
+        await app(scope, receive, send)
+
+    return run
+
+
 class StoppableServer(uvicorn.Server):
     """A server that stops at once. uvicorn looks ten times a second whether it should stop."""
 
@@ -111,7 +125,7 @@ async def gateway(config: Mapping[str, Any], wrap: Callable[[Any], Any] | None =
     # asyncio disables Nagle's algorithm only if the protocol is given. Otherwise every answer takes 40 ms longer.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
-    server = StoppableServer(server_config(app if wrap is None else wrap(app), settings))
+    server = StoppableServer(server_config(with_body_writer(app if wrap is None else wrap(app)), settings))
     serving = asyncio.create_task(server._serve([listener]))
     while not server.started:
         if serving.done():

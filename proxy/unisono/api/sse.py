@@ -102,7 +102,7 @@ def generation_source(stream: GenerationStream, write: Callable[[list[Event]], b
     """Return the source of the events of one generation."""
 
     def connect(writer: EventWriter) -> None:
-        stream.sink = writer.sink(write)
+        stream.sink = writer.sink_for(write)
 
     return EventSource(stream, write, connect=connect)
 
@@ -208,10 +208,10 @@ class EventWriter:
         self.is_head_sent = False
         self.last_write_at = self.now()
 
-    def sink(self, to_bytes: Callable[[T], bytes]) -> Callable[[T], bool] | None:
+    def sink_for(self, to_bytes: Callable[[T], bytes]) -> Callable[[T], bool] | None:
         """Return a function that writes a batch at once, as whole events, and returns True.
 
-        It does nothing and returns False while writers have to wait. None if the server has no `BodyWriter`.
+        If it cannot be written at once, it does nothing and returns False. None if the server has no `BodyWriter`.
         """
         body = self._body
         if body is None:
@@ -360,7 +360,7 @@ class EventStream(Response):
     async def _drain(self, writer: EventWriter) -> UnisonoError | None:
         """Write all events; return None on success, else the client-visible error."""
         write = self._source.write
-        take = writer.sink(write)
+        take = writer.sink_for(write)
         self._source.connect(writer)
         try:
             async for batch in self._source.batches:

@@ -305,22 +305,22 @@ class GenerationReport:
         return monotonic() - self.began
 
 
-# Takes a batch at once and returns True; or returns False, without any effect, while its consumer has to wait.
+# Takes a batch and returns True; or returns False, without any effect, if it cannot deliver the batch at once. An error
+# that it raises ends the stream.
 BatchSink: TypeAlias = Callable[[list[Event]], bool]
 
 
 class GenerationStream(Protocol):
     """An answer in progress, as batches of events.
 
-    Iterating yields one batch per network read of the backend. No batch is empty, except the first one after a journal,
-    which needs no backend. The last batch ends with Finished.
+    Iterating yields one batch per network read of the backend, unless `sink` takes it. No batch is empty, except the
+    first one after a journal, which needs no backend. The last batch ends with Finished.
 
     The first `__anext__` raises errors that occur before the first batch; later errors are raised during iteration.
     `aclose`, or cancelling the iterating task, releases the backend immediately.
 
     A consumer may set `sink` before it iterates. Batches of one delta may then go there instead, in the order of the
-    answer, while the consumer waits for the next batch. This saves the way through the iterators around a backend's
-    stream.
+    answer, while the consumer waits for the next batch. They skip the iterators around the stream of the backend.
     """
 
     report: GenerationReport

@@ -119,7 +119,8 @@ class ConstraintTracker:
 class StepRunner:
     """Runs the steps of one answer on the slots of `session`.
 
-    `has_output` is set once output was emitted to the client. `sink` takes single deltas before they are yielded.
+    `has_output` is set once output was emitted to the client. `sink` takes single deltas, which are then not
+    yielded.
     """
 
     def __init__(self, deps: EngineDeps, request: GenerationRequest, report: GenerationReport) -> None:
@@ -257,8 +258,8 @@ class StepRunner:
         self._constraints.record_token(slot, job.constraint)
         return deployment
 
-    def _is_taken(self, events: list[Event], reader: OutputReader) -> bool:
-        """Return whether `events` are a single delta that the sink has taken."""
+    def _hand_over(self, events: list[Event], reader: OutputReader) -> bool:
+        """Give a single delta to the sink; return whether the sink took it."""
         sink = self.sink
         if sink is None or len(events) != 1 or type(events[0]) is not Delta or reader.is_stopped:
             return False
@@ -311,7 +312,7 @@ class StepRunner:
                 if finish is not None:
                     yield await with_end(reader, events, finish), finish
                     return
-                if (events or reader.has_pending_edit) and not self._is_taken(events, reader):
+                if (events or reader.has_pending_edit) and not self._hand_over(events, reader):
                     yield events, None
             raise BackendProtocolError("the backend ended its stream without a finish reason")
 

@@ -21,8 +21,7 @@ from unisono.harmony.repaired_output import OpenMessage, RepairedOutput
 
 # Placeholder for the header of the open message, until the output begins its first message.
 _NO_HEADER: Final = Header()
-# Ids of ordinary text.
-# Python 3.11 needs about 700 machine instructions to read a member of an enumeration.
+# Read for nearly every token. Python 3.11 needs about 700 machine instructions to read a member of an enumeration.
 _BODY: Final = State.BODY
 _FORWARD: Final = BodyHandling.FORWARD
 

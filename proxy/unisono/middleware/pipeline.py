@@ -45,9 +45,9 @@ class Gate:
         return batch
 
     def observe(self, batch: Sequence[Event]) -> None:
-        """See a batch before it is emitted.
+        """See a batch before it is emitted, if it is not a single delta after the first output.
 
-        Single deltas after the first output may go to a `BatchSink` instead, unseen.
+        Such deltas may go to a `BatchSink` instead. A gate that needs every delta has to filter.
         """
 
     async def finish(self, finished: Finished) -> None:

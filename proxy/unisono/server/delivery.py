@@ -118,7 +118,7 @@ class ChunkWriter:
         self._cycle = cycle
 
     def is_ready(self) -> bool:
-        """Return whether a write now neither has to wait nor is in vain."""
+        """Return whether a write now would be neither delayed nor lost. The body must be chunked."""
         cycle = self._cycle
         return not (cycle.flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
 

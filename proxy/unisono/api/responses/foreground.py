@@ -71,7 +71,7 @@ async def answer_events(
     events = events_type(prepared.frame)(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
     has_started = False
     if writer is not None:
-        stream.sink = writer.sink(lambda batch: sse_of(events.write(batch)))
+        stream.sink = writer.sink_for(lambda batch: sse_of(events.write(batch)))
     try:
         try:
             async for batch in stream:

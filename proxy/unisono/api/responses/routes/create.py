@@ -120,7 +120,7 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     if parsed.stream:
         report = GenerationReport()
         events = posted.events(report, too_late=lambda: stream.is_head_sent)
-        sent = to_sse(events, posted.set_writer)
+        sent = to_sse(events, posted.connect)
         stream = EventStream(sent, headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
         return stream
     response, report = await until_disconnect(request, posted.whole())
@@ -165,11 +165,11 @@ class ResponseCreation:
         self._size = size
         self.created: StoredResponse | None = None
         self.notes: list[str] = []
-        # Writer of the stream; None without one.
-        self.writer: EventWriter | None = None
+        self._writer: EventWriter | None = None
 
-    def set_writer(self, writer: EventWriter) -> None:
-        self.writer = writer
+    def connect(self, writer: EventWriter) -> None:
+        """Set the writer of the stream, before its events are read."""
+        self._writer = writer
 
     async def whole(self) -> tuple[StoredResponse, GenerationReport]:
         response_id = self._deps.new_id("resp_")
@@ -194,7 +194,7 @@ class ResponseCreation:
             ) as prepared:
                 self.notes += prepared.frame.notes
                 stream = prepared.start(self._deps.service)
-                answer = answer_events(self._deps, prepared, stream, too_late=too_late, writer=self.writer)
+                answer = answer_events(self._deps, prepared, stream, too_late=too_late, writer=self._writer)
                 async with aclosing(answer) as answering:
                     async for batch in answering:
                         if not has_started:
