@@ -26,12 +26,13 @@ from unisono.errors import (
     ContextTooLong,
     Symptom,
 )
-from unisono_adapters._connection_faults import (
+from unisono.net.connection_faults import (
     ClosedBeforeResponse,
     ConnectFailed,
     ConnectionFault,
     ConnectTimeout,
     InvalidResponse,
+    PoolClosed,
     ResponseCutShort,
 )
 from unisono_adapters._framing import EventTooLong
@@ -77,6 +78,7 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str
         "the backend did not accept the connection in time",
     ),
     (ConnectFailed, BackendUnavailable, Symptom.NO_CONNECTION, "the backend cannot be reached"),
+    (PoolClosed, BackendUnavailable, None, "the backend is being removed"),
     (
         ClosedBeforeResponse,
         BackendUnavailable,

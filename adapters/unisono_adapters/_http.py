@@ -24,11 +24,11 @@ from unisono.core.ports import BackendOptions
 from unisono.core.renamed import renamed
 from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, ConfigError
+from unisono.net.connection_pool import ConnectionPool
+from unisono.net.http_connection import HttpResponse
 from unisono_adapters._abort import NOT_COMPLETE, NOT_STARTED, AbortTimer
-from unisono_adapters._connection_pool import ConnectionPool
 from unisono_adapters._failures import CAUGHT, MAX_DETAIL_LENGTH, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
-from unisono_adapters._http_connection import HttpResponse
 
 PROBE_S = 10.0
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024  # for an answer that is not a stream, in bytes

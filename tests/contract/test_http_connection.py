@@ -26,20 +26,21 @@ from yarl import URL
 from tests.contract.kinds import JOB
 from unisono.core.generation import Timeouts
 from unisono.core.ports import BackendOptions
-from unisono.errors import BackendTimeout, BackendUnavailable
-from unisono_adapters import _connection_pool
-from unisono_adapters._connection_faults import (
+from unisono.errors import BackendTimeout
+from unisono.net import connection_pool
+from unisono.net.connection_faults import (
     ClosedBeforeResponse,
     ConnectFailed,
     ConnectionFault,
     ConnectionLost,
     ConnectTimeout,
     InvalidResponse,
+    PoolClosed,
     ResponseCutShort,
 )
-from unisono_adapters._connection_pool import ConnectionPool
+from unisono.net.connection_pool import ConnectionPool
+from unisono.net.http_connection import BUFFER_BYTES, MAX_HEAD_BYTES, HttpClientConnection
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._http_connection import BUFFER_BYTES, MAX_HEAD_BYTES, BackendConnection
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -302,7 +303,7 @@ async def test_a_request_fails_if_the_backend_closes_before_it_has_read_all() ->
 
 
 async def test_an_unused_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_connection_pool, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(connection_pool, "KEEP_ALIVE_S", 0.05)
     async with serving([SIZED], [SIZED]) as server, pool_of(server) as pool:
         await exchange(pool)
         async with asyncio.timeout(2):
@@ -333,7 +334,7 @@ async def test_a_closed_pool_ends_responses_and_refuses_requests() -> None:
         pool.close()
         with pytest.raises(ConnectionLost):
             await reading
-        with pytest.raises(BackendUnavailable):
+        with pytest.raises(PoolClosed):
             await pool.send(REQUEST, b"", 5.0)
 
 
@@ -352,7 +353,7 @@ async def test_a_slow_reader_slows_the_backend_down() -> None:
 
 
 async def test_small_chunks_that_wait_need_little_memory() -> None:
-    connection = BackendConnection(lambda _: None, lambda _: None)
+    connection = HttpClientConnection(lambda _: None, lambda _: None)
     connection.connection_made(Transport())
     connection.send(REQUEST, b"")
     connection.data_received(CHUNKED)
@@ -412,7 +413,7 @@ async def test_a_connection_that_is_not_accepted_in_time_is_a_fault(monkeypatch:
     async def hangs(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(_connection_pool, "start_connection", hangs)
+    monkeypatch.setattr(connection_pool, "start_connection", hangs)
     with pytest.raises(ConnectTimeout):
         await ConnectionPool(URL("http://127.0.0.1:9")).send(REQUEST, b"", 0.01)
 
@@ -445,20 +446,20 @@ def certificate(folder: Path) -> ssl.SSLContext:
 
 async def test_tls_needs_a_trusted_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = certificate(tmp_path)
-    _connection_pool.tls_context.cache_clear()
+    connection_pool.tls_context.cache_clear()
     try:
         async with serving([SIZED], [SIZED], tls=context) as server:
             async with pool_of(server, "https") as pool:
                 with pytest.raises(ConnectFailed):
                     await exchange(pool)
-            _connection_pool.tls_context.cache_clear()
+            connection_pool.tls_context.cache_clear()
             monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
             async with pool_of(server, "https") as pool:
                 assert await exchange(pool) == (200, b"hello")
                 assert await exchange(pool) == (200, b"hello")
                 assert server.connections == 1
     finally:
-        _connection_pool.tls_context.cache_clear()
+        connection_pool.tls_context.cache_clear()
 
 
 async def test_a_slow_reader_loses_nothing_of_an_answer_over_tls(
@@ -466,7 +467,7 @@ async def test_a_slow_reader_loses_nothing_of_an_answer_over_tls(
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     context, body = certificate(tmp_path), b"x" * 300_000
-    _connection_pool.tls_context.cache_clear()
+    connection_pool.tls_context.cache_clear()
     try:
         async with serving([OK + b"\r\n" + body, b""], tls=context) as server, pool_of(server, "https") as pool:
             response = await pool.send(REQUEST, b"", 5.0)
@@ -477,7 +478,7 @@ async def test_a_slow_reader_loses_nothing_of_an_answer_over_tls(
             response.close()
             assert received == body
     finally:
-        _connection_pool.tls_context.cache_clear()
+        connection_pool.tls_context.cache_clear()
 
 
 async def test_a_host_name_may_end_in_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,14 +488,14 @@ async def test_a_host_name_may_end_in_a_dot(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(ConnectionPool, "_look_up", looked_up)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     context = certificate(tmp_path)
-    _connection_pool.tls_context.cache_clear()
+    connection_pool.tls_context.cache_clear()
     try:
         async with serving([SIZED], tls=context) as server:
             pool = ConnectionPool(URL(f"https://gpu.example.:{server.port}"))
             assert await exchange(pool) == (200, b"hello")
             pool.close()
     finally:
-        _connection_pool.tls_context.cache_clear()
+        connection_pool.tls_context.cache_clear()
 
 
 # -- requests
@@ -560,7 +561,7 @@ async def read_response(
     The reader waits for the bytes of those reads for which `waits` is True.
     """
     transport = Transport()
-    connection = BackendConnection(lambda _: None, lambda _: None)
+    connection = HttpClientConnection(lambda _: None, lambda _: None)
     connection.connection_made(transport)
     response = connection.send(REQUEST, b"")
     body = b""

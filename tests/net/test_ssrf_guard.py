@@ -125,10 +125,11 @@ CONFIGURED = {
     "proxy/unisono/store/redis/",
 }
 
-# Modules that open connections. "guard": to addresses of requests or pages, checked by the guard. "configured": only
-# to addresses of the configuration or the command line.
+# Modules that open connections. "guard": to addresses of requests or pages, checked by the guard. "target": to the
+# checked target that they are given. "configured": only to addresses of the configuration or the command line.
 CONNECTING = {
-    "adapters/unisono_adapters/_connection_pool.py": "configured",
+    "adapters/unisono_adapters/_http.py": "configured",
+    "proxy/unisono/net/connection_pool.py": "configured",
     "proxy/unisono/alerts/webhook.py": "guard",
     "proxy/unisono/bootstrap/waking.py": "configured",
     "proxy/unisono/cli/agents.py": "configured",
@@ -137,7 +138,10 @@ CONNECTING = {
     "proxy/unisono/cli/remote_keys.py": "configured",
     "proxy/unisono/evaluation/runner.py": "configured",
     "proxy/unisono/documents/download.py": "guard",
+    "proxy/unisono/mcp/http_dispatcher.py": "target",
     "proxy/unisono/mcp/http_transport.py": "guard",
+    "proxy/unisono/mcp/session.py": "target",
+    "proxy/unisono/store/redis/command_client.py": "configured",
     "proxy/unisono/toolservers/browser/searxng.py": "configured",
     "proxy/unisono/hooks/presidio.py": "configured",
     "proxy/unisono/toolservers/browser/web.py": "guard",
@@ -145,14 +149,17 @@ CONNECTING = {
 CONNECTORS = {
     "ClientSession", "AsyncClient", "AsyncHTTPTransport", "HTTPConnection", "HTTPSConnection", "urlopen",
     "open_connection", "create_connection", "create_datagram_endpoint", "sock_connect", "urlretrieve", "TCPConnector",
+    "ConnectionPool",
 }  # fmt: skip
 CLASSIFIERS = {
     "is_private", "is_global", "is_link_local", "is_reserved", "is_multicast", "is_unspecified", "ipv4_mapped",
     "sixtofour", "teredo", "getaddrinfo", "gethostbyname", "gethostbyname_ex", "inet_aton", "inet_pton", "ip_network",
     "IPv4Network", "IPv6Network",
 }  # fmt: skip
+# Modules with the rules for addresses.
+ADDRESS_RULES = {f"proxy/unisono/net/{name}.py" for name in ("client_networks", "special_addresses", "ssrf_guard")}
 # Modules that resolve addresses of the configuration: those of backends, and the listen address.
-RESOLVING = {"adapters/unisono_adapters/_connection_pool.py", "proxy/unisono/cli/serve.py"}
+RESOLVING = {"proxy/unisono/net/connection_pool.py", "proxy/unisono/cli/serve.py"}
 
 
 def _users_of(names: set[str], found: Callable[[Path], set[str]]) -> set[str]:
@@ -188,15 +195,16 @@ SOURCES = {
 
 def test_only_the_guard_resolves_and_classifies_addresses() -> None:
     found = _users_of(CLASSIFIERS, _used)
-    assert {name for name in found if not name.startswith("proxy/unisono/net/")} == RESOLVING
+    assert found - ADDRESS_RULES == RESOLVING
 
 
 def test_every_module_that_connects_is_configured_or_guarded() -> None:
     connecting = _users_of(CONNECTORS, _used)
     assert connecting == CONNECTING.keys()
     for name, why in CONNECTING.items():
-        uses_guard = "unisono.net.ssrf_guard" in SOURCES[name].read_text()
-        assert uses_guard is (why == "guard"), name
+        source = SOURCES[name].read_text()
+        assert ("unisono.net.ssrf_guard" in source) is (why == "guard"), name
+        assert why != "target" or "path.target" in source, name
 
 
 def _imported(path: Path) -> set[str]:

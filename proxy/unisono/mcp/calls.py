@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 import mcp_types as types
-from mcp.client import Client
+from mcp.client import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, InputRequiredResult
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -26,11 +26,11 @@ from unisono.core.trace_context import DOING
 from unisono.errors import ToolServerError, ToolServerProtocolError, ToolServerUnauthorized
 from unisono.mcp.content import cut, to_outcome
 from unisono.mcp.elicitation import Dialogue, outcome_of, text_on_declined
-from unisono.mcp.exchange import Exchange
+from unisono.mcp.exchange import Exchange, NoAnswer
 from unisono.mcp.fingerprints import size_of
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import mirrorable
-from unisono.mcp.session import McpSession, NoAnswer
+from unisono.mcp.session import McpSession
 from unisono.mcp.tracing import child_of
 
 RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
@@ -67,7 +67,7 @@ async def tools(session: McpSession, server: ToolServer, limits: McpLimits, unti
     """
     name, exchange = f"The tool server {server.label!r}", Exchange()
 
-    async def work(client: Client) -> tuple[HostedTool, ...]:
+    async def work(client: ClientSession) -> tuple[HostedTool, ...]:
         found: list[HostedTool] = []
         room = limits.list_bytes
         async for page in _pages(client, limits.pages):
@@ -87,13 +87,13 @@ async def tools(session: McpSession, server: ToolServer, limits: McpLimits, unti
 
 
 async def _send_call(
-    client: Client, params: types.CallToolRequestParams, until: float, on_progress: Progress | None
+    client: ClientSession, params: types.CallToolRequestParams, until: float, on_progress: Progress | None
 ) -> CallToolResult | InputRequiredResult:
     async def report(progress: float, total: float | None, message: str | None) -> None:
         if on_progress is not None:
             on_progress(progress, total, message or "")
 
-    return await client.session.send_request(
+    return await client.send_request(
         types.CallToolRequest(params=params),
         RESULT,
         # The caller's own deadline expires first.
@@ -136,7 +136,7 @@ async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue:
     # The SDK copies arguments into headers if a tool requests that. The body carries the model's text unchanged.
     params = types.CallToolRequestParams(name=made.tool, arguments=mirrorable(made.arguments.members))
 
-    async def work(client: Client) -> CallToolResult | InputRequiredResult:
+    async def work(client: ClientSession) -> CallToolResult | InputRequiredResult:
         result = await send_once(client)
         pause_s = STATE_PAUSE_S
         # A server that asks nothing wants the call again, with its own state.
@@ -146,7 +146,7 @@ async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue:
             result = await send_once(client)
         return result
 
-    async def send_once(client: Client) -> CallToolResult | InputRequiredResult:
+    async def send_once(client: ClientSession) -> CallToolResult | InputRequiredResult:
         send = partial(_send_call, client, dialogue.params(params), until, made.progress)
         try:
             return await send()
@@ -175,7 +175,7 @@ async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue:
         return _refused(exchange, error, session)
 
 
-async def _pages(client: Client, most: int) -> AsyncIterator[types.ListToolsResult]:
+async def _pages(client: ClientSession, most: int) -> AsyncIterator[types.ListToolsResult]:
     """Yield the pages of the list.
 
     Raises `ToolServerProtocolError` if a cursor repeats or the list exceeds the page limit.
@@ -183,7 +183,7 @@ async def _pages(client: Client, most: int) -> AsyncIterator[types.ListToolsResu
     cursor: str | None = None
     seen: set[str] = set()
     while True:
-        page = await client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
+        page = await client.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
         yield page
         cursor = page.next_cursor
         if not cursor:

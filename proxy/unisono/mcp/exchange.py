@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 import anyio
 
 
+class NoAnswer(Exception):
+    """The server's answer ended without a response to its request."""
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
     """One message.

@@ -214,6 +214,7 @@ class Outgoing(httpx2.AsyncClient):
         )
         self.has_broken = anyio.Event()
         self.is_stale = False
+        self.was_redirected = False
         self._limits = limits
         self._is_fragile = fragile
         self._listened_at = -limits.reconnect_s
@@ -239,6 +240,7 @@ class Outgoing(httpx2.AsyncClient):
                 response = await super().send(request, **how)
                 if not response.is_redirect:
                     return response
+                self.was_redirected = True
                 return await self._redirected(request, response, exchange)
         except _FAILURES as error:
             exchange.problem = exchange.problem or problem_of(error)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 import httpx2
-from mcp.client import Client, ClientRequestContext
+from mcp.client import Client, ClientRequestContext, ClientSession
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
@@ -33,8 +33,9 @@ from unisono.errors import (
     ToolServerUnavailable,
 )
 from unisono.mcp.elicitation import Dialogue
-from unisono.mcp.exchange import CALL, Exchange
+from unisono.mcp.exchange import CALL, Exchange, NoAnswer
 from unisono.mcp.headers import outgoing
+from unisono.mcp.http_dispatcher import HttpDispatcher
 from unisono.mcp.http_transport import Outgoing, Path
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.stdio import process
@@ -52,10 +53,6 @@ ANSWER_GRACE_S: Final = 0.5
 # Event loop iterations after an answer ended, before its request counts as unanswered. They follow `ANSWER_GRACE_S`:
 # on a busy loop an answer may take longer from the transport to its caller.
 ANSWER_GRACE_ITERATIONS: Final = 1000
-
-
-class NoAnswer(Exception):
-    """The server's answer ended without a response to this request."""
 
 
 CLIENT: Final = Implementation(name="unisono", version="1")
@@ -79,9 +76,10 @@ class McpSession:
         self._stop = asyncio.Event()
         self._ended = asyncio.Event()
         self._is_retired = False
-        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._requests: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[Any]] = set()
         self._http: Outgoing | None = None
+        self._direct: HttpDispatcher | None = None  # for requests that need no transport of the SDK
         self._opening = Exchange()
         self._dialogues: list[Dialogue] = []  # of the calls in progress
         self._scope = anyio.CancelScope()
@@ -91,7 +89,7 @@ class McpSession:
     @property
     def usable(self) -> bool:
         """Return True if the session accepts new requests."""
-        stale = self._http is not None and self._http.is_stale
+        stale = any(sender is not None and sender.is_stale for sender in (self._http, self._direct))
         return not (self._is_retired or self._stop.is_set() or self._ended.is_set() or stale)
 
     @property
@@ -105,7 +103,7 @@ class McpSession:
 
     @property
     def busy(self) -> bool:
-        return bool(self._running) or not self._client.done()
+        return bool(self._running) or not self._requests.done()
 
     def retire(self) -> None:
         """Make the session unusable for new requests; those in progress may finish."""
@@ -113,22 +111,22 @@ class McpSession:
 
     async def open(self) -> None:
         """Wait until the connection is established. Raises the `ToolServerError` family."""
-        await asyncio.shield(self._client)
+        await asyncio.shield(self._requests)
 
-    async def request(self, work: Callable[[Client], Awaitable[T]], exchange: Exchange, deadline: float) -> T:
+    async def request(self, work: Callable[[ClientSession], Awaitable[T]], exchange: Exchange, deadline: float) -> T:
         """Return the result of `work`.
 
         Raises every SDK error, `TimeoutError` at the deadline, and `NoAnswer`. A cancelled caller returns
         immediately; the server is notified and the connection released in the background.
         """
-        client = await asyncio.shield(self._client)
+        client = await asyncio.shield(self._requests)
         context = contextvars.copy_context()
         context.run(CALL.set, exchange)
         task = asyncio.create_task(_run(work, client), context=context)
         self._running.add(task)
         task.add_done_callback(self._finished)
         loop = asyncio.get_running_loop()
-        if self._server.transport is ToolTransport.STREAMABLE_HTTP:
+        if self._server.transport is ToolTransport.STREAMABLE_HTTP and self._direct is None:
             exchange.on_complete = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
         elif self._server.transport is ToolTransport.SSE:
             # The answer arrives on another stream, but a rejected message gets none.
@@ -163,7 +161,7 @@ class McpSession:
     async def aclose(self) -> None:
         """Close the connection within a short timeout, and wait until all of it is released."""
         self._stop.set()
-        if not self._client.done():
+        if not self._requests.done():
             # A session that is still connecting does not check the event.
             self._scope.cancel()
         done, _ = await asyncio.wait({self._task}, timeout=3 * self._limits.closing_s + 3)
@@ -188,18 +186,18 @@ class McpSession:
             with scope:
                 # The SDK's handshakes are ordinary requests; their record explains a failed connection.
                 CALL.set(self._opening)
-                async with self._connected() as client:
+                async with self._connected() as client, self._session_for_requests(client) as session:
                     scope.deadline = float("inf")
-                    self._client.set_result(client)
+                    self._requests.set_result(session)
                     await self._maintain(client)
                     scope.deadline = anyio.current_time() + self._limits.closing_s
         except Exception as error:
             failure = error
         finally:
             self._ended.set()
-            if not self._client.done():
-                self._client.set_exception(self._connection_error(failure))
-                self._client.exception()  # retrieve it: the caller may have left
+            if not self._requests.done():
+                self._requests.set_exception(self._connection_error(failure))
+                self._requests.exception()  # retrieve it: the caller may have left
         if failure is not None:
             log.info(
                 "the connection to a tool server failed: %s", _kinds(failure), extra={"tool_server": self._server.label}
@@ -225,6 +223,33 @@ class McpSession:
         )
         async with client:
             yield client
+
+    @asynccontextmanager
+    async def _session_for_requests(self, client: Client) -> AsyncIterator[ClientSession]:
+        """Provide the session that sends lists and calls.
+
+        It is the client's own, or one that does without the SDK's transport. Only the client's follows redirects, gets
+        access tokens, and speaks older versions of the protocol.
+        """
+        server, negotiated = self._server, client.session.discover_result
+        if (
+            server.transport is not ToolTransport.STREAMABLE_HTTP
+            or negotiated is None
+            or self._auth is not None
+            or self._http is None
+            or self._http.was_redirected
+        ):
+            yield client.session
+            return
+        path, headers = self._path, outgoing(server.headers, server.authorization)
+        self._direct = HttpDispatcher(path, headers, self._limits)
+        async with ClientSession(
+            dispatcher=self._direct,
+            client_info=CLIENT,
+            elicitation_callback=self._on_question if server.may_ask else None,
+        ) as session:
+            session.adopt(negotiated)
+            yield session
 
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[ReadStream, WriteStream]]:
@@ -328,7 +353,7 @@ class McpSession:
         return ToolServerUnavailable(f"{name} cannot be reached or started. Check its URL or command.")
 
 
-async def _run(work: Callable[[Client], Awaitable[T]], client: Client) -> T:
+async def _run(work: Callable[[ClientSession], Awaitable[T]], client: ClientSession) -> T:
     return await work(client)
 
 

@@ -1,1 +1,4 @@
-"""Rules for outgoing connections. Standard library only; every package may import them."""
+"""HTTP connections to servers, and rules for their addresses.
+
+Imports no other package except `unisono.errors`; every package may import it.
+"""

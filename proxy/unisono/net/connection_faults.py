@@ -1,8 +1,12 @@
-"""Failures of connections to backends and of the responses on them."""
+"""Failures of HTTP client connections and of the responses on them."""
 
 
 class ConnectionFault(Exception):
     """Failure of a connection or of the response on it."""
+
+
+class PoolClosed(ConnectionFault):
+    """The pool was closed, so no connection is opened."""
 
 
 class ConnectFailed(ConnectionFault):
@@ -14,7 +18,7 @@ class ConnectTimeout(ConnectionFault):
 
 
 class ClosedBeforeResponse(ConnectionFault):
-    """The backend closed the connection before it sent a response head."""
+    """The server closed the connection before it sent a response head."""
 
 
 class ResponseCutShort(ConnectionFault):
@@ -22,7 +26,7 @@ class ResponseCutShort(ConnectionFault):
 
 
 class InvalidResponse(ConnectionFault):
-    """The backend sent something other than an HTTP response."""
+    """The server sent something other than an HTTP response."""
 
 
 class ConnectionLost(ConnectionFault):

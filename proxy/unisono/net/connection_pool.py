@@ -1,4 +1,4 @@
-"""Pool of the HTTP connections to one backend.
+"""Pool of the HTTP connections to one server: a backend or a tool server.
 
 The pool has no limit: the gateway controls concurrency, and its metrics would not show a queue here.
 """
@@ -14,10 +14,15 @@ from functools import cache
 from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
-from unisono.errors import BackendUnavailable
-from unisono_adapters._connection_faults import ClosedBeforeResponse, ConnectFailed, ConnectionLost, ConnectTimeout
-from unisono_adapters._http_connection import RECEIVE_BUFFER_BYTES, BackendConnection, HttpResponse
-from unisono_adapters._upload import UploadConnection
+from unisono.net.connection_faults import (
+    ClosedBeforeResponse,
+    ConnectFailed,
+    ConnectionLost,
+    ConnectTimeout,
+    PoolClosed,
+)
+from unisono.net.http_connection import RECEIVE_BUFFER_BYTES, HttpClientConnection, HttpResponse
+from unisono.net.upload_connection import UploadConnection
 
 KEEP_ALIVE_S = 4.0  # lifetime of idle connections, below uvicorn's default of 5 s
 DNS_CACHE_S = 10.0  # lifetime of a DNS lookup
@@ -25,13 +30,21 @@ HAPPY_EYEBALLS_DELAY_S = 0.25  # delay before the next address of a host is trie
 
 
 class ConnectionPool:
-    """Connections to the host of `url`; see `BackendConnection` for `polite`."""
+    """Connections to the host of `url`; see `HttpClientConnection` for `polite`.
 
-    def __init__(self, url: URL, *, polite: bool = False) -> None:
+    `checked` are the only addresses that may be dialled; without it, the host is looked up. `tls` verifies the server
+    instead of the default context.
+    """
+
+    def __init__(
+        self, url: URL, *, polite: bool = False, checked: Sequence[str] = (), tls: ssl.SSLContext | None = None
+    ) -> None:
         self._url = url
         self._polite = polite
-        self._open: set[BackendConnection] = set()
-        self._idle: list[BackendConnection] = []  # most recently used last
+        self._checked = checked
+        self._tls = tls
+        self._open: set[HttpClientConnection] = set()
+        self._idle: list[HttpClientConnection] = []  # most recently used last
         self._timer: asyncio.TimerHandle | None = None
         self._lookup: asyncio.Task[Sequence[AddrInfoType]] | None = None
         self._lookup_expires_at = 0.0  # by the clock of the event loop
@@ -41,7 +54,7 @@ class ConnectionPool:
         """Send a request and return the response once its head has arrived.
 
         The caller must close the response. If a reused connection fails before the first byte of the response, the
-        request is sent once more, on a new connection. Raises ConnectionFault, or BackendUnavailable after `close`.
+        request is sent once more, on a new connection. Raises ConnectionFault.
         """
         if (connection := self._pop_idle()) is not None:
             response = connection.send(head, body)
@@ -51,6 +64,14 @@ class ConnectionPool:
                 if response.has_data:
                     raise
         connection = await self._connect(connect_s)
+        return await connection.send(head, body).with_head()
+
+    async def send_once(self, head: bytes, body: bytes, connect_s: float) -> HttpResponse:
+        """Send a request that must not be repeated; return the response after its head.
+
+        The caller must close the response. Raises ConnectionFault.
+        """
+        connection = self._pop_idle() or await self._connect(connect_s)
         return await connection.send(head, body).with_head()
 
     async def send_upload(self, head: bytes, pieces: AsyncIterator[bytes], connect_s: float) -> HttpResponse:
@@ -77,7 +98,7 @@ class ConnectionPool:
             if pending is not None:
                 pending.cancel()
 
-    def _pop_idle(self) -> BackendConnection | None:
+    def _pop_idle(self) -> HttpClientConnection | None:
         oldest = asyncio.get_running_loop().time() - KEEP_ALIVE_S
         while self._idle:
             connection = self._idle.pop()
@@ -88,9 +109,11 @@ class ConnectionPool:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise BackendUnavailable("the backend is being removed")
+            raise PoolClosed("the connection pool is closed")
 
-    async def _connect(self, connect_s: float, kind: type[BackendConnection] = BackendConnection) -> BackendConnection:
+    async def _connect(
+        self, connect_s: float, kind: type[HttpClientConnection] = HttpClientConnection
+    ) -> HttpClientConnection:
         self._check_open()
         try:
             async with asyncio.timeout(connect_s):
@@ -106,12 +129,13 @@ class ConnectionPool:
         self._check_open()
         return connection
 
-    async def _new_connection(self, kind: type[BackendConnection]) -> BackendConnection:
+    async def _new_connection(self, kind: type[HttpClientConnection]) -> HttpClientConnection:
         loop = asyncio.get_running_loop()
         # Before the connection is opened, so that a cancellation here leaves nothing open.
         context = None
         if self._url.scheme == "https":
-            context = tls_context() if tls_context.cache_info().currsize else await asyncio.to_thread(tls_context)
+            cached = self._tls or tls_context.cache_info().currsize
+            context = self._tls or (tls_context() if cached else await asyncio.to_thread(tls_context))
         sock = await start_connection(
             await self._addresses(),
             happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S,
@@ -135,6 +159,8 @@ class ConnectionPool:
 
     async def _addresses(self) -> Sequence[AddrInfoType]:
         """Return the addresses of the host; a successful lookup is reused for `DNS_CACHE_S` seconds."""
+        if self._checked:
+            return [_address_info(address, self._url.port or 0) for address in self._checked]
         loop = asyncio.get_running_loop()
         lookup = self._lookup
         if lookup is None or (lookup.done() and loop.time() >= self._lookup_expires_at):
@@ -150,7 +176,7 @@ class ConnectionPool:
         self._lookup_expires_at = loop.time() + DNS_CACHE_S
         return addresses
 
-    def _add_idle(self, connection: BackendConnection) -> None:
+    def _add_idle(self, connection: HttpClientConnection) -> None:
         self._idle.append(connection)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._close_expired)
@@ -170,6 +196,12 @@ class ConnectionPool:
             self._timer = loop.call_at(kept[0].idle_since + KEEP_ALIVE_S, self._close_expired)
 
 
+def _address_info(address: str, port: int) -> AddrInfoType:
+    if ":" in address:
+        return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port, 0, 0)
+    return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port)
+
+
 def _new_socket(address: AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
     sock = socket.socket(family, kind, protocol)
@@ -180,7 +212,7 @@ def _new_socket(address: AddrInfoType) -> socket.socket:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS context shared by all backends."""
+    """Return the TLS context for servers without one of their own."""
     # Loading the system's certificates takes about 20 ms.
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])

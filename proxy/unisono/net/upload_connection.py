@@ -1,4 +1,4 @@
-"""Connection that sends a large body in pieces, as fast as the backend reads them."""
+"""Connection that sends a large body in pieces, as fast as the server reads them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from asyncio import Future
 from collections.abc import AsyncIterator
 
-from unisono_adapters._http_connection import BackendConnection, HttpResponse
+from unisono.net.http_connection import HttpClientConnection, HttpResponse
 
 
-class UploadConnection(BackendConnection):
-    """Connection whose writer waits for the backend.
+class UploadConnection(HttpClientConnection):
+    """Connection whose writer waits for the server.
 
-    A backend may answer before it has read the whole body, for example with 413. The rest is not sent then, and the
+    A server may answer before it has read the whole body, for example with 413. The rest is not sent then, and the
     connection is not used again.
     """
 

@@ -1,7 +1,7 @@
-"""HTTP/1.1 client connections to backends: one asyncio protocol, parsed by httptools.
+"""HTTP/1.1 client connections to servers: one asyncio protocol, parsed by httptools.
 
 A response buffers the bytes of its body until they are read, and wakes its reader once per network read. If too many
-bytes are buffered, reading from the socket pauses, so that a slow reader slows the backend down.
+bytes are buffered, reading from the socket pauses, so that a slow reader slows the server down.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Self, cast
 
 import httptools
 
-from unisono_adapters._connection_faults import (
+from unisono.net.connection_faults import (
     ClosedBeforeResponse,
     ConnectionFault,
     ConnectionLost,
@@ -47,8 +47,8 @@ class HttpResponse:
         "is_finished", "is_readable", "status", "takes_bytes", "waiter",
     )  # fmt: skip
 
-    def __init__(self, connection: BackendConnection) -> None:
-        self._connection: BackendConnection | None = connection
+    def __init__(self, connection: HttpClientConnection) -> None:
+        self._connection: HttpClientConnection | None = connection
         self.status = 0
         self.headers: dict[str, str] = {}
         self.has_data = False  # True once any bytes have arrived
@@ -166,18 +166,18 @@ class HttpResponse:
             waiter.set_result(None)
 
 
-class BackendConnection(asyncio.Protocol):
+class HttpClientConnection(asyncio.Protocol):
     """Connection that sends one request at a time and parses the response.
 
     `on_idle` is called when the connection can send the next request, and `on_closed` when it is closed. With `polite`,
-    a request that is aborted before the response head is closed with FIN, not RST. Some backends otherwise never stop
+    a request that is aborted before the response head is closed with FIN, not RST. Some servers otherwise never stop
     processing it.
     """
 
     def __init__(
         self,
-        on_idle: Callable[[BackendConnection], None],
-        on_closed: Callable[[BackendConnection], None],
+        on_idle: Callable[[HttpClientConnection], None],
+        on_closed: Callable[[HttpClientConnection], None],
         *,
         polite: bool = False,
     ) -> None:
@@ -258,18 +258,18 @@ class BackendConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         if transport.get_write_buffer_size():
-            # A graceful close would wait for a backend that does not read the rest of the request.
+            # A graceful close would wait for a server that does not read the rest of the request.
             _reset(transport)
         else:
             transport.close()
 
     def _abort(self, *, has_head: bool) -> None:
-        """Close the connection so that the backend stops generating."""
+        """Close the connection so that the server stops generating."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         if self._polite and not has_head and not transport.get_write_buffer_size():
-            # The backend can still send the head, but nothing after it.
+            # The server can still send the head, but nothing after it.
             transport.close()
             return
         # After a FIN, the server would notice only at its next write.
@@ -287,7 +287,7 @@ class BackendConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         if self._transport is not None and self._transport.get_write_buffer_size():
-            # Otherwise the transport closes only after the backend has read the whole request.
+            # Otherwise the transport closes only after the server has read the whole request.
             _reset(self._transport)
 
     def data_received(self, data: bytes) -> None:
@@ -390,7 +390,7 @@ class BackendConnection(asyncio.Protocol):
 
 
 def _reset(transport: asyncio.Transport) -> None:
-    """Close with RST, without waiting for data that the backend does not read."""
+    """Close with RST, without waiting for data that the server does not read."""
     if (sock := transport.get_extra_info("socket")) is not None:
         # For a closed socket uvloop raises ValueError, asyncio OSError.
         with suppress(OSError, ValueError):

@@ -1,0 +1,259 @@
+"""Requests to a tool server as plain HTTP exchanges, below the SDK's session.
+
+The SDK's transport passes each message through several tasks and queues. A session of protocol version 2026-07-28 does
+not need them: it has no requests of the server and no notifications of the client, and closing a response cancels its
+request. The SDK's session still writes requests, checks results and finds the headers that a tool asks for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, NoReturn
+
+import anyio
+import anyio.abc
+import httpx2
+from httpx2 import EventSource
+from mcp.shared.dispatcher import CallOptions, Dispatcher, OnNotify, OnNotifyIntercept, OnRequest, ProgressFnT
+from mcp.shared.exceptions import MCPError
+from mcp.shared.transport_context import TransportContext
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCResponse,
+    jsonrpc_message_adapter,
+)
+from opentelemetry.propagate import inject
+from pydantic import ValidationError
+from yarl import URL
+
+from unisono.mcp.exchange import CALL, Exchange, NoAnswer
+from unisono.mcp.http_transport import Path
+from unisono.mcp.limits import McpLimits
+from unisono.mcp.messages import encoded
+from unisono.mcp.response_filter import TOO_LARGE, EventStreamBody, ResponseRefused, TrimLimitReached, trim
+from unisono.net.connection_faults import ConnectFailed, ConnectionFault, ConnectTimeout, InvalidResponse, PoolClosed
+from unisono.net.connection_pool import ConnectionPool
+from unisono.net.http_connection import HttpResponse
+
+READ_BYTES: Final = 64 * 1024
+PROGRESS: Final = "notifications/progress"
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_FIXED_HEADERS: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+_UNSENT: Final = (ConnectFailed, ConnectTimeout, PoolClosed)
+_PROBLEMS: Final[tuple[tuple[type[ConnectionFault], str], ...]] = (
+    (ConnectTimeout, "the connection attempt timed out"),
+    (ConnectFailed, "the connection attempt failed"),
+    (InvalidResponse, "the answer was not valid HTTP"),
+    (ConnectionFault, "the connection was lost"),
+)
+
+
+class HttpDispatcher(Dispatcher[TransportContext]):
+    """Sender of requests to the server at `path`, one HTTP exchange each.
+
+    `headers` are sent with each request. `is_stale` is set when the server was not found at its address or redirects:
+    the next connection has to resolve and negotiate again.
+    """
+
+    def __init__(self, path: Path, headers: Mapping[str, str], limits: McpLimits) -> None:
+        address = URL(path.target.url if path.target else path.url)
+        self._pool = ConnectionPool(address, checked=path.target.addresses if path.target else (), tls=path.tls)
+        self._connect_s = path.connect_s
+        self._limits = limits
+        self._url = str(address)
+        self._ids = itertools.count(1)
+        lines = {"host": address.host_port_subcomponent or "", **headers, **_FIXED_HEADERS}
+        self._head = f"POST {address.raw_path_qs} HTTP/1.1\r\n{_lines(lines)}"
+        self.is_stale = False
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        """Send a request and return its result.
+
+        Raises `MCPError`, and `NoAnswer` for an answer without a result.
+        """
+        exchange, options = CALL.get() or Exchange(), opts or {}
+        request_id, progress = next(self._ids), options.get("on_progress")
+        sent = dict(params or {})
+        meta = dict(sent.get("_meta") or {})
+        if progress is not None:
+            meta["progressToken"] = request_id
+        inject(meta)
+        if meta:
+            sent["_meta"] = meta
+        message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": sent}
+        body = encoded(message, exchange.arguments)
+        head = f"{self._head}{_lines(options.get('headers', {}))}content-length: {len(body)}\r\n\r\n"
+        # `McpSession.request` limits the time.
+        answer = await self._exchange(head.encode("latin-1"), body, exchange, request_id, progress)
+        if isinstance(answer, JSONRPCError):
+            raise MCPError(code=answer.error.code, message=answer.error.message, data=answer.error.data)
+        return answer.result
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
+        """Send nothing: this protocol version has no notifications of clients over HTTP."""
+
+    async def run(
+        self,
+        on_request: OnRequest,
+        on_notify: OnNotify,
+        on_notify_intercept: OnNotifyIntercept | None = None,
+        *,
+        task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Keep the connections open until cancelled."""
+        try:
+            task_status.started()
+            await anyio.sleep_forever()
+        finally:
+            self._pool.close()
+
+    async def _exchange(
+        self, head: bytes, body: bytes, exchange: Exchange, request_id: int, progress: ProgressFnT | None
+    ) -> JSONRPCResponse | JSONRPCError:
+        try:
+            exchange.sent, exchange.ended = True, False
+            response = await self._pool.send_once(head, body, self._connect_s)
+            try:
+                exchange.status = response.status
+                return await self._answer(response, exchange, request_id, progress)
+            finally:
+                response.close()
+        except ConnectionFault as fault:
+            if isinstance(fault, _UNSENT):
+                exchange.sent, self.is_stale = False, True
+            problem = next(text for kind, text in _PROBLEMS if isinstance(fault, kind))
+            self._fail(exchange, problem)
+        except ResponseRefused as refusal:
+            self._fail(exchange, str(refusal))
+        finally:
+            exchange.ended = True
+
+    def _fail(self, exchange: Exchange, problem: str) -> NoReturn:
+        exchange.problem = exchange.problem or problem
+        raise MCPError(INTERNAL_ERROR, exchange.problem) from None
+
+    async def _answer(
+        self, response: HttpResponse, exchange: Exchange, request_id: int, progress: ProgressFnT | None
+    ) -> JSONRPCResponse | JSONRPCError:
+        status, kind = response.status, response.content_type
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise ResponseRefused("the answer is compressed although compression was not requested")
+        if status in REDIRECTS:
+            # Nothing was executed. A new session follows a permitted redirect (see `McpSession`).
+            exchange.sent, self.is_stale = False, True
+            raise ResponseRefused("the server sent a redirect")
+        if status >= 400:
+            return await self._error(response, exchange)
+        if status == 202:
+            raise MCPError(INVALID_REQUEST, "The server answered a request with 202 Accepted.")
+        if kind == "text/event-stream":
+            return await self._answer_in_events(response, exchange, request_id, progress)
+        if kind != "application/json":
+            raise MCPError(INVALID_REQUEST, f"Unexpected content type: {kind}")
+        try:
+            message = jsonrpc_message_adapter.validate_json(await self._body(response, exchange), by_name=False)
+        except ValidationError as error:
+            raise MCPError(PARSE_ERROR, f"Failed to parse JSON response: {error}") from None
+        if not isinstance(message, JSONRPCResponse | JSONRPCError) or str(message.id) != str(request_id):
+            raise NoAnswer
+        return message
+
+    async def _error(self, response: HttpResponse, exchange: Exchange) -> JSONRPCError:
+        """Return the error in the body; raise one that stands for the status if there is none."""
+        if response.content_type == "application/json":
+            try:
+                body = await self._body(response, exchange)
+                message: JSONRPCMessage = jsonrpc_message_adapter.validate_json(body, by_name=False)
+            except (ResponseRefused, ValidationError):
+                pass
+            else:
+                if isinstance(message, JSONRPCError):
+                    return message
+        if response.status == 404:
+            raise MCPError(METHOD_NOT_FOUND, "Not Found")
+        raise MCPError(INTERNAL_ERROR, "The server returned an error response.")
+
+    async def _answer_in_events(
+        self, response: HttpResponse, exchange: Exchange, request_id: int, progress: ProgressFnT | None
+    ) -> JSONRPCResponse | JSONRPCError:
+        """Return the response in a stream of events; report progress meanwhile."""
+        body = EventStreamBody(_Chunks(response, exchange, 4 * self._limits.answer_bytes), exchange, self._limits)
+        request = httpx2.Request("POST", self._url)
+        source = EventSource(
+            httpx2.Response(response.status, headers=response.headers, stream=body, request=request),
+            max_event_size=self._limits.answer_bytes,
+        )
+        try:
+            async for event in source:
+                if event.event != "message" or not event.data:
+                    continue
+                try:
+                    message = jsonrpc_message_adapter.validate_json(event.data, by_name=False)
+                except ValidationError as error:
+                    raise MCPError(PARSE_ERROR, f"Failed to parse SSE message: {error}") from None
+                if isinstance(message, JSONRPCResponse | JSONRPCError):
+                    return message
+                if progress is not None and isinstance(message, JSONRPCNotification) and message.method == PROGRESS:
+                    await _report(progress, message.params or {}, request_id)
+        except httpx2.SSEError as error:
+            raise MCPError(CONNECTION_CLOSED, f"SSE stream failed: {error}") from None
+        raise NoAnswer
+
+    async def _body(self, response: HttpResponse, exchange: Exchange) -> bytes:
+        """Return the body, trimmed to a size that parses quickly.
+
+        Raises `ResponseRefused` if it is too large.
+        """
+        parts = [chunk async for chunk in _Chunks(response, exchange, self._limits.answer_bytes)]
+        try:
+            return await trim(b"".join(parts), self._limits)
+        except TrimLimitReached:
+            exchange.is_too_large = True
+            raise ResponseRefused(TOO_LARGE) from None
+
+
+class _Chunks(httpx2.AsyncByteStream):
+    """Body of at most `most` bytes."""
+
+    def __init__(self, response: HttpResponse, exchange: Exchange, most: int) -> None:
+        self._response = response
+        self._exchange = exchange
+        self._remaining = most
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await self._response.read(READ_BYTES):
+            self._remaining -= len(chunk)
+            if self._remaining < 0:
+                self._exchange.is_too_large = True
+                raise ResponseRefused(TOO_LARGE)
+            yield chunk
+
+
+def _lines(headers: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
+async def _report(progress: ProgressFnT, params: Mapping[str, Any], request_id: int) -> None:
+    """Call `progress` for a valid notification about this request."""
+    done, total, text = params.get("progress"), params.get("total"), params.get("message")
+    if (
+        str(params.get("progressToken")) != str(request_id)
+        or isinstance(done, bool)
+        or not isinstance(done, int | float)
+    ):
+        return
+    await progress(
+        float(done),
+        float(total) if isinstance(total, int | float) else None,
+        text if isinstance(text, str) else None,
+    )
