@@ -46,7 +46,7 @@ class Transcript:
         self.is_broken_off = False  # the answer ends here, because the model repeats itself
         self._is_noted = is_noted
         self._start = encoding.assistant_start
-        self._unchecked_to = 0  # journal length up to which only the router can stop the stream
+        self._unchecked_to = 0  # journal length up to which only the router and the budget can stop the stream
         # Tokens of the message that the step's prompt leaves open; None before the first step.
         self.opening: Tokens | None = None
 
@@ -96,8 +96,9 @@ class Transcript:
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events of more tokens, up to the one at which the controller stops."""
-        journal = self.journal.numbers
-        if len(journal) + len(tokens) < self._unchecked_to:
+        journal, limits = self.journal.numbers, self._limits
+        is_unchecked = len(journal) + len(tokens) < self._unchecked_to
+        if is_unchecked and (limits.budget is None or limits.are_in_budget(tokens)):
             journal += tokens
             events = self.router.feed(tokens)
             if self.router.stopped is not None:
@@ -107,9 +108,9 @@ class Transcript:
         events = []
         rest, read, is_naming = tokens, self.journal.read, self.controller.step.last.naming
         while rest and not self._is_stopped:
-            if self._limits.budget is not None and self._ends_reasoning(rest[0]):
+            if limits.budget is not None and self._ends_reasoning(rest[0]):
                 break
-            size = len(rest) if is_naming else self._limits.portion(rest, read)
+            size = len(rest) if is_naming else limits.portion(rest, read)
             journal += rest[:size]
             read += size
             events += self._read(rest[:size], read)
@@ -118,8 +119,8 @@ class Transcript:
             journal += rest
             self.router.count(len(rest))
         # The tokens of a tool's name are not read by the router, so each of them takes the slow path.
-        is_checked = is_naming or self._is_stopped or self._limits.has_budget
-        self._unchecked_to = 0 if is_checked else len(journal) + self._limits.until_check(read + len(rest))
+        is_checked = is_naming or self._is_stopped
+        self._unchecked_to = 0 if is_checked else len(journal) + limits.until_check(read + len(rest))
         return events
 
     @property

@@ -71,14 +71,17 @@ class ReadingLimits:
         if self.budget is not None and self.budget < 1:
             obligations.is_late = True
 
-    @property
-    def has_budget(self) -> bool:
-        """Return whether the reasoning has a budget that is not used up."""
-        return self.budget is not None and not self._obligations.is_late
-
     def until_check(self, read: int) -> int:
         """Return the number of tokens before the next check for repetition."""
         return CHECK_INTERVAL_TOKENS - read % CHECK_INTERVAL_TOKENS if self._detects_repetition else _UNLIMITED
+
+    def are_in_budget(self, tokens: Sequence[int]) -> bool:
+        """Return whether the reasoning budget has room for all `tokens`, and none of them is a marker."""
+        assert self.budget is not None
+        if self._obligations.is_late:
+            return True
+        room = self.budget - self._router.counter.reasoning
+        return len(tokens) <= room and max(tokens, default=0) < FIRST_SPECIAL
 
     def portion(self, tokens: Sequence[int], read: int) -> int:
         """Return the number of `tokens` that may be read before the next check."""
