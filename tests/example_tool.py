@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-MODULE = Path(__file__).parent.parent / "proxy/unisono/web/static/views/example.js"
+MODULE = Path(__file__).parent.parent / "proxy/unisono/web/static/views/exampletool.js"
 
 
 def _example() -> dict[str, Any]:

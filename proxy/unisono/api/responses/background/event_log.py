@@ -152,14 +152,13 @@ PAGE_BYTES = 64 * 1024
 
 
 async def logged_events(
-    store: Store, tenant: str, response_id: str, after: int | None, dialect: Dialect
+    store: Store, tenant: str, response_id: str, first: int, dialect: Dialect
 ) -> AsyncGenerator[list[WireEvent]]:
-    """Yield every logged event after number `after`, or every event if it is None.
+    """Yield every logged event from number `first` on.
 
     Yields nothing if there is no log. Waits while the store does not answer. Raises NotFound when the response is
     deleted meanwhile.
     """
-    first = 0 if after is None else after + 1
     has_sent_events = False
     limit = FIRST_PAGE
 

@@ -224,7 +224,7 @@ class ResponseCreation:
         """
         tenant, dialect = self._sender.tenant, self._sender.dialect
         has_started = False
-        async with aclosing(logged_events(self._deps.store, tenant, response_id, None, dialect)) as events:
+        async with aclosing(logged_events(self._deps.store, tenant, response_id, 0, dialect)) as events:
             async for batch in events:
                 has_started = True
                 if claim is not None and batch[-1].type == LAST_EVENTS[Status.FAILED]:
@@ -317,7 +317,7 @@ class ResponseCreation:
         response = await self.found(response_id)
         seen = 0
         while not response.status.terminal:
-            async for batch in logged_events(store, tenant, response_id, seen - 1, self._sender.dialect):
+            async for batch in logged_events(store, tenant, response_id, seen, self._sender.dialect):
                 seen += len(batch)
             response = await self.found(response_id)
             # There may be no log to wait on.

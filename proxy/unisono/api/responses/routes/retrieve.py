@@ -56,7 +56,8 @@ def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
                 "ago. Retrieve it without 'stream'.",
                 param="stream",
             )
-        events = logged_events(store, caller.tenant, response.id, query.starting_after, dialect)
+        first = 0 if query.starting_after is None else query.starting_after + 1
+        events = logged_events(store, caller.tenant, response.id, first, dialect)
         return EventStream(to_sse(events), keep_alive_s=api.keep_alive_s)
 
     @table.add("DELETE", path, READ_404_409)

@@ -1,6 +1,6 @@
 // Presets and examples of the playground. All of them work on the demo model.
 
-import example from "/page/views/example.js";
+import example from "/page/views/exampletool.js";
 
 export const PRESETS = {
   plain: { title: "Plain", values: { system: "", effort: "", temperature: "" } },

@@ -1,4 +1,4 @@
-// Shows a request as code that runs as it stands. The key is an environment variable there, never the key itself; a
+// Writes a request as a program that runs as it stands. The key is an environment variable there, never the key itself; a
 // `keyless` gateway needs none.
 
 // The body is a here-document: it needs no quoting, and no argument can become too long. No line of JSON equals its
