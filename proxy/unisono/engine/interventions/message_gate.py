@@ -76,7 +76,7 @@ class ReadingLimits:
         return CHECK_INTERVAL_TOKENS - read % CHECK_INTERVAL_TOKENS if self._detects_repetition else _UNLIMITED
 
     def are_in_budget(self, tokens: Sequence[int]) -> bool:
-        """Return whether the reasoning budget has room for all `tokens`, and none of them is a marker."""
+        """Return whether the budget has room for all `tokens`, and none of them is a marker."""
         assert self.budget is not None
         if self._obligations.is_late:
             return True
