@@ -98,10 +98,12 @@ WHOLE = Work(streams=8, tokens=64, requests=25, stream=False)
 SEQUENTIAL = Work(streams=1, tokens=64, requests=400, stream=False)
 FIRST_TURN = Work(streams=1, tokens=16, requests=10, history=100_000, fresh=True)
 NEXT_TURN = replace(FIRST_TURN, fresh=False)
-COLD = ColdPrompts(words=60_000, every_s=0.25, count=28)
+COLD = ColdPrompts(words=100_000, every_s=0.4, count=18)
 COLD_PROMPTS_LOAD = Work(streams=8, tokens=400, spread_s=0.02, pace=TOKEN_EVERY_20_MS, cold=COLD)
 # All streams run concurrently for a third of the time.
 MANY_STREAMS = Work(streams=1000, tokens=60, spread_s=8.0, pace=Pace(interval_us=200_000))
+# A token of each stream every 250 ms. All streams run concurrently for a third of the time.
+SLOW_STREAMS = Work(streams=2000, tokens=48, spread_s=8.0, pace=Pace(interval_us=250_000))
 # Continued after ten chains or conversations of fifty turns. The fourth request on a conversation finds three turns
 # more.
 CONTINUED = Work(streams=1, tokens=64, requests=40, wire="responses")
@@ -197,10 +199,10 @@ SCENARIOS: dict[str, Scenario] = {
         by_default=False,
     ),
     "canary": Scenario(
-        "8 paced streams while a new 60,000-token prompt arrives every 0.25 s",
+        "8 paced streams while a new 100,000-token prompt arrives every 0.4 s",
         _arms(COLD_PROMPTS_LOAD, "direct", "relay", "aiohttp", "unisono"),
         ("gap_p50_ms", "gap_p99_ms", "gap_max_ms", "busy"),
-        (Verdict("gap_p99_ms", "unisono", "direct", difference=True, aim=10.0),),
+        (Verdict("gap_p99_ms", "unisono", "direct", difference=True, aim=5.0),),
     ),
     "render": Scenario(
         "rendering alone: a conversation of 100,000 tokens in messages of 250",
@@ -208,7 +210,7 @@ SCENARIOS: dict[str, Scenario] = {
         ("render_ms",),
         (
             Verdict("render_ms", "next", "cold", aim=0.03),
-            Verdict("render_ms", "next", "library"),
+            Verdict("render_ms", "next", "library", aim=0.02),
             Verdict("render_ms", "cold", "library"),
         ),
     ),
@@ -295,6 +297,22 @@ SCENARIOS: dict[str, Scenario] = {
             Verdict("gap_p99_ms", "two workers", aim=250.0),
             Verdict("cpu_us_per_token", "two workers", "one process", aim=1.1),
         ),
+    ),
+    "scale": Scenario(
+        "streams at 4 tokens per second each, 48 tokens: 2,000 on two workers that share the CPUs with clients and "
+        "backend, and 1,000 and 24 on one process with a CPU of its own",
+        (
+            Arm("direct, 2,000", "direct", SLOW_STREAMS),
+            Arm("two workers, 2,000", "unisono+two", SLOW_STREAMS),
+            Arm("one process, 1,000", "unisono", replace(SLOW_STREAMS, streams=1000)),
+            Arm("one process, 24", "unisono", replace(SLOW_STREAMS, streams=24)),
+        ),
+        ("gap_p50_ms", "gap_p99_ms", "tokens_per_s", "cpu_us_per_token", "busy"),
+        (
+            Verdict("gap_p99_ms", "two workers, 2,000", "direct, 2,000", difference=True, aim=100.0),
+            Verdict("cpu_us_per_token", "one process, 1,000", "one process, 24", aim=1.1),
+        ),
+        by_default=False,
     ),
     "background": Scenario(
         "500 background responses at 10 tokens per second each, 200 tokens, 100 of them streamed to clients",
