@@ -24,8 +24,10 @@ async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -
             task.cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
     found = [tuple(answer) for answer in answers if isinstance(answer, tuple | list)]
-    if len(set(found)) != 1 or 2 * len(found) <= len(answers):
+    if len(set(found)) > 1:
         raise StoreUnavailable("a failover of the store is in progress; try again")
+    if 2 * len(found) <= len(answers):
+        raise StoreUnavailable("at most half of the servers of the store named its primary in time; try again")
     host, port = found[0]
     return text(host), int(port)
 
