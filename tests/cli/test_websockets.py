@@ -261,6 +261,26 @@ async def test_an_unusual_handshake_gets_the_expected_status(path: str, more: st
     assert status_line.split()[1:2] == [status.encode()]
 
 
+REQUEST_LINES: dict[str, tuple[str, str]] = {
+    "non-ASCII target": ("GET /ech\xf6 HTTP/1.1", "The request is not valid HTTP."),
+    "another method": ("POST /echo HTTP/1.1", "A WebSocket must start with a GET request over HTTP/1.1."),
+    "another version": ("GET /echo HTTP/1.0", "A WebSocket must start with a GET request over HTTP/1.1."),
+}
+
+
+@pytest.mark.parametrize(("line", "message"), REQUEST_LINES.values(), ids=REQUEST_LINES)
+async def test_a_refused_handshake_states_what_is_wrong_with_its_request_line(line: str, message: str) -> None:
+    request = HANDSHAKE.format(path="/echo", more="").replace("GET /echo HTTP/1.1", line)
+    async with running_server(echo_app(None)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request.encode("latin-1"))
+        async with asyncio.timeout(5):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    error = json.loads(body)["error"]
+    assert (head.split()[1], error["code"], error["message"]) == (b"400", "malformed_request", message)
+
+
 @pytest.mark.slow
 async def test_the_header_deadline_applies_to_handshakes_only() -> None:
     request = HANDSHAKE.format(path="/echo", more="").encode()

@@ -269,7 +269,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             self._refuse(MalformedRequest("A WebSocket cannot start before earlier requests are answered."))
         elif self._is_over_capacity():
             self._refuse(TooManyConnections("The gateway has reached its connection limit; try again later."))
-        elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or not self.url.isascii():
+        elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1":
             self._refuse(MalformedRequest("A WebSocket must start with a GET request over HTTP/1.1."))
         else:
             self._delivery.rest()
