@@ -169,7 +169,7 @@ class CompletionFold:
             self._count(usage)
         choices = data.get("choices")
         if not isinstance(choices, list):
-            raise BackendProtocolError("the backend sent an event that is not a completion")
+            raise BackendProtocolError("the backend sent an event without a list of `choices`")
         if not choices or self._finish is not None:
             # The usage event, or a repeated end of a finished generation.
             return

@@ -1,8 +1,9 @@
-"""Scores of given tokens from llama.cpp's server, which reports those of generated ones.
+"""Scores of given tokens from llama.cpp's server, which scores only those that it generates.
 
 The server is made to generate the given tokens: a grammar of token ids allows nothing else. Its log probabilities are
-those before grammar and biases. A stop token cannot be part of a grammar, and old servers do not know grammars of
-tokens: such a token is forced by a bias, in a request of its own. Measured on the server of llama-cpp-python 0.3.36.
+those before grammar and biases. A stop token cannot be part of a grammar, so a bias forces it, in a request of its own.
+Old servers do not know grammars of tokens: there, a bias forces every token in this way. Measured on the server of
+llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations

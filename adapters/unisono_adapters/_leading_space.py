@@ -228,8 +228,8 @@ def cut_positions(encoding: Encoding, before: str, ids: Sequence[int]) -> list[i
 def with_space(text: str, expected: str) -> str:
     """Return the first text of a stream with the dropped space restored.
 
-    The space is restored if the text matches `expected` without it. It is also restored if another word came
-    where a word with a space was expected.
+    If `expected` begins with a space, the space is restored in two cases: the text agrees with the rest of `expected`,
+    as far as both go, or it begins with a letter or a digit, as another word.
     """
     if not expected.startswith(" "):
         return text

@@ -107,12 +107,12 @@ async def examine(subject: Subject) -> Probe:
 class _ProbeAnswer:
     """Result of one complete generation."""
 
-    sent: int
+    sent: int  # number of prompt tokens that were sent
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish: FinishReason | None = None
     stop_token: int | None = None
-    claimed: int | None = None
+    claimed: int | None = None  # number of prompt tokens that the backend reports
     first_s: float | None = None
 
 
@@ -253,11 +253,8 @@ class _Probing:
             if ids is not None:
                 is_compared = True
                 same = list(ids) == ours
-                self._find(
-                    Check.TOKENIZER,
-                    same,
-                    "" if same else f"It encodes {text!r} as {_first(ids)} instead of {_first(ours)}.",
-                )
+                detail = "" if same else f"It encodes {text!r} as {_first(ids)} instead of {_first(ours)}."
+                self._find(Check.TOKENIZER, same, detail)
             spelled = await _answer(decode(ours) if decode else None)
             if spelled is not None and spelled != text:
                 self._find(
@@ -297,7 +294,10 @@ class _Probing:
             self._find(Check.MARKERS, False, detail)
 
     async def stops(self) -> None:
-        """Check each stop token: forced if a bias is possible, else the one generated naturally."""
+        """Check that the backend stops at each stop token, which a bias forces.
+
+        Without biases, only `<|return|>` is checked: the model generates it by itself after a short answer.
+        """
         seen: list[bool] = []
         for token, ending in ENDINGS.items():
             forced = self._capabilities.logit_bias

@@ -38,7 +38,10 @@ BODIES = (
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial of a constraint. `answers` are accepted answers or prefixes without white space."""
+    """Trial of a constraint. `answers` are the accepted answers, or beginnings of them.
+
+    They contain no white space, because that of the output is removed before the comparison.
+    """
 
     constraint: Constraint
     answers: tuple[str, ...]

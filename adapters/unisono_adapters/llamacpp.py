@@ -274,7 +274,7 @@ class LlamaCppFold:
         if is_error(data):
             raise self._failures.error_object(data)
         if "content" not in data:
-            raise BackendProtocolError("the backend sent an event that is not a completion")
+            raise BackendProtocolError("the backend sent an event without the field `content`")
         content = text_of(data["content"])
         ids = data.get("tokens")
         if ids is None and content:

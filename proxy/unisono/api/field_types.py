@@ -201,7 +201,7 @@ class OpenModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True, defer_build=True)
 
     def unused(self) -> Mapping[str, Any]:
-        """Return the fields of this object that have no effect, with their values."""
+        """Return the fields of this object that the gateway ignores, with the client's values."""
         return self.__pydantic_extra__ or {}
 
 

@@ -144,7 +144,7 @@ class History:
         return len(self._entries)
 
     def add(self, *items: Item) -> None:
-        """Add messages and reasoning. They end the current exchange."""
+        """Add messages and reasoning. Calls and results after them form a new exchange."""
         self._exchange, self._orphans, self._left_out = {}, [], []
         self._entries += items
 

@@ -197,7 +197,7 @@ def _last(url: str) -> str:
 
 
 def _data(data: str, name: str, media_type: str, max_bytes: int) -> InputFile | FileText:
-    """Return the file of base64 or of a `data:` URL."""
+    """Decode base64 or a `data:` URL to a file, or return the problem as a `FileText`."""
     found = _DATA_URL.match(data)
     options = found[2].lower().split(";")[1:] if found else []
     if found:

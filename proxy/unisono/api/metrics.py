@@ -61,9 +61,9 @@ def listening_address(listen: str) -> tuple[str, int]:
 
 
 class MetricsListener:
-    """Local server for `GET /metrics` at `address`, with one request per connection.
+    """Server for `GET /metrics` at a loopback `address`, with one request per connection.
 
-    With `shared`, several processes listen on the address, and any of them answers.
+    With `shared`, several processes listen on the address, and any of them answers with the metrics of all.
     """
 
     def __init__(self, address: str, page: MetricsPage, *, shared: bool = False) -> None:

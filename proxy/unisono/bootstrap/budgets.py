@@ -58,7 +58,7 @@ def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:
                 )
         own = [name for entry, name in zip(config.model_list, names, strict=True) if entry.kind == kind]
         if not own:
-            raise ConfigError(f"{path}: no entry of `model_list` has this provider; remove it")
+            raise ConfigError(f"{path}: no entry of `model_list` has this provider; remove this budget")
         _check_prices(own, prices, path)
         amount = budget.budget_limit if budget.budget_limit is not None else budget.max_budget
         assert amount is not None

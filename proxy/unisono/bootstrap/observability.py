@@ -164,7 +164,7 @@ class Observing:
         return build_alerts(settings, pool, store, upkeep, count)
 
     def fidelity(self, config: Config, pool: RoutingPool, alerting: Alerting | None) -> FidelityWatch:
-        """Return the monitors of live answers. Raises ConfigError."""
+        """Return the monitors that compare backends by live answers. Raises ConfigError."""
         count = _uncounted if self.metrics is None else self.metrics.fidelity_samples
         return build_fidelity(config, pool, _unsent if alerting is None else alerting.webhook, count)
 

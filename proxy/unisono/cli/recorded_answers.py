@@ -20,7 +20,10 @@ def recorded_samples(config_path: Path | None, last: int) -> list[AnswerSample]:
 
 
 def samples_of(document: Document) -> Iterator[AnswerSample]:
-    """Yield a sample for each step of a recording. Damaged parts and those left out are skipped."""
+    """Yield a sample for each step of a recording.
+
+    A step without a complete prompt or without generated tokens is skipped. Damage ends the iteration.
+    """
     try:
         outputs, prompts = generated_by_step(document), prompts_of(document)
         for number, tokens in enumerate(outputs):

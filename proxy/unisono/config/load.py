@@ -152,7 +152,10 @@ class _Reading:
         self.warnings += (f"unisono.acknowledge: `{name}` matches no protective setting; remove it" for name in unused)
 
     def all_of(self, raw: object) -> object:
-        """Process the whole file. Raises ConfigError."""
+        """Return the part of the file that has an effect, and add errors to `errors`.
+
+        With `resolves`, references to the environment are resolved. Raises ConfigError for a file that contains itself.
+        """
         self.credentials = credentials_of(raw, self.errors)
         self.guardrails = guardrails_of(raw)
         try:

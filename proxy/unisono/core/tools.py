@@ -46,7 +46,10 @@ class ToolNames:
             self.add(label, tool)
 
     def add(self, label: str, tool: str) -> str:
-        """Return the name of `tool` of the server `label`; repeated calls return the same name."""
+        """Return the name under which the model knows `tool` of the server `label`.
+
+        The first call assigns a free name; further calls return the same one.
+        """
         known = self._names.get((label, tool))
         if known is not None:
             return known

@@ -75,7 +75,10 @@ class SlotSession:
 
     @property
     def remaining_s(self) -> float:
-        """Return the time left for the answer in seconds; 0 when it has passed."""
+        """Return the seconds until the deadline of the answer; 0 after it.
+
+        The time is infinite before the first slot, whose deployment has the time limits.
+        """
         return inf if self._timeouts is None else self._deadline.remaining(self._timeouts, self._now()).total_s
 
     @property

@@ -77,7 +77,7 @@ class JournalEntry:
     value: Mapping[str, Json]
 
     def numbers(self) -> list[int]:
-        """Return the note as journal numbers."""
+        """Encode this entry as journal numbers: a mark, the number of bytes, and the bytes."""
         text = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
         data = text.encode("utf-8", "surrogatepass")
         # The number of bytes stands before them, so that the padding is not read.

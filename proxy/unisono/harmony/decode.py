@@ -275,7 +275,8 @@ def _ends_before_answer(rest: str, settled: bool, over: bool) -> bool | None:
 def _start_is_meant(rest: str, settled: bool) -> bool | None:
     """Return whether a start or channel marker inside a body begins a message.
 
-    It does if a header follows: words, then a marker of a header.
+    It does if a header follows: words, then a marker of a header. Returns None if more text is needed to decide; with
+    `settled`, `rest` has to suffice.
     """
     following = _MARKER.search(rest)
     if following is None:

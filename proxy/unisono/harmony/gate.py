@@ -48,7 +48,7 @@ class Gate(Protocol):
 class Stopped:
     """Message at which a gate stopped reading.
 
-    It begins at the position `begin`, its header ends at `header_end`, and it was read until `end` (positions
+    It begins at the position `start`, its header ends at `header_end`, and it was read until `end` (positions
     as in `message_parts`). `tokens` are its legal header.
     """
 

@@ -131,7 +131,7 @@ class HeaderBuffer:
             self._output.note("missing-end")
 
     def is_empty(self) -> bool:
-        """Return whether the text has no body."""
+        """Return whether the text has no body if it ends here, without `<|message|>`."""
         text = self.text()
         return not text.strip() or not self._read_bodyless(text).body
 

@@ -1,6 +1,6 @@
-"""Interpretation of a header without `<|message|>`, which may contain the body.
+"""Interpretation of a header that ended without `<|message|>`.
 
-Marker ids in texts are lone surrogates, as in `header`.
+The text of such a header may include the body. Lone surrogates represent the marker ids in it, as in `header`.
 """
 
 from __future__ import annotations

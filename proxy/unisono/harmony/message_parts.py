@@ -1,7 +1,7 @@
 """Output of repair: well-formed messages in parts, and the repairs between them.
 
-Positions count the tokens after the prompt's `<|start|>assistant`: generated tokens and those that were read in
-their place. The owner of these tokens can cut them at a position.
+Positions count the tokens after the prompt's `<|start|>assistant`: those that the model generated, and those that the
+gateway inserted. The caller, which keeps these tokens, can cut them at a position.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unisono.harmony.header import Header
 class OpenPart:
     """Opened message. `tokens` is the whole legal header, `<|start|>` to `<|message|>`.
 
-    The message begins at the position `begin` or later; `end` is the position after its header.
+    The message begins at the position `start` or later; `end` is the position after its header.
     """
 
     header: Header

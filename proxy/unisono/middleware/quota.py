@@ -256,7 +256,10 @@ class QuotaGate(Gate):
         return request
 
     async def read_journal(self) -> None:
-        """Count the usage of earlier streams, whose journal the request continues."""
+        """Count the usage of the earlier streams that the request continues.
+
+        Their tokens are in the journal of the request.
+        """
         self._journal_usage = await self._metering.journal_usage(self._request)
 
     async def finish(self, finished: Finished) -> None:

@@ -30,10 +30,11 @@ HAPPY_EYEBALLS_DELAY_S = 0.25  # delay before the next address of a host is trie
 
 
 class ConnectionPool:
-    """Connections to the host of `url`; see `HttpClientConnection` for `polite`.
+    """Reusable HTTP connections to the host of `url`.
 
-    `checked` are the only addresses that may be dialled; without it, the host is looked up. `tls` verifies the server
-    instead of the default context.
+    With `polite`, a request that is aborted before the response head closes its connection with FIN, not RST; see
+    `HttpClientConnection`. `checked` are the only addresses that may be dialled; without it, the host is looked up.
+    `tls` verifies the server instead of the default context.
     """
 
     def __init__(

@@ -187,7 +187,7 @@ def after_confirmation(circuits: Circuits, now: float, tolerance: BreakerConfig,
 
 
 def after_acquittal(circuits: Circuits, tolerance: BreakerConfig) -> Circuits:
-    """Discard the failures of the suspected identities, because a probe passed."""
+    """Discard the failures of the suspected clients, because the deployment passed a probe."""
     identities = set(suspected(circuits, tolerance).values())
     return {kind: circuit for kind, circuit in circuits.items() if circuit.rests or circuit.blamed not in identities}
 

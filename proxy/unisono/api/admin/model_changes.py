@@ -147,7 +147,10 @@ async def set_drained(
 
 
 def merged(old: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the sent ones; null removes a key."""
+    """Return the old settings, updated with the sent ones.
+
+    Each section is merged by its keys: a key that was sent as null is removed, and deeper objects are replaced.
+    """
     settings = {**old, **({"model_name": sent["model_name"]} if sent.get("model_name") else {})}
     for section in SECTIONS:
         if section in sent:

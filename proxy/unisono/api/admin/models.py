@@ -54,7 +54,7 @@ class ModelReference(AdminBody):
 
 
 class ModelRow(AnswerModel):
-    """LiteLLM's object of a stored deployment."""
+    """Stored deployment, in the form in which LiteLLM's API returns it."""
 
     model_id: str
     model_name: str

@@ -153,7 +153,8 @@ def no_conversation(conversation_id: str) -> NotFound:
 async def _stored_items(store: Store, tenant: str, request: ResponsesRequest) -> Mapping[str, StoredItem]:
     """Return the stored items that the request names.
 
-    A request that is not stored skips the exact tokens of items whose text it contains, so that it needs no store.
+    With `store: false`, an item whose text is in the request is not read, so that the request needs no store. Then only
+    the `encrypted_content` of the item has its exact tokens.
     """
     wanted_ids = referenced_ids(request) if request.stored else references(request)
     own_ids = [item_id for item_id in wanted_ids if OUR_ID.fullmatch(item_id)]

@@ -181,9 +181,11 @@ class PromptEdit:
         return self.body[:end], self.body[end:]
 
     def applied_to(self, tail: Sequence[int], start: Tokens, *, has_call: bool) -> list[int]:
-        """Return the part of `tail` that the edit leaves, and the messages `between`.
+        """Return the kept part of `tail`, with its last message closed, and the messages `between`.
 
-        The last message of the tail is closed. The prompt ends in `start`. `has_call`: the step has a complete call.
+        `tail` are the tokens after the prompt, which already ends in `start`. If none of them is kept, the first of
+        these messages therefore lacks its own start. With `has_call`, the step has a complete call: then a call at the
+        end of the kept part keeps its terminator.
         """
         remaining = [*tail[: self.position]]
         if self.closes:

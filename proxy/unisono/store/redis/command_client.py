@@ -1,6 +1,7 @@
 """Client for commands on one server, without unused parts of the Redis library.
 
-Its retries, metrics, locks, timeouts and packing in Python take several times as long as the rest of a command.
+The library's retries, metrics, locks, timeouts and packing in Python take several times as long as the rest of a
+command.
 """
 
 from __future__ import annotations

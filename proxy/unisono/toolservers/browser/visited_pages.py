@@ -76,7 +76,7 @@ def lines_of(text: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class BrowserSession:
-    """Pages of one client. Hold `turn` during a call: calls of a session run one at a time."""
+    """Pages of one client. Hold `lock` during a call: calls of a session run one at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pages: OrderedDict[int, VisitedPage] = field(default_factory=OrderedDict)

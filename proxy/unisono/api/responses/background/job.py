@@ -118,7 +118,7 @@ class BackgroundJob:
     def first_events(self, record: StoredResponse) -> list[WireEvent]:
         """Return the first events of a new response.
 
-        They are stored together with its record, before the job starts.
+        The caller stores them together with `record`, before it starts the job.
         """
         events = self._events.first_events(queued=True)
         self._record = record

@@ -122,8 +122,8 @@ class Takeover:
     ) -> BackgroundJob | None:
         """Return a job that continues the response.
 
-        Returns None if another process owns it or it has finished. Raises the StoreError family; the response is
-        then unchanged.
+        Returns None if another process owns it or it has finished; `force` takes it from that process. Raises the
+        StoreError family; the response is then unchanged.
         """
         store, lease_s = self._deps.store, self._deps.lease_s
         lease = await self._acquire(background_run.tenant, response.anchor, background_run.response, force=force)

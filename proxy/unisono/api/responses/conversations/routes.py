@@ -341,7 +341,10 @@ async def added(
 async def load_known_state(
     store: Store, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
 ) -> KnownState:
-    """Read the stored items that new items refer to; `earlier` is the history before them."""
+    """Read the stored items that new items refer to.
+
+    The result also has the content of `earlier`, the history before the new items.
+    """
     ids = referenced_ids(items)
     stored = dict(zip(ids, await asyncio.gather(*(store.item(tenant, name) for name in ids)), strict=True))
     return KnownState(meaning_of(earlier), stored.get, hosted=server_tool_history(earlier))

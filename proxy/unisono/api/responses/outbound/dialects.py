@@ -27,20 +27,20 @@ CLIENT_CODES = _codes(InvalidRequest)
 class Dialect:
     """Translation rules of a dialect.
 
-    `events` maps names that differ. Names that start with a prefix in `own` get this gateway's prefix. `types` are
-    the dialect's item types, None for any; other types get this gateway's prefix. `nested_errors` puts an error of a
-    stream into an object of its own.
+    `events` maps names of events that differ. `undefined_events` are prefixes of the event names that the dialect does
+    not define. These names get this gateway's prefix, and so do item types outside of `types` and tool types outside of
+    `tools`; None allows any type. `nested_errors` puts an error of a stream into an object of its own.
     """
 
     name: str
     events: Mapping[str, str] = field(default_factory=dict)
-    own: tuple[str, ...] = ()
+    undefined_events: tuple[str, ...] = ()
     types: frozenset[str] | None = None
     tools: frozenset[str] | None = None
     nested_errors: bool = False
 
     def event(self, name: str) -> str:
-        if name.startswith(self.own):
+        if name.startswith(self.undefined_events):
             return PREFIX + name.removeprefix("response.")
         return self.events.get(name, name)
 
@@ -93,7 +93,7 @@ OPEN_RESPONSES = Dialect(
         "response.reasoning_text.delta": "response.reasoning.delta",
         "response.reasoning_text.done": "response.reasoning.done",
     },
-    own=(
+    undefined_events=(
         *("response.custom_tool_call_input.", "response.shell_call_", "response.mcp_"),
         *("response.web_search_", "response.code_interpreter_"),
     ),
