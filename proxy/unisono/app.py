@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute
 from unisono import __version__
 from unisono.access.end_users import EndUsers
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
+from unisono.access.model_access import permitted_name
 from unisono.access.usage_ledger import UsageLedger
 from unisono.api.admin.routes import ADMIN, Administration, BackendHealth, ModelAdministration
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
@@ -62,7 +63,6 @@ from unisono.bootstrap.models import (
     image_describer,
     messages_model,
     mode_model,
-    permitted_name,
     raw_model,
     readiness,
     responses_model,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from unisono.access.failed_authentications import FailedAuthentications
+from unisono.access.model_access import fallback_model
 from unisono.api.caller_options import ApplyEndUser, RequestRules
 from unisono.api.routing_fields import RoutingFields
-from unisono.bootstrap.models import fallback_model
 from unisono.config import Config, ModelRegistry
 from unisono.net.client_networks import ClientNetworks
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from unisono.access.model_access import allowed_model
 from unisono.api.chat.routes import ChatRoute
 from unisono.api.tokenizer import Tokenizer
-from unisono.bootstrap.models import allowed_model
 from unisono.config import ModelRegistry
 from unisono.core.access import Caller
 from unisono.errors import UnsupportedValue
