@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any, TypeAlias
 
-from unisono.core.matched_texts import read_counts
+from unisono.core.error_texts import read_counts
 from unisono.core.probe import is_permanent
 from unisono.core.secrecy import secret_spellings
 from unisono.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.core.matched_texts import read_counts
+from unisono.core.error_texts import read_counts
 
 REPORTS: dict[str, tuple[str, tuple[int, int]]] = {
     "vllm": (

@@ -31,7 +31,7 @@ from tests.fakes import (
     vllm_context_error,
     without_done,
 )
-from unisono.core.matched_texts import ANTHROPIC_PROMPT_TOO_LONG, OPENAI_PROMPT_TOO_LONG, MatchedText
+from unisono.core.error_texts import ANTHROPIC_PROMPT_TOO_LONG, OPENAI_PROMPT_TOO_LONG, MatchedText
 
 ANSWER = (
     "<|channel|>analysis<|message|>Easy, I know.<|end|>"

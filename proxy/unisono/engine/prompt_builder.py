@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unisono.core.conversation import Conversation
+from unisono.core.error_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.frozen import statically_frozen
 from unisono.core.generation import DEFAULT_CONTEXT, NO_USAGE, Capabilities, Chunk, OutputForm, Prompt, Usage
-from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import RouteRequirements, blocks_of
 from unisono.engine.abilities import required_abilities
 from unisono.engine.deps import PreparedConversation

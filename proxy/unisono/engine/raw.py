@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import monotonic
 
+from unisono.core.error_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.events import Event
 from unisono.core.generation import (
     DEFAULT_CONTEXT,
@@ -21,7 +22,6 @@ from unisono.core.generation import (
     Prompt,
     Usage,
 )
-from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot, blocks_of
 from unisono.engine.abilities import (
     check_abilities,

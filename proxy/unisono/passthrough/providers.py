@@ -23,9 +23,9 @@ from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
+from unisono.core.error_texts import read_counts
 from unisono.core.generation import Capabilities, Load, OutputForm
 from unisono.core.json_syntax import all_well_formed
-from unisono.core.matched_texts import read_counts
 from unisono.core.passthrough_request import BYTE_APIS, TEXT_APIS, AnswerPart, Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe, is_permanent

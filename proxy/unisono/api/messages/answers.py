@@ -9,7 +9,7 @@ from pydantic import Field
 
 from unisono.api.answer_types import ABSENT, About, AnswerModel, Count, Object
 from unisono.api.error_responses import FailureFormat
-from unisono.core.matched_texts import ANTHROPIC_PROMPT_TOO_LONG
+from unisono.core.error_texts import ANTHROPIC_PROMPT_TOO_LONG
 from unisono.errors import ContextTooLong, UnisonoError
 
 # Error bodies in Anthropic's format, by HTTP status.

@@ -15,7 +15,7 @@ from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, server_tool_history
 from unisono.api.summary import replaces_history
 from unisono.core.conversation import Item
-from unisono.core.matched_texts import PREVIOUS_RESPONSE_NOT_FOUND
+from unisono.core.error_texts import PREVIOUS_RESPONSE_NOT_FOUND
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 from unisono.errors import NotFound, PreviousResponseNotFound, StoreConflict
 

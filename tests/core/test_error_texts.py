@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from unisono.core.matched_texts import (
+from unisono.core.error_texts import (
     ANTHROPIC_PROMPT_TOO_LONG,
     OPENAI_PROMPT_TOO_LONG,
     PREVIOUS_RESPONSE_NOT_FOUND,
