@@ -7,15 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from secrets import token_hex
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from unisono.alerts.rules import BudgetAlerts, HealthAlerts
-from unisono.alerts.webhook import AlertWebhook, WebhookOptions
 from unisono.config import AlertSettings
 from unisono.core.quotas import SHARED_TENANT
 from unisono.core.state_store import Store
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
+
+if TYPE_CHECKING:
+    from unisono.alerts.webhook import AlertWebhook
 
 # Interval between two checks of backends and the store, in seconds.
 CHECK_S: Final = 1.0
@@ -52,6 +54,9 @@ def build_alerts(
     settings: AlertSettings, pool: RoutingPool, store: Store, upkeep: Upkeep, count: Callable[[str, int], None]
 ) -> Alerting:
     """Return the alerts. `count` receives their outcomes."""
+    # Its HTTP client is loaded only for alerts: it takes a tenth of the start.
+    from unisono.alerts.webhook import AlertWebhook, WebhookOptions
+
     webhook, process = settings.webhook, token_hex(8)
 
     async def reserve(alert: str, for_s: float) -> bool:

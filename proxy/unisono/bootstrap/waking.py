@@ -7,8 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-import aiohttp
-
 from unisono.config.wake_settings import WakeSettings
 from unisono.routing.deployment_config import WakeRules
 
@@ -27,6 +25,8 @@ def wake_rules(settings: WakeSettings | None) -> WakeRules | None:
 
 
 async def _post(url: str, timeout_s: float) -> None:
+    import aiohttp
+
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,

@@ -5,6 +5,7 @@ Implementations are imported when a command runs, so `unisono --version` starts 
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from datetime import datetime
@@ -46,6 +47,8 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     # first process of a container. SIGHUP would end the process; blocked, it stays pending until the server handles it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    # The start creates hardly any garbage. Its last step enables the collection (`GatewayServer.startup`).
+    gc.disable()
     from unisono.cli.serve import serve as run
 
     run(config_path, host, port, workers)

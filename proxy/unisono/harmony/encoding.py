@@ -7,7 +7,7 @@ run of characters, holds the GIL, and needs 50 MB. It is the reference for tests
 from __future__ import annotations
 
 import hashlib
-from base64 import b64decode
+from binascii import a2b_base64
 from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cache, cached_property
@@ -152,7 +152,8 @@ def load_encoding(folder: Path | None = None) -> Encoding:
     taken = set(special.values())
     special |= {f"<|reserved_{i}|>": i for i in range(FIRST_SPECIAL, VOCABULARY) if i not in taken}
     # Parsed here and not by tiktoken's loader, which caches in the temporary folder without verification.
-    ranks = {b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
+    words = content.split()
+    ranks = dict(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
     bpe = tiktoken.Encoding(name="o200k_harmony", pat_str=PIECES, mergeable_ranks=ranks, special_tokens=special)
     # The encoder has copied the table; free its 20 MB.
     ranks.clear()

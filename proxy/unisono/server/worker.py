@@ -8,6 +8,7 @@ then finishes its responses and exits.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -67,6 +68,8 @@ class Worker:
 
 
 def main() -> int:
+    # As for a single process, see `cli.serve`.
+    gc.disable()
     # Until the server handles SIGINT, it ends this process silently. SIGHUP is handled by the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
