@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import socket
 import ssl
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
@@ -109,10 +110,10 @@ async def pool_of(server: Server, scheme: str = "http") -> AsyncIterator[Connect
         pool.close()
 
 
-async def exchange(pool: ConnectionPool, body: bytearray | None = None) -> tuple[int, bytes]:
+async def exchange(pool: ConnectionPool, body: bytearray | None = None, *, once: bool = False) -> tuple[int, bytes]:
     """Send a request and return the status and the body, which is also added to `body`."""
     body = bytearray() if body is None else body
-    response = await pool.send(REQUEST, b"", 5.0)
+    response = await (pool.send_once if once else pool.send)(REQUEST, b"", 5.0)
     try:
         while part := await response.read(1 << 20):
             body += part
@@ -212,6 +213,37 @@ async def test_a_request_on_a_dead_connection_is_sent_again_once(end: bytes | No
         with pytest.raises((ClosedBeforeResponse, ConnectionLost)):
             await exchange(pool)
         assert server.connections == 2
+
+
+@pytest.mark.parametrize("end", [b"", None], ids=["closed", "reset"])
+async def test_a_request_that_must_not_be_repeated_fails_with_its_connection(end: bytes | None) -> None:
+    async with serving([SIZED], [end], [SIZED]) as server, pool_of(server) as pool:
+        await exchange(pool, once=True)
+        with pytest.raises((ClosedBeforeResponse, ConnectionLost)):
+            await exchange(pool, once=True)
+        assert (server.connections, len(server.requests)) == (1, 2)
+        assert await exchange(pool, once=True) == (200, b"hello")
+
+
+def send_end(descriptor: int) -> None:
+    with socket.socket(fileno=os.dup(descriptor)) as sock:
+        sock.shutdown(socket.SHUT_WR)
+
+
+def send_surplus(descriptor: int) -> None:
+    os.write(descriptor, b"surplus")
+
+
+@pytest.mark.parametrize("send_more", [send_end, send_surplus])
+async def test_a_request_that_must_not_be_repeated_needs_a_connection_without_unread_input(
+    send_more: Callable[[int], None],
+) -> None:
+    async with serving([SIZED], [SIZED]) as server, pool_of(server) as pool:
+        await exchange(pool, once=True)
+        # The event loop reads nothing before the next request.
+        send_more(server.writers[0].get_extra_info("socket").fileno())
+        assert await exchange(pool, once=True) == (200, b"hello")
+        assert (server.connections, len(server.requests)) == (2, 2)
 
 
 PARTIAL_RESPONSES: dict[str, bytes] = {"the body": CHUNKED + b"5\r\nhello\r\n", "the head": b"HTTP/1.1 200 OK\r\nCont"}
@@ -448,7 +480,7 @@ async def test_tls_needs_a_trusted_certificate(tmp_path: Path, monkeypatch: pyte
     context = certificate(tmp_path)
     connection_pool.tls_context.cache_clear()
     try:
-        async with serving([SIZED], [SIZED], tls=context) as server:
+        async with serving([SIZED], [SIZED], [SIZED], tls=context) as server:
             async with pool_of(server, "https") as pool:
                 with pytest.raises(ConnectFailed):
                     await exchange(pool)
@@ -457,6 +489,7 @@ async def test_tls_needs_a_trusted_certificate(tmp_path: Path, monkeypatch: pyte
             async with pool_of(server, "https") as pool:
                 assert await exchange(pool) == (200, b"hello")
                 assert await exchange(pool) == (200, b"hello")
+                assert await exchange(pool, once=True) == (200, b"hello")
                 assert server.connections == 1
     finally:
         connection_pool.tls_context.cache_clear()

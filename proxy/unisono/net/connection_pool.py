@@ -72,7 +72,10 @@ class ConnectionPool:
 
         The caller must close the response. Raises ConnectionFault.
         """
-        connection = self._pop_idle() or await self._connect(connect_s)
+        while (connection := self._pop_idle()) is not None and connection.has_input:
+            # The server has closed the connection. The request would fail, and nobody would know whether it ran.
+            connection.close()
+        connection = connection or await self._connect(connect_s)
         return await connection.send(head, body).with_head()
 
     async def send_upload(self, head: bytes, pieces: AsyncIterator[bytes], connect_s: float) -> HttpResponse:

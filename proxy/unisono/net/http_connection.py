@@ -7,11 +7,8 @@ bytes are buffered, reading from the socket pauses, so that a slow reader slows 
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from asyncio import Future
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Self, cast
 
 import httptools
@@ -23,6 +20,7 @@ from unisono.net.connection_faults import (
     InvalidResponse,
     ResponseCutShort,
 )
+from unisono.net.sockets import has_input, reset
 
 # Reading pauses above twice this many buffered bytes of a body, and resumes at this many.
 BUFFER_BYTES = 16 * 1024
@@ -209,6 +207,11 @@ class HttpClientConnection(asyncio.Protocol):
         # A server may respond before it has read the whole request.
         return not transport.get_write_buffer_size()
 
+    @property
+    def has_input(self) -> bool:
+        """Return whether the socket has data or its end, which the event loop has not read yet."""
+        return self._transport is not None and has_input(self._transport)
+
     def send(self, head: bytes, body: bytes) -> HttpResponse:
         """Send a request and return its response, whose head has not arrived yet."""
         response = self._response = HttpResponse(self)
@@ -259,7 +262,7 @@ class HttpClientConnection(asyncio.Protocol):
             return
         if transport.get_write_buffer_size():
             # A graceful close would wait for a server that does not read the rest of the request.
-            _reset(transport)
+            reset(transport)
         else:
             transport.close()
 
@@ -273,7 +276,7 @@ class HttpClientConnection(asyncio.Protocol):
             transport.close()
             return
         # After a FIN, the server would notice only at its next write.
-        _reset(transport)
+        reset(transport)
 
     # -- asyncio.Protocol
 
@@ -288,7 +291,7 @@ class HttpClientConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         if self._transport is not None and self._transport.get_write_buffer_size():
             # Otherwise the transport closes only after the server has read the whole request.
-            _reset(self._transport)
+            reset(self._transport)
 
     def data_received(self, data: bytes) -> None:
         response = self._response
@@ -387,12 +390,3 @@ class HttpClientConnection(asyncio.Protocol):
             self._deliver_body(response)
             response.complete()
             self._is_reusable = self._parser.should_keep_alive()
-
-
-def _reset(transport: asyncio.Transport) -> None:
-    """Close with RST, without waiting for data that the server does not read."""
-    if (sock := transport.get_extra_info("socket")) is not None:
-        # For a closed socket uvloop raises ValueError, asyncio OSError.
-        with suppress(OSError, ValueError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
