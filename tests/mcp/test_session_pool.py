@@ -100,6 +100,14 @@ async def test_idle_connection_is_evicted_but_a_used_one_is_not(upstream: Upstre
     assert_no_tasks_left()
 
 
+async def test_replaced_connections_make_room() -> None:
+    host = McpHost(limits=McpLimits(sessions=2))
+    async with Hostile(lambda seen: [plain(404)]) as hostile:
+        for _ in range(4):
+            assert "HTTP 404" in (await host.call(hostile.server(), "act", sent({}))).text
+        await host.aclose()
+
+
 async def test_closing_the_host_ends_running_calls_and_refuses_new_ones(upstream: Upstream) -> None:
     host = McpHost()
     calls = [

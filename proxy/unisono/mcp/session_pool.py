@@ -145,6 +145,8 @@ class SessionPool:
             self._retired.add(pooled.session)
 
     def _make_room(self) -> None:
+        if len(self._sessions) + len(self._retired) >= self.limits.sessions:
+            self._collect()
         if len(self._sessions) + len(self._retired) < self.limits.sessions:
             return
         idle = [key for key, pooled in self._sessions.items() if not pooled.session.busy]
