@@ -53,6 +53,14 @@ async def test_a_tool_learns_that_the_user_does_not_answer(
     assert outcome.text == f"not booked: {action}"
 
 
+@pytest.mark.parametrize("content", [{"day": "Monday", "seats": 10**30}, {"day": "\ud800", "seats": 2}])
+async def test_an_answer_that_cannot_be_sent_is_cancelled(host: McpHost, upstream: Upstream, content: Any) -> None:
+    server, arguments = upstream.server("modern"), sent({"city": "Linz"})
+    question = question_of(await host.call(server, "book", arguments, can_ask=True))
+    outcome = await host.call(server, "book", arguments, can_ask=True, answer=accepted(question, content))
+    assert outcome.text == "not booked: cancel"
+
+
 @pytest.mark.parametrize("transport", ["modern", "legacy", "sse", SLOW_STDIO])
 async def test_several_questions_are_asked_one_after_another(host: McpHost, upstream: Upstream, transport: str) -> None:
     server, arguments = upstream.server(transport), sent({"city": f"Bern {transport}"})

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import mcp_types as types
+import orjson
 from mcp_types import ElicitRequest, ElicitRequestURLParams, ElicitResult, InputRequiredResult
 from pydantic import ValidationError
 
@@ -159,8 +160,10 @@ def _written(params: types.ElicitRequestParams) -> tuple[str, dict[str, Json], s
 def _result(known: Json) -> ElicitResult:
     fields = known if isinstance(known, dict) else {}
     try:
+        # It cannot be sent with an integer of more than 64 bits, or with half of a surrogate pair.
+        orjson.dumps(known)
         return ElicitResult.model_validate({"action": fields.get("action"), "content": fields.get("content")})
-    except ValidationError:
+    except (ValidationError, orjson.JSONEncodeError):
         return ElicitResult(action=UserAction.CANCEL.value)
 
 
