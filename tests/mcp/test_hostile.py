@@ -171,6 +171,24 @@ async def test_interrupted_answer_is_resumed_if_it_has_an_event_id(host: McpHost
         assert len(hostile.calls) == 1
 
 
+@pytest.mark.parametrize("is_listening", [True, False])
+async def test_outcome_is_unknown_if_the_answer_cannot_be_resumed(is_listening: bool) -> None:
+    """The server answers the attempts to resume with 405, or refuses the connections."""
+
+    def act(seen: Seen) -> Iterable[Step]:
+        if not is_listening:
+            assert hostile._server is not None
+            hostile._server.close()
+        return [Write(EVENTS), event(b"", id="7", retry="1"), Close()]
+
+    host = McpHost(limits=McpLimits(reconnect_s=0.01))
+    async with Hostile(act) as hostile:
+        outcome = await host.call(hostile.server(), "act", sent({}))
+        assert (outcome.is_error, outcome.outcome_unknown) == (True, True)
+        assert len(hostile.calls) == 1
+        await host.aclose()
+
+
 CANCELLATIONS: dict[str, Acting] = {
     "before the headers": lambda seen: [Stall()],
     "within a body": lambda seen: [HALF_BODY, Stall()],

@@ -44,6 +44,8 @@ UNKNOWN: Final = "The tool may or may not have run."
 # Prefixes of messages that the SDK writes itself when it cannot parse the server's answer. The text after the prefix
 # describes SDK parsing and quotes the answer.
 NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
+# Prefixes of messages of the SDK about a lost answer. Servers use the same error code for errors of their own.
+LOST: Final = ("Connection closed", "SSE stream ended")
 
 # HTTP statuses >= 500 that prove the call was not executed. Any other may come from a proxy.
 NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
@@ -167,12 +169,12 @@ async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue:
         return CallAttempt(_failed(INVALID_ANSWER, unknown=True))
     except NoAnswer:
         if exchange.status >= 300:
-            return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""), session)
+            return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""))
         return CallAttempt(_failed("The tool server ended its answer without a result for this call.", unknown=True))
     except MCPError as error:
         if error.code == types.URL_ELICITATION_REQUIRED and dialogue.read_pages(error.error):
             return CallAttempt(outcome_of(dialogue))
-        return _refused(exchange, error, session)
+        return _refused(exchange, error)
 
 
 async def _pages(client: ClientSession, most: int) -> AsyncIterator[types.ListToolsResult]:
@@ -216,7 +218,7 @@ def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServ
     return ToolServerProtocolError(f"{name} sent an invalid list of tools.")
 
 
-def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAttempt:
+def _refused(exchange: Exchange, error: MCPError) -> CallAttempt:
     """Map an error to the call's outcome: refused, failed at the tool, never sent, or unknown."""
     status, problem = exchange.status, exchange.problem
     # The SDK limits the size of an event, and has no error code of its own for one that is too large.
@@ -230,10 +232,12 @@ def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAt
         # The server has dropped the session; the protocol requires a new one.
         return CallAttempt(_failed("The tool server answered with HTTP 404."), True)
     if 300 <= status < 500 or status in NOT_DONE:
-        return CallAttempt(_failed(f"The tool server refused the call: HTTP {status}. {_message_of(error)}"))
+        # The SDK's message about a redirect contains its address.
+        message = _message_of(error) if status >= 400 else ""
+        return CallAttempt(_failed(f"The tool server refused the call: HTTP {status}. {message}"))
     if status >= 500 and error.code == types.INTERNAL_ERROR:
         return CallAttempt(_failed(f"The tool server answered with HTTP {status}.", unknown=True))
-    if problem or (error.code == types.CONNECTION_CLOSED and (exchange.ended or session.closing)):
+    if problem or (error.code == types.CONNECTION_CLOSED and error.message.startswith(LOST)):
         return CallAttempt(
             _failed(f"The tool server did not answer: {problem or 'the connection was lost'}.", unknown=True)
         )

@@ -125,7 +125,8 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         return await self._send(_with_address(request, target, target.addresses[-1]), exchange)
 
     async def _send(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
-        exchange.sent, exchange.ended = True, False
+        # The status may be that of a redirect, which says nothing about the request that follows it.
+        exchange.sent, exchange.ended, exchange.status = True, False, 0
         try:
             return await self._inner.handle_async_request(request)
         except _UNSENT:
@@ -135,9 +136,10 @@ class HttpTransport(httpx2.AsyncBaseTransport):
     def _is_message(self, request: httpx2.Request) -> bool:
         """Return True for an MCP message or event stream.
 
-        False for OAuth token and discovery requests.
+        False for OAuth token and discovery requests, and for a request to resume the answer to a message: what happens
+        to it says nothing about the message.
         """
-        if _origin(request.url) != _origin(self._endpoint):
+        if _origin(request.url) != _origin(self._endpoint) or "last-event-id" in request.headers:
             return False
         kind, accepted = request.headers.get("content-type", ""), request.headers.get("accept", "")
         return kind == "application/json" or "text/event-stream" in accepted

@@ -93,11 +93,6 @@ class McpSession:
         return not (self._is_retired or self._stop.is_set() or self._ended.is_set() or stale)
 
     @property
-    def closing(self) -> bool:
-        """Return True if the connection has ended or was asked to close."""
-        return self._stop.is_set() or self._ended.is_set()
-
-    @property
     def ended(self) -> bool:
         return self._ended.is_set()
 
