@@ -22,16 +22,9 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequestParams, ElicitResult, Implementation, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ValidationError
 
 from unisono.core.tools import ToolServer, ToolTransport
-from unisono.errors import (
-    ToolServerError,
-    ToolServerProtocolError,
-    ToolServerTimeout,
-    ToolServerUnauthorized,
-    ToolServerUnavailable,
-)
+from unisono.mcp.connection_errors import connection_error, kinds_of
 from unisono.mcp.elicitation import Dialogue
 from unisono.mcp.exchange import CALL, Exchange, NoAnswer
 from unisono.mcp.headers import outgoing
@@ -191,11 +184,15 @@ class McpSession:
         finally:
             self._ended.set()
             if not self._requests.done():
-                self._requests.set_exception(self._connection_error(failure))
+                self._requests.set_exception(
+                    connection_error(self._server, self._opening, failure, is_stopped=self._stop.is_set())
+                )
                 self._requests.exception()  # retrieve it: the caller may have left
         if failure is not None:
             log.info(
-                "the connection to a tool server failed: %s", _kinds(failure), extra={"tool_server": self._server.label}
+                "the connection to a tool server failed: %s",
+                kinds_of(failure),
+                extra={"tool_server": self._server.label},
             )
 
     @asynccontextmanager
@@ -323,30 +320,6 @@ class McpSession:
         if isinstance(message, ToolListChangedNotification):
             self._changed()
 
-    def _connection_error(self, failure: BaseException | None) -> ToolServerError:
-        """Return the error that explains a failed connection to its waiting callers."""
-        label, exchange = self._server.label, self._opening
-        name = f"The tool server {label!r}"
-        if exchange.status in (401, 403):
-            return ToolServerUnauthorized(
-                f"{name} rejected its credentials (HTTP {exchange.status}). Check the credentials for this server."
-            )
-        if exchange.problem:
-            return ToolServerUnavailable(f"{name} cannot be used: {exchange.problem}.")
-        if exchange.status >= 300:
-            return ToolServerUnavailable(f"{name} answered with HTTP {exchange.status}.")
-        if failure is None and self._stop.is_set():
-            return ToolServerUnavailable(f"{name} was disconnected before it was ready.")
-        if failure is None:
-            return ToolServerTimeout(f"{name} was not ready within {self._server.timeouts.connect_s:g} seconds.")
-        if self._stop.is_set():
-            return ToolServerUnavailable(f"{name} ended the connection before it was ready.")
-        if any(isinstance(error, MCPError | ValidationError | RuntimeError) for error in _flatten(failure)):
-            return ToolServerProtocolError(
-                f"{name} failed the MCP handshake: no common protocol version, or an invalid message."
-            )
-        return ToolServerUnavailable(f"{name} cannot be reached or started. Check its URL or command.")
-
 
 async def _run(work: Callable[[ClientSession], Awaitable[T]], client: ClientSession) -> T:
     return await work(client)
@@ -365,14 +338,3 @@ def _give_up(task: asyncio.Task[Any], exchange: Exchange, iterations: int = ANSW
         asyncio.get_running_loop().call_soon(_give_up, task, exchange, iterations - 1)
     else:
         task.cancel()
-
-
-def _flatten(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _flatten(inner)]
-    return [error]
-
-
-def _kinds(error: BaseException) -> str:
-    """Describe an error by the class names alone: error texts may contain content and addresses."""
-    return ", ".join(sorted({type(leaf).__name__ for leaf in _flatten(error)}))

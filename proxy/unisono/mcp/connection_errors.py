@@ -1,0 +1,56 @@
+"""Errors that explain a failed connection to a tool server."""
+
+from __future__ import annotations
+
+from mcp.shared.exceptions import MCPError
+from pydantic import ValidationError
+
+from unisono.core.tools import ToolServer
+from unisono.errors import (
+    ToolServerError,
+    ToolServerProtocolError,
+    ToolServerTimeout,
+    ToolServerUnauthorized,
+    ToolServerUnavailable,
+)
+from unisono.mcp.exchange import Exchange
+
+
+def connection_error(
+    server: ToolServer, exchange: Exchange, failure: BaseException | None, *, is_stopped: bool
+) -> ToolServerError:
+    """Return the error for callers that wait for a connection.
+
+    `exchange` is the record of the handshake. `is_stopped`: the connection has ended or was asked to close.
+    """
+    name = f"The tool server {server.label!r}"
+    if exchange.status in (401, 403):
+        return ToolServerUnauthorized(
+            f"{name} rejected its credentials (HTTP {exchange.status}). Check the credentials for this server."
+        )
+    if exchange.problem:
+        return ToolServerUnavailable(f"{name} cannot be used: {exchange.problem}.")
+    if exchange.status >= 300:
+        return ToolServerUnavailable(f"{name} answered with HTTP {exchange.status}.")
+    if failure is None and is_stopped:
+        return ToolServerUnavailable(f"{name} was disconnected before it was ready.")
+    if failure is None:
+        return ToolServerTimeout(f"{name} was not ready within {server.timeouts.connect_s:g} seconds.")
+    if is_stopped:
+        return ToolServerUnavailable(f"{name} ended the connection before it was ready.")
+    if any(isinstance(error, MCPError | ValidationError | RuntimeError) for error in _flatten(failure)):
+        return ToolServerProtocolError(
+            f"{name} failed the MCP handshake: no common protocol version, or an invalid message."
+        )
+    return ToolServerUnavailable(f"{name} cannot be reached or started. Check its URL or command.")
+
+
+def kinds_of(error: BaseException) -> str:
+    """Describe an error by the class names alone: error texts may contain content and addresses."""
+    return ", ".join(sorted({type(leaf).__name__ for leaf in _flatten(error)}))
+
+
+def _flatten(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _flatten(inner)]
+    return [error]
