@@ -97,3 +97,22 @@ class Hostile(WireServer):
             case method:
                 self.notifications.append(method)
                 return [plain(202)]
+
+
+# Members that results of protocol version 2026-07-28 need.
+COMPLETE = {"resultType": "complete"}
+CACHEABLE = {**COMPLETE, "ttlMs": 0, "cacheScope": "private"}
+
+
+class ModernHostile(Hostile):
+    """MCP server of protocol version 2026-07-28, which has neither a session nor notifications of the client."""
+
+    def _respond(self, seen: Seen) -> Iterable[Step]:
+        match method_of(seen):
+            case "server/discover":
+                about = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+                return [answer(seen, {**CACHEABLE, **about})]
+            case "tools/list" if self._listing is None:
+                return [answer(seen, {**CACHEABLE, "tools": [TOOL]})]
+            case _:
+                return super()._respond(seen)

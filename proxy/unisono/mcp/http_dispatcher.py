@@ -7,15 +7,26 @@ request. The SDK's session still writes requests, checks results and finds the h
 
 from __future__ import annotations
 
+import base64
 import itertools
-from collections.abc import AsyncIterator, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, NoReturn
 
 import anyio
 import anyio.abc
 import httpx2
 from httpx2 import EventSource
-from mcp.shared.dispatcher import CallOptions, Dispatcher, OnNotify, OnNotifyIntercept, OnRequest, ProgressFnT
+from mcp.shared.dispatcher import (
+    CallOptions,
+    Dispatcher,
+    OnNotify,
+    OnNotifyIntercept,
+    OnRequest,
+    ProgressFnT,
+    as_request_id,
+    coerce_request_id,
+)
 from mcp.shared.exceptions import MCPError
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
@@ -38,15 +49,20 @@ from unisono.mcp.exchange import CALL, Exchange, NoAnswer
 from unisono.mcp.http_transport import Path
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import encoded
-from unisono.mcp.response_filter import TOO_LARGE, EventStreamBody, ResponseRefused, TrimLimitReached, trim
+from unisono.mcp.response_filter import TOO_LARGE, EventStreamBody, ResponseRefused, TrimLimitReached, shorten, trim
 from unisono.net.connection_faults import ConnectFailed, ConnectionFault, ConnectTimeout, InvalidResponse, PoolClosed
 from unisono.net.connection_pool import ConnectionPool
 from unisono.net.http_connection import HttpResponse
 
+log = logging.getLogger(__name__)
+
 READ_BYTES: Final = 64 * 1024
 PROGRESS: Final = "notifications/progress"
+TOOLS_CHANGED: Final = "notifications/tools/list_changed"
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-_FIXED_HEADERS: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+_FIXED_HEADERS: Final = {"accept": f"{JSON}, {EVENTS}", "content-type": JSON}
 _UNSENT: Final = (ConnectFailed, ConnectTimeout, PoolClosed)
 _PROBLEMS: Final[tuple[tuple[type[ConnectionFault], str], ...]] = (
     (ConnectTimeout, "the connection attempt timed out"),
@@ -59,19 +75,23 @@ _PROBLEMS: Final[tuple[tuple[type[ConnectionFault], str], ...]] = (
 class HttpDispatcher(Dispatcher[TransportContext]):
     """Sender of requests to the server at `path`, one HTTP exchange each.
 
-    `headers` are sent with each request. `is_stale` is set when the server was not found at its address or redirects:
-    the next connection has to resolve and negotiate again.
+    `headers` are sent with each request. `changed` is called when the server reports a change of its tools. `is_stale`
+    is set when the server was not found at its address or redirects: the next connection has to resolve and negotiate
+    again.
     """
 
-    def __init__(self, path: Path, headers: Mapping[str, str], limits: McpLimits) -> None:
-        address = URL(path.target.url if path.target else path.url)
+    def __init__(self, path: Path, headers: Mapping[str, str], limits: McpLimits, changed: Callable[[], None]) -> None:
+        # The library of the SDK's transport: both send the same bytes, as some servers compare the path literally.
+        url = httpx2.URL(path.target.url if path.target else path.url)
+        self._request = httpx2.Request("POST", url)
+        address = URL.build(scheme=url.scheme, host=url.raw_host.decode("ascii"), port=url.port)
         self._pool = ConnectionPool(address, checked=path.target.addresses if path.target else (), tls=path.tls)
         self._connect_s = path.connect_s
         self._limits = limits
-        self._url = str(address)
+        self._changed = changed
         self._ids = itertools.count(1)
-        lines = {"host": address.host_port_subcomponent or "", **headers, **_FIXED_HEADERS}
-        self._head = f"POST {address.raw_path_qs} HTTP/1.1\r\n{_lines(lines)}"
+        lines = {"host": self._request.headers["host"], **headers, **_basic_credentials(url), **_FIXED_HEADERS}
+        self._head = f"POST {url.raw_path.decode('ascii')} HTTP/1.1\r\n{_lines(lines)}"
         self.is_stale = False
 
     async def send_raw_request(
@@ -97,6 +117,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
         answer = await self._exchange(head.encode("latin-1"), body, exchange, request_id, progress)
         if isinstance(answer, JSONRPCError):
             raise MCPError(code=answer.error.code, message=answer.error.message, data=answer.error.data)
+        shorten(answer.result, self._limits.entries)
         return answer.result
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
@@ -121,7 +142,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
         self, head: bytes, body: bytes, exchange: Exchange, request_id: int, progress: ProgressFnT | None
     ) -> JSONRPCResponse | JSONRPCError:
         try:
-            exchange.sent, exchange.ended = True, False
+            exchange.sent = True
             response = await self._pool.send_once(head, body, self._connect_s)
             try:
                 exchange.status = response.status
@@ -135,12 +156,10 @@ class HttpDispatcher(Dispatcher[TransportContext]):
             self._fail(exchange, problem)
         except ResponseRefused as refusal:
             self._fail(exchange, str(refusal))
-        finally:
-            exchange.ended = True
 
     def _fail(self, exchange: Exchange, problem: str) -> NoReturn:
         exchange.problem = exchange.problem or problem
-        raise MCPError(INTERNAL_ERROR, exchange.problem) from None
+        raise MCPError(INTERNAL_ERROR, f"{exchange.problem[0].upper()}{exchange.problem[1:]}.") from None
 
     async def _answer(
         self, response: HttpResponse, exchange: Exchange, request_id: int, progress: ProgressFnT | None
@@ -156,21 +175,21 @@ class HttpDispatcher(Dispatcher[TransportContext]):
             return await self._error(response, exchange)
         if status == 202:
             raise MCPError(INVALID_REQUEST, "The server answered a request with 202 Accepted.")
-        if kind == "text/event-stream":
+        if kind.startswith(EVENTS):
             return await self._answer_in_events(response, exchange, request_id, progress)
-        if kind != "application/json":
+        if not kind.startswith(JSON):
             raise MCPError(INVALID_REQUEST, f"Unexpected content type: {kind}")
         try:
             message = jsonrpc_message_adapter.validate_json(await self._body(response, exchange), by_name=False)
         except ValidationError as error:
             raise MCPError(PARSE_ERROR, f"Failed to parse JSON response: {error}") from None
-        if not isinstance(message, JSONRPCResponse | JSONRPCError) or str(message.id) != str(request_id):
+        if not isinstance(message, JSONRPCResponse | JSONRPCError) or not _is_same(message.id, request_id):
             raise NoAnswer
         return message
 
     async def _error(self, response: HttpResponse, exchange: Exchange) -> JSONRPCError:
         """Return the error in the body; raise one that stands for the status if there is none."""
-        if response.content_type == "application/json":
+        if response.content_type.startswith(JSON):
             try:
                 body = await self._body(response, exchange)
                 message: JSONRPCMessage = jsonrpc_message_adapter.validate_json(body, by_name=False)
@@ -188,11 +207,9 @@ class HttpDispatcher(Dispatcher[TransportContext]):
     ) -> JSONRPCResponse | JSONRPCError:
         """Return the response in a stream of events; report progress meanwhile."""
         body = EventStreamBody(_Chunks(response, exchange, 4 * self._limits.answer_bytes), exchange, self._limits)
-        request = httpx2.Request("POST", self._url)
-        source = EventSource(
-            httpx2.Response(response.status, headers=response.headers, stream=body, request=request),
-            max_event_size=self._limits.answer_bytes,
-        )
+        # Without the server's headers: events are always UTF-8, and httpx2 accepts no header outside ASCII.
+        events = httpx2.Response(200, headers={"content-type": EVENTS}, stream=body, request=self._request)
+        source = EventSource(events, max_event_size=self._limits.answer_bytes)
         try:
             async for event in source:
                 if event.event != "message" or not event.data:
@@ -203,11 +220,17 @@ class HttpDispatcher(Dispatcher[TransportContext]):
                     raise MCPError(PARSE_ERROR, f"Failed to parse SSE message: {error}") from None
                 if isinstance(message, JSONRPCResponse | JSONRPCError):
                     return message
-                if progress is not None and isinstance(message, JSONRPCNotification) and message.method == PROGRESS:
-                    await _report(progress, message.params or {}, request_id)
+                if isinstance(message, JSONRPCNotification):
+                    await self._notified(message, request_id, progress)
         except httpx2.SSEError as error:
             raise MCPError(CONNECTION_CLOSED, f"SSE stream failed: {error}") from None
         raise NoAnswer
+
+    async def _notified(self, message: JSONRPCNotification, request_id: int, progress: ProgressFnT | None) -> None:
+        if message.method == TOOLS_CHANGED:
+            self._changed()
+        if message.method == PROGRESS and progress is not None:
+            await _report(progress, message.params or {}, request_id)
 
     async def _body(self, response: HttpResponse, exchange: Exchange) -> bytes:
         """Return the body, trimmed to a size that parses quickly.
@@ -243,17 +266,33 @@ def _lines(headers: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
+def _basic_credentials(url: httpx2.URL) -> dict[str, str]:
+    """Return the header for the user name and the password in a URL, if it has any."""
+    if not (url.username or url.password):
+        return {}
+    credentials = base64.b64encode(f"{url.username}:{url.password}".encode()).decode("ascii")
+    return {"authorization": f"Basic {credentials}"}
+
+
+def _is_same(request_id: object, expected: int) -> bool:
+    """Return whether a server means the request; it may repeat the number as text."""
+    known = as_request_id(request_id)
+    return known is not None and coerce_request_id(known) == expected
+
+
 async def _report(progress: ProgressFnT, params: Mapping[str, Any], request_id: int) -> None:
     """Call `progress` for a valid notification about this request."""
     done, total, text = params.get("progress"), params.get("total"), params.get("message")
-    if (
-        str(params.get("progressToken")) != str(request_id)
-        or isinstance(done, bool)
-        or not isinstance(done, int | float)
-    ):
+    if not _is_same(params.get("progressToken"), request_id):
         return
-    await progress(
-        float(done),
-        float(total) if isinstance(total, int | float) else None,
-        text if isinstance(text, str) else None,
-    )
+    if isinstance(done, bool) or not isinstance(done, int | float):
+        return
+    try:
+        await progress(
+            float(done),
+            float(total) if isinstance(total, int | float) else None,
+            text if isinstance(text, str) else None,
+        )
+    except Exception as error:
+        # Progress that cannot be reported does not end the call. A number may be too large for a float.
+        log.warning("the progress of a tool call was not reported: %s", type(error).__name__)

@@ -8,7 +8,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 
@@ -156,6 +156,21 @@ def _text(text: str) -> Child:
 
 def _object(members: Sequence[Child]) -> bytes:
     return b"{" + b",".join(map(bytes, members)) + b"}"
+
+
+def shorten(result: dict[str, Any], entries: int) -> None:
+    """Limit a result to about `entries` parts or tools.
+
+    The SDK reads each entry several times, which blocks the event loop.
+    """
+    for field in ("content", "tools"):
+        found = result.get(field)
+        # A result that was truncated before has one more entry, the remark about it.
+        if isinstance(found, list) and len(found) > entries + 1:
+            result[field] = found[:entries]
+            if field == "content":
+                text = f"[truncated: the result has {len(found)} parts; only the first ones are included]"
+                result[field].append({"type": "text", "text": text})
 
 
 TOO_LARGE: Final = "the answer exceeds the size limit"

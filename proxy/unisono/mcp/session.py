@@ -234,7 +234,7 @@ class McpSession:
             yield client.session
             return
         path, headers = self._path, outgoing(server.headers, server.authorization)
-        self._direct = HttpDispatcher(path, headers, self._limits)
+        self._direct = HttpDispatcher(path, headers, self._limits, self._changed)
         async with ClientSession(
             dispatcher=self._direct,
             client_info=CLIENT,

@@ -14,6 +14,7 @@ from mcp_types import JSONRPCRequest, JSONRPCResponse
 
 from unisono.mcp.exchange import CALL, EXCHANGE, Exchange
 from unisono.mcp.messages import OutgoingMessage
+from unisono.mcp.response_filter import shorten
 
 
 class ReadStream(Protocol):
@@ -84,10 +85,13 @@ class _Inbox(_Stream):
 
     async def receive(self) -> SessionMessage | Exception:
         try:
-            return shortened(await self._inner.receive(), self._entries)
+            item = await self._inner.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
             self._ended.set()
             raise
+        if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
+            shorten(item.message.result, self._entries)
+        return item
 
     def __aiter__(self) -> _Inbox:
         return self
@@ -97,25 +101,6 @@ class _Inbox(_Stream):
             return await self.receive()
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
-
-
-def shortened(item: SessionMessage | Exception, entries: int) -> SessionMessage | Exception:
-    """Limit the message's result to about `entries` parts or tools.
-
-    The SDK reads each entry several times, which blocks the event loop.
-    """
-    if not isinstance(item, SessionMessage) or not isinstance(item.message, JSONRPCResponse):
-        return item
-    result = item.message.result
-    for field in ("content", "tools"):
-        found = result.get(field)
-        # A result that was truncated before has one more entry, the remark about it.
-        if isinstance(found, list) and len(found) > entries + 1:
-            result[field] = found[:entries]
-            if field == "content":
-                text = f"[truncated: the result has {len(found)} parts; only the first ones are included]"
-                result[field].append({"type": "text", "text": text})
-    return item
 
 
 class _Outbox(_Stream):
