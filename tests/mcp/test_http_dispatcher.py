@@ -22,6 +22,7 @@ from tests.mcp.hostile import (
     EVENTS,
     TOOL,
     Acting,
+    Hostile,
     ModernHostile,
     answer,
     id_of,
@@ -29,6 +30,7 @@ from tests.mcp.hostile import (
     plain,
 )
 from unisono.core.tools import ToolServer, ToolTimeouts
+from unisono.errors import ToolServerError
 from unisono.mcp import McpHost, McpLimits
 from unisono.mcp.session import McpSession
 from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
@@ -144,6 +146,12 @@ ANSWERS: dict[str, tuple[Acting, tuple[bool, bool, str]]] = {
     "401": (lambda seen: [plain(401, b"<html>", "text/html")], (True, False, "HTTP 401")),
     "429": (lambda seen: [plain(429)], (True, False, "HTTP 429")),
     "503": (lambda seen: [plain(503)], (True, False, "HTTP 503")),
+    "301": (
+        lambda seen: [plain(301, b"", "text/html", "Location: http://127.0.0.2/secret")],
+        (True, False, "refused the call: HTTP 301."),
+    ),
+    "303": (lambda seen: [plain(303, b"", "text/html", "Location: /elsewhere")], (True, False, "HTTP 303.")),
+    "304": (lambda seen: [plain(304)], (True, False, "HTTP 304.")),
     "many parts": (lambda seen: [answer(seen, {**COMPLETE, "content": [PART] * 1_500})], (False, False, "1500 parts")),
     "many parts in an event": (
         lambda seen: events(result(seen, {**COMPLETE, "content": [PART] * 1_500})),
@@ -282,6 +290,76 @@ async def test_many_calls_are_sent_once_each(host: McpHost) -> None:
         outcomes = await asyncio.gather(*(host.call(server, "act", sent({"call": call})) for call in range(200)))
         assert {outcome.text for outcome in outcomes} == {"acted"}
         assert sorted(seen.json["params"]["arguments"]["call"] for seen in hostile.calls) == list(range(200))
+
+
+class Moved(ModernHostile):
+    """Server that has moved lists and calls to another path."""
+
+    status = 307
+
+    def _respond(self, seen: Seen) -> Iterable[Step]:
+        if seen.path == "/mcp" and b"server/discover" not in seen.body:
+            return [plain(self.status, b"", "text/plain", "Location: /mcp/")]
+        return super()._respond(seen)
+
+
+@pytest.mark.parametrize("status", [307, 308])
+async def test_redirected_requests_go_through_the_transport_of_the_sdk(host: McpHost, status: int) -> None:
+    async with Moved(lambda seen: [acted(seen)]) as hostile:
+        hostile.status = status
+        assert [tool.name for tool in (await host.list_tools(hostile.server())).tools] == ["act"]
+        assert (await host.call(hostile.server(), "act", sent({}))).text == "acted"
+        # The list was sent as a plain exchange first; the call was not.
+        assert [seen.path for seen in hostile.requests] == ["/mcp", *["/mcp"] * 2, "/mcp/", "/mcp", "/mcp/"]
+        assert len(hostile.calls) == 1
+
+
+async def test_call_through_the_transport_of_the_sdk_is_known_to_be_sent(host: McpHost) -> None:
+    async with Moved(lambda seen: [Reset()]) as hostile:
+        outcome = await host.call(hostile.server(), "act", sent({}))
+        assert (outcome.is_error, outcome.outcome_unknown) == (True, True)
+        assert len(hostile.calls) == 1
+
+
+async def test_redirect_of_a_server_from_a_request_is_not_followed() -> None:
+    rule = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
+    host = McpHost(guard=SsrfGuard([rule]))
+    async with Moved(lambda seen: [acted(seen)]) as hostile:
+        server = ToolServer("a", f"{hostile.url}/mcp")
+        with pytest.raises(ToolServerError, match="redirect, which is not followed"):
+            await host.list_tools(server)
+        outcome = await host.call(server, "act", sent({}))
+        assert (outcome.is_error, outcome.text) == (True, "The tool server refused the call: HTTP 307.")
+        assert {seen.path for seen in hostile.requests} == {"/mcp"}
+        await host.aclose()
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("code", [None, -32000, -32600, -32022])
+async def test_older_version_after_a_restart_is_negotiated_for_the_next_call(host: McpHost, code: int | None) -> None:
+    def older(seen: Seen) -> Iterable[Step]:
+        if "mcp-session-id" in seen.headers:
+            return [answer(seen, {"content": [PART]})]
+        return [plain(400, b"" if code is None else error(seen, code))]
+
+    async with ModernHostile(lambda seen: [acted(seen)]) as hostile:
+        server = hostile.server()
+        assert (await host.call(server, "act", sent({}))).text == "acted"
+    successor = Hostile(older)
+    successor.at_port = int(server.url.split(":")[2].split("/")[0])
+    async with successor:
+        outcome = await host.call(server, "act", sent({}))
+        assert (outcome.is_error, outcome.outcome_unknown) == (True, False)
+        assert "HTTP 400" in outcome.text
+        assert (await host.call(server, "act", sent({}))).text == "acted"
+        assert len(successor.calls) == 2
+
+
+async def test_refused_arguments_do_not_end_the_session(host: McpHost) -> None:
+    async with ModernHostile(lambda seen: [plain(400, error(seen))]) as hostile:
+        for _ in range(3):
+            assert "wrong" in (await host.call(hostile.server(), "act", sent({}))).text
+        assert [b"server/discover" in seen.body for seen in hostile.requests] == [True, False, False, False]
 
 
 async def test_only_the_checked_addresses_are_dialled() -> None:

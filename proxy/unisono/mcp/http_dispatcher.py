@@ -60,6 +60,8 @@ READ_BYTES: Final = 64 * 1024
 PROGRESS: Final = "notifications/progress"
 TOOLS_CHANGED: Final = "notifications/tools/list_changed"
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+# Redirects of a request that was not executed. The others may also be the answer to one that was.
+UNEXECUTED_REDIRECTS: Final = frozenset({307, 308})
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 _FIXED_HEADERS: Final = {"accept": f"{JSON}, {EVENTS}", "content-type": JSON}
@@ -72,12 +74,16 @@ _PROBLEMS: Final[tuple[tuple[type[ConnectionFault], str], ...]] = (
 )
 
 
+class Redirected(Exception):
+    """The server redirects the request and has not executed it."""
+
+
 class HttpDispatcher(Dispatcher[TransportContext]):
     """Sender of requests to the server at `path`, one HTTP exchange each.
 
     `headers` are sent with each request. `changed` is called when the server reports a change of its tools. `is_stale`
-    is set when the server was not found at its address or redirects: the next connection has to resolve and negotiate
-    again.
+    is set when the server was not found at its address: the next connection has to resolve it again. `was_redirected`
+    is set when the server redirects to an address that may be followed.
     """
 
     def __init__(self, path: Path, headers: Mapping[str, str], limits: McpLimits, changed: Callable[[], None]) -> None:
@@ -90,16 +96,18 @@ class HttpDispatcher(Dispatcher[TransportContext]):
         self._limits = limits
         self._changed = changed
         self._ids = itertools.count(1)
+        self._may_follow = path.target is None
         lines = {"host": self._request.headers["host"], **headers, **_basic_credentials(url), **_FIXED_HEADERS}
         self._head = f"POST {url.raw_path.decode('ascii')} HTTP/1.1\r\n{_lines(lines)}"
         self.is_stale = False
+        self.was_redirected = False
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
         """Send a request and return its result.
 
-        Raises `MCPError`, and `NoAnswer` for an answer without a result.
+        Raises `MCPError`, `NoAnswer` for an answer without a result, and `Redirected`.
         """
         exchange, options = CALL.get() or Exchange(), opts or {}
         request_id, progress = next(self._ids), options.get("on_progress")
@@ -167,10 +175,11 @@ class HttpDispatcher(Dispatcher[TransportContext]):
         status, kind = response.status, response.content_type
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise ResponseRefused("the answer is compressed although compression was not requested")
-        if status in REDIRECTS:
-            # Nothing was executed. A new session follows a permitted redirect (see `McpSession`).
-            exchange.sent, self.is_stale = False, True
-            raise ResponseRefused("the server sent a redirect")
+        if status in REDIRECTS and "location" in response.headers:
+            if status not in UNEXECUTED_REDIRECTS or not self._may_follow:
+                raise ResponseRefused("the server sent a redirect, which is not followed")
+            self.was_redirected = True
+            raise Redirected
         if status >= 400:
             return await self._error(response, exchange)
         if status == 202:

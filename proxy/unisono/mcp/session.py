@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -20,7 +20,16 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
-from mcp_types import ElicitRequestParams, ElicitResult, Implementation, ToolListChangedNotification
+from mcp_types import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    PARSE_ERROR,
+    ElicitRequestParams,
+    ElicitResult,
+    Implementation,
+    ToolListChangedNotification,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from unisono.core.tools import ToolServer, ToolTransport
@@ -28,7 +37,7 @@ from unisono.mcp.connection_errors import connection_error, kinds_of
 from unisono.mcp.elicitation import Dialogue
 from unisono.mcp.exchange import CALL, Exchange, NoAnswer
 from unisono.mcp.headers import outgoing
-from unisono.mcp.http_dispatcher import HttpDispatcher
+from unisono.mcp.http_dispatcher import HttpDispatcher, Redirected
 from unisono.mcp.http_transport import Outgoing, Path
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.stdio import process
@@ -47,6 +56,8 @@ ANSWER_GRACE_S: Final = 0.5
 # on a busy loop an answer may take longer from the transport to its caller.
 ANSWER_GRACE_ITERATIONS: Final = 1000
 
+# Errors with HTTP status 400 from a server that speaks the negotiated protocol version.
+CURRENT_ERRORS: Final = frozenset({HEADER_MISMATCH, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY, PARSE_ERROR})
 
 CLIENT: Final = Implementation(name="unisono", version="1")
 MAX_RELISTEN_PAUSE_S: Final = 60.0
@@ -72,6 +83,7 @@ class McpSession:
         self._requests: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[Any]] = set()
         self._http: Outgoing | None = None
+        self._client: Client | None = None
         self._direct: HttpDispatcher | None = None  # for requests that need no transport of the SDK
         self._opening = Exchange()
         self._dialogues: list[Dialogue] = []  # of the calls in progress
@@ -107,14 +119,14 @@ class McpSession:
         Raises every SDK error, `TimeoutError` at the deadline, and `NoAnswer`. A cancelled caller returns
         immediately; the server is notified and the connection released in the background.
         """
-        client = await asyncio.shield(self._requests)
+        session = await asyncio.shield(self._requests)
         context = contextvars.copy_context()
         context.run(CALL.set, exchange)
-        task = asyncio.create_task(_run(work, client), context=context)
+        task = asyncio.create_task(self._run(work, session, exchange), context=context)
         self._running.add(task)
         task.add_done_callback(self._finished)
         loop = asyncio.get_running_loop()
-        if self._server.transport is ToolTransport.STREAMABLE_HTTP and self._direct is None:
+        if self._server.transport is ToolTransport.STREAMABLE_HTTP:
             exchange.on_complete = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
         elif self._server.transport is ToolTransport.SSE:
             # The answer arrives on another stream, but a rejected message gets none.
@@ -130,6 +142,24 @@ class McpSession:
         if task.cancelled():
             raise NoAnswer
         return task.result()
+
+    async def _run(
+        self, work: Callable[[ClientSession], Awaitable[T]], session: ClientSession, exchange: Exchange
+    ) -> T:
+        try:
+            if self._direct is None or not self._direct.was_redirected:
+                with suppress(Redirected):
+                    return await work(session)
+            # The SDK's transport follows permitted redirects. The redirected request was not executed.
+            exchange.sent, exchange.status = False, 0
+            assert self._client is not None
+            return await work(self._client.session)
+        except MCPError as error:
+            is_current = session.protocol_version in MODERN_PROTOCOL_VERSIONS
+            if is_current and exchange.status == 400 and error.code not in CURRENT_ERRORS:
+                # Perhaps another server has replaced this one, and speaks older versions only.
+                self.retire()
+            raise
 
     @contextmanager
     def asking(self, dialogue: Dialogue) -> Iterator[None]:
@@ -214,6 +244,7 @@ class McpSession:
             cache=None,
         )
         async with client:
+            self._client = client
             yield client
 
     @asynccontextmanager
@@ -319,10 +350,6 @@ class McpSession:
     async def _on_message(self, message: Any) -> None:
         if isinstance(message, ToolListChangedNotification):
             self._changed()
-
-
-async def _run(work: Callable[[ClientSession], Awaitable[T]], client: ClientSession) -> T:
-    return await work(client)
 
 
 def _abort_task(task: asyncio.Task[Any], exchange: Exchange) -> None:
