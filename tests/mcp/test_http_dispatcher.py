@@ -33,6 +33,7 @@ from unisono.core.tools import ToolServer, ToolTimeouts
 from unisono.errors import ToolServerError
 from unisono.mcp import McpHost, McpLimits
 from unisono.mcp.session import McpSession
+from unisono.net.http_connection import HttpClientConnection
 from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
 
 PART = {"type": "text", "text": "acted"}
@@ -41,24 +42,18 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 CHUNKED = Write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
 
 
-@pytest.fixture
-def sdk_transport(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send every request through the SDK's transport."""
-
-    @asynccontextmanager
-    async def own_session(_: McpSession, client: Client) -> AsyncIterator[ClientSession]:
-        yield client.session
-
-    monkeypatch.setattr(McpSession, "_session_for_requests", own_session)
-
-
 @pytest.fixture(params=["exchange", "SDK"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test with plain exchanges, and with the SDK's transport."""
-    # The SDK's transport waits for an answer that never comes.
-    monkeypatch.setattr("unisono.mcp.session.ANSWER_GRACE_S", 0.02)
+
+    @asynccontextmanager
+    async def session_of_the_client(_: McpSession, client: Client) -> AsyncIterator[ClientSession]:
+        yield client.session
+
     if request.param == "SDK":
-        request.getfixturevalue("sdk_transport")
+        monkeypatch.setattr(McpSession, "_session_for_requests", session_of_the_client)
+        # This transport waits for an answer that never comes.
+        monkeypatch.setattr("unisono.mcp.session.ANSWER_GRACE_S", 0.02)
 
 
 def result(seen: Seen, found: Any = None, **more: Any) -> bytes:
@@ -257,17 +252,24 @@ async def test_call_ends_at_its_deadline_and_closes_its_connection(host: McpHost
 
 
 @pytest.mark.parametrize("steps", STALLS.values(), ids=STALLS)
-async def test_cancelled_call_closes_its_connection_at_once(host: McpHost, steps: list[Step]) -> None:
-    has_arrived = asyncio.Event()
+async def test_cancelled_call_closes_its_connection_at_once(
+    host: McpHost, monkeypatch: pytest.MonkeyPatch, steps: list[Step]
+) -> None:
+    is_sent, has_begun, receive = asyncio.Event(), asyncio.Event(), HttpClientConnection.data_received
 
     def act(seen: Seen) -> Iterable[Step]:
-        yield from steps
-        has_arrived.set()
-        yield Stall()
+        is_sent.set()
+        return [*steps, Stall()]
+
+    def noticed(connection: HttpClientConnection, data: bytes) -> None:
+        receive(connection, data)
+        has_begun.set()
 
     async with ModernHostile(act) as hostile:
+        await host.list_tools(hostile.server())
+        monkeypatch.setattr(HttpClientConnection, "data_received", noticed)
         call = asyncio.create_task(host.call(hostile.server(), "act", sent({})))
-        await asyncio.wait_for(has_arrived.wait(), 5)
+        await asyncio.wait_for((has_begun if steps else is_sent).wait(), 5)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -389,7 +391,7 @@ URLS = {
 @pytest.mark.parametrize("url", URLS.values(), ids=URLS)
 async def test_calls_have_the_path_and_the_headers_of_the_handshake(host: McpHost, url: str) -> None:
     async with ModernHostile(lambda seen: [acted(seen)]) as hostile:
-        server = replace(hostile.server(headers={"X-Team": "blue"}, authorization="token"), url="")
+        server = hostile.server(headers={"X-Team": "blue"}, authorization="token")
         server = replace(server, url=url.format(port=hostile.port))
         assert (await host.call(server, "act", sent({}))).text == "acted"
         handshake, call = hostile.requests
