@@ -49,6 +49,11 @@ LOOK_S = 0.05
 Started = Callable[[Gateway], Awaitable[None]]
 
 
+def connection_limit(config: Config, share: int) -> int:
+    """Return the maximum of connections of one of `share` processes."""
+    return -(-config.unisono.max_connections // share)
+
+
 def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config:
     """Return the uvicorn configuration of one of `share` processes."""
     settings = config.unisono
@@ -58,7 +63,7 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
         http=connections(
             settings.header_timeout_s,
             write_timeout_s=settings.write_timeout_s,
-            max_connections=-(-settings.max_connections // share),
+            max_connections=connection_limit(config, share),
             formats=FORMATS,
         ),
         ws="websockets-sansio",

@@ -20,7 +20,7 @@ from unisono.observe.redaction import secrets_of
 from unisono.server.accept_balancer import AcceptingProcess, Loads
 from unisono.server.app_switch import AppSwitch
 from unisono.server.ipc import Serve, Up, first_message, next_message, to_bytes
-from unisono.server.server import GatewayServer, server_config
+from unisono.server.server import GatewayServer, connection_limit, server_config
 from unisono.server.startup_screen import screen_lines
 
 
@@ -39,7 +39,7 @@ class Worker:
             self._switch,
             started=self._report_started,
             reload=self._reload,
-            place=AcceptingProcess(loads, order.place),
+            place=AcceptingProcess(loads, order.place, connection_limit(order.config, order.share)),
         )
         self._orders_task: asyncio.Task[None] | None = None
 
