@@ -236,7 +236,8 @@ def _of_metrics() -> Iterator[str]:
 
     app = _app()
     for metric in gc.get_objects():
-        if isinstance(metric, MetricWrapperBase) and metric._name.startswith("unisono_"):
+        # `isinstance` asks the object, which fails for a weak proxy whose object is gone.
+        if issubclass(type(metric), MetricWrapperBase) and metric._name.startswith("unisono_"):
             labels = ", ".join(metric._labelnames)
             total = "_total" if metric._type == "counter" else ""
             yield f"metric {metric._type} {metric._name}{total}({labels})"
