@@ -151,13 +151,15 @@ def test_many_deployments_can_be_filtered(stage: dict[str, str], opened: Opened)
 
 def test_an_update_of_the_list_keeps_focus_and_scroll_position(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    ask(page, "say mended")
+    inspected = ask(page, "say mended").get_by_role("link", name="Inspect its tokens").get_attribute("href")
+    assert inspected is not None
     page.set_viewport_size({"width": 390, "height": 844})
     page.get_by_role("navigation", name="Views").get_by_role("link", name="Requests", exact=True).click()
     recordings = page.get_by_role("region", name="Requests", exact=True)
-    link = recordings.get_by_role("link").first
+    # The first list may lack this request, and begin with an earlier one.
+    target = f"#/requests/{inspected.rpartition('/')[2]}"
+    link = recordings.locator(f"tr:nth-child(1) a[href='{target}']")
     link.focus()
-    target = link.get_attribute("href")
     recordings.evaluate("node => { node.scrollLeft = 60 }")
     # Another answer is listed above the focused one.
     body = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": "say hello"}]}

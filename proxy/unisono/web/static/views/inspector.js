@@ -43,6 +43,8 @@ export function inspector(main, id) {
       const told = await read(body, retries, overtaken);
       if (overtaken()) return;
       place.replaceChildren(...drawn(told));
+      // The list was perhaps loaded before the recording was written.
+      if (body.id && list.all.every((one) => one.id !== body.id)) list.load();
       if (!body.id && !body.isFirst) shown(place);
       say(`Loaded. ${mended(told)}`);
     } catch (error) {
