@@ -1,8 +1,8 @@
 """Requests to a tool server as plain HTTP exchanges, below the SDK's session.
 
 The SDK's transport passes each message through several tasks and queues. A session of protocol version 2026-07-28 does
-not need them: it has no requests of the server and no notifications of the client, and closing a response cancels its
-request. The SDK's session still writes requests, checks results and finds the headers that a tool asks for.
+not need them: the server sends no requests, the client sends no notifications, and closing a response cancels its
+request. The SDK's session still builds the requests, checks the results and adds the headers that a tool requires.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Redirected(Exception):
 
 
 class HttpDispatcher(Dispatcher[TransportContext]):
-    """Sender of requests to the server at `path`, one HTTP exchange each.
+    """Dispatcher that sends each request to the server at `path` in one HTTP exchange.
 
     `headers` are sent with each request. `changed` is called when the server reports a change of its tools. `is_stale`
     is set when the server was not found at its address: the next connection has to resolve it again. `was_redirected`
@@ -87,7 +87,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
     """
 
     def __init__(self, path: Path, headers: Mapping[str, str], limits: McpLimits, changed: Callable[[], None]) -> None:
-        # The library of the SDK's transport: both send the same bytes, as some servers compare the path literally.
+        # Parsed as the SDK's transport does, so that both send the same path: some servers compare it literally.
         url = httpx2.URL(path.target.url if path.target else path.url)
         self._request = httpx2.Request("POST", url)
         address = URL.build(scheme=url.scheme, host=url.raw_host.decode("ascii"), port=url.port)
@@ -197,7 +197,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
         return message
 
     async def _error(self, response: HttpResponse, exchange: Exchange) -> JSONRPCError:
-        """Return the error in the body; raise one that stands for the status if there is none."""
+        """Return the error in the body; if there is none, raise one for the status."""
         if response.content_type.startswith(JSON):
             try:
                 body = await self._body(response, exchange)
@@ -216,7 +216,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
     ) -> JSONRPCResponse | JSONRPCError:
         """Return the response in a stream of events; report progress meanwhile."""
         body = EventStreamBody(_Chunks(response, exchange, 4 * self._limits.answer_bytes), exchange, self._limits)
-        # Without the server's headers: events are always UTF-8, and httpx2 accepts no header outside ASCII.
+        # The server's headers are left out: events are always UTF-8, and httpx2 accepts only ASCII in headers.
         events = httpx2.Response(200, headers={"content-type": EVENTS}, stream=body, request=self._request)
         source = EventSource(events, max_event_size=self._limits.answer_bytes)
         try:

@@ -2,8 +2,8 @@
 
 All processes wait on one listening socket, and the kernel often wakes the same one. A process with more connections
 than another therefore leaves a new connection for a moment. It accepts the connection if it is still pending then, so a
-process that hangs delays no client for longer. Only a process that would refuse the connection, because it has the
-maximum, leaves it longer to one that has not.
+process that hangs delays no client for longer. A process that has reached its maximum would refuse the connection. It
+waits longer, as long as another process has room.
 
 uvicorn's workers accept whatever they see first. Measured with 20 connections on one of two workers: the idle worker
 received 17 to 20 of the next 20 connections here, and 6 to 11 with uvicorn (five runs each, one connection every 20
