@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import repeat
 from operator import contains
 from typing import Final, Protocol
+
+from unisono.core.frozen import dataclass
 
 # Splitter of newline-delimited JSON from network reads of any size.
 #

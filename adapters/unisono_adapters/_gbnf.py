@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
 from typing import Final, assert_never
 
+from unisono.core.frozen import dataclass
 from unisono_adapters._regex_syntax import (
     LAST_CODE_POINT,
     Alternation,

@@ -18,10 +18,11 @@ import re
 from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp
 from typing import Any, TypeAlias
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     ENDOFTEXT,
     FIRST_SPECIAL,

@@ -10,12 +10,12 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import orjson
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Load
 from unisono.errors import BackendProtocolError
 from unisono_adapters._http import BackendHttp

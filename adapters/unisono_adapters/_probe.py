@@ -11,10 +11,11 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from time import monotonic
 from typing import TypeVar
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     CALL,
     CHANNEL,

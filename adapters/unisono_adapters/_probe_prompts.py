@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import CALL, RETURN, AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.harmony.encoding import MARKERS
 

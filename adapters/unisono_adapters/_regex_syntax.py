@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from unisono.core.frozen import dataclass
 
 MAX_NESTING: Final = 40
 

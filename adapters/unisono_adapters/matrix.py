@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from unisono.core.frozen import dataclass
 
 KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
 

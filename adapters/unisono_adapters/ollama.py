@@ -18,12 +18,13 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, assert_never
 
 import orjson
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     AnyJson,
     Capabilities,

@@ -7,13 +7,13 @@ differences between kinds are data.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import orjson
 
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Load, OutputForm
 from unisono.core.passthrough_request import (
     TEXT_APIS,

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import orjson
 
 from unisono.core.conversation import Tokens
+from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     CALL,
     END,

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from functools import partial
 from os import urandom
@@ -78,6 +78,7 @@ from unisono.bootstrap.tokenizer import build_tokenizer
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import Config, GatewaySettings, ModelRegistry
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.request_record import RecordSink
 from unisono.core.state_store import Store

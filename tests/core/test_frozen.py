@@ -1,16 +1,22 @@
-"""Statically frozen data classes behave as frozen ones, except that nothing refuses assignments at run time."""
+"""Statically frozen data classes behave as those of the standard library, except that nothing refuses assignments."""
 
-from dataclasses import dataclass, field, replace
+import dataclasses
+from copy import copy, deepcopy
+from dataclasses import field, replace
 from inspect import signature
+from pickle import dumps, loads
 from typing import Any
 
 import pytest
 
-from unisono.core.frozen import statically_frozen
+from unisono.core import frozen
+
+BOTH = pytest.mark.parametrize(
+    "dataclass", [dataclasses.dataclass, frozen.dataclass], ids=["standard", "statically frozen"]
+)
 
 
-def classes(decorate: Any) -> tuple[Any, Any]:
-    @decorate
+def classes(dataclass: Any) -> tuple[Any, Any]:
     @dataclass(frozen=True, slots=True)
     class Point:
         x: int
@@ -21,7 +27,6 @@ def classes(decorate: Any) -> tuple[Any, Any]:
             if self.x < 0:
                 raise ValueError("x")
 
-    @decorate
     @dataclass(frozen=True, slots=True)
     class Named(Point):
         name: str = field(default="", kw_only=True)
@@ -29,9 +34,9 @@ def classes(decorate: Any) -> tuple[Any, Any]:
     return Point, Named
 
 
-@pytest.mark.parametrize("decorate", [lambda cls: cls, statically_frozen], ids=["frozen", "statically frozen"])
-def test_statically_frozen_classes_behave_as_frozen_ones(decorate: Any) -> None:
-    point, named = classes(decorate)
+@BOTH
+def test_frozen_classes_have_the_methods_of_data_classes(dataclass: Any) -> None:
+    point, named = classes(dataclass)
     assert point(1) == point(1, 0) != point(1, 2)
     assert hash(point(1)) == hash(point(1, labels=["a"]))
     assert point(1).labels is not point(1).labels
@@ -44,3 +49,98 @@ def test_statically_frozen_classes_behave_as_frozen_ones(decorate: Any) -> None:
         point()
     with pytest.raises(ValueError, match="x"):
         point(-1)
+
+
+@BOTH
+def test_equality_compares_objects_of_one_class_only(dataclass: Any) -> None:
+    point, named = classes(dataclass)
+    assert point(1) != named(1)
+    assert point(1) != (1, 0)
+    assert len({point(1), point(1, labels=["a"]), named(1), point(2)}) == 3
+
+
+@BOTH
+def test_methods_of_the_class_are_kept(dataclass: Any) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Own:
+        x: int
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __repr__(self) -> str:
+            return "own"
+
+    @dataclass(frozen=True, slots=True)
+    class Hashed:
+        x: int
+
+        def __hash__(self) -> int:
+            return 7
+
+    assert Own(1) == Own(2)
+    assert repr(Own(1)) == "own"
+    assert hash(Own(1)) == hash(Own(1))
+    assert hash(Hashed(1)) == hash(Hashed(2)) == 7
+    assert Hashed(1) != Hashed(2)
+
+
+@BOTH
+def test_a_class_without_fields_has_equal_objects(dataclass: Any) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Empty:
+        """No fields."""
+
+    assert Empty() == Empty()
+    assert hash(Empty()) == hash(Empty())
+    assert repr(Empty()).endswith("Empty()")
+
+
+@BOTH
+def test_fields_are_slots_and_patterns(dataclass: Any) -> None:
+    point, _ = classes(dataclass)
+    assert not hasattr(point(1), "__dict__")
+    match point(1, 2):
+        case point(x, y):
+            assert (x, y) == (1, 2)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Standard:
+    x: int
+    others: tuple["Standard", ...] = ()
+
+
+@frozen.dataclass(frozen=True, slots=True)
+class Light:
+    x: int
+    others: tuple["Light", ...] = ()
+
+
+@pytest.mark.parametrize("kind", [Standard, Light])
+def test_objects_are_copied_and_pickled(kind: Any) -> None:
+    value = kind(1, (kind(2),))
+    assert copy(value) == deepcopy(value) == loads(dumps(value)) == value
+    assert dataclasses.asdict(value) == {"x": 1, "others": ({"x": 2, "others": ()},)}
+
+
+def test_other_options_select_the_standard_class() -> None:
+    @frozen.dataclass(frozen=True, slots=True, order=True)
+    class Ordered:
+        x: int
+
+    assert Ordered(1) < Ordered(2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Ordered(1).x = 2  # type: ignore[misc]
+
+
+def test_mutable_classes_are_standard() -> None:
+    @frozen.dataclass(slots=True)
+    class Mutable:
+        x: int
+
+    value = Mutable(1)
+    value.x = 2
+    assert value == Mutable(2)
+    with pytest.raises(TypeError):
+        hash(value)

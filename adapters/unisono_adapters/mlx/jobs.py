@@ -5,9 +5,9 @@ This module does not import mlx, so that the socket thread runs and can report a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from unisono.core.frozen import dataclass
 from unisono_adapters.mlx.guides import Guide
 from unisono_adapters.mlx.wire import GenerateCommand, ToGateway
 

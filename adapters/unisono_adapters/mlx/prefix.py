@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+from unisono.core.frozen import dataclass
 
 
 class LayerCache(Protocol):

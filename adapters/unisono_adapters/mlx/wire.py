@@ -9,11 +9,11 @@ processes can share one engine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import orjson
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex, Sampling
 
 # Maximum line length in bytes; a prompt that fills the context has about a megabyte.

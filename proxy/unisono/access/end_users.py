@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from unisono.core.access import Caller, SharedLimits, shared_account, with_budget
 from unisono.core.directory import DirectoryEntry, DirectoryStore, EntryKind
+from unisono.core.frozen import dataclass
 from unisono.errors import NotAllowed, StoreUnavailable
 
 # Cache lifetime of a lookup result, in seconds.

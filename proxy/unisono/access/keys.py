@@ -16,7 +16,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, Protocol
 
 from unisono.access.imported_keys import ImportedKeys
@@ -29,6 +29,7 @@ from unisono.core.access import (
     KeyRecord,
     caller_with_shares,
 )
+from unisono.core.frozen import dataclass
 from unisono.errors import NotAuthenticated, StoreUnavailable
 
 # Plaintext of virtual keys: creation, recognition, and the digest that is stored.

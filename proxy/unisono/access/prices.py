@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from typing import Any, Final
 from unisono.config import ModelEntry
 from unisono.config.prices import MODE_UNITS, UNIT_KEYS
 from unisono.core.billed_units import NO_UNITS, BilledUnits
+from unisono.core.frozen import dataclass
 from unisono.core.observer import StepDone
 from unisono.core.quotas import MILLION
 

@@ -12,7 +12,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from time import time
 from typing import Any, Final
@@ -21,6 +21,7 @@ import aiohttp
 import orjson
 
 from unisono.core.alerts import Alert
+from unisono.core.frozen import dataclass
 from unisono.errors import UnisonoError
 from unisono.net.ssrf_guard import DestinationNotAllowed, is_permitted, parse_address
 

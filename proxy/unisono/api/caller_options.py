@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
@@ -13,6 +13,7 @@ from unisono.api.body_limits import request_headers
 from unisono.api.request_notes import HEADER_NOTES
 from unisono.api.routing_fields import ROUTING_FIELDS, TAG_HEADER, TAG_OBJECTS, RoutingFields
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.errors import InvalidRequest
 

@@ -16,7 +16,6 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -33,6 +32,7 @@ from starlette.websockets import WebSocketDisconnect
 from unisono.api.answer_headers import limit_headers
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.engine.request import GenerationReport
 from unisono.errors import (
     BodyTimeout,

@@ -7,7 +7,6 @@ false`) is always accepted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import orjson
@@ -24,6 +23,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     CALL,
     CHANNEL,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from unisono.api.field_types import OpenModel
 from unisono.api.request_notes import without_effect
 from unisono.core.conversation import Item, ToolResult
+from unisono.core.frozen import dataclass
 from unisono.core.tools import Approval, ToolServer, ToolTransport
 from unisono.engine.request import ServerTools
 from unisono.errors import UnsupportedValue

@@ -8,7 +8,6 @@ a backend's fault and its remedy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from starlette.responses import Response
 from unisono import __version__
 from unisono.api.answer_types import AnswerModel, Count
 from unisono.api.route_table import RouteTable, header_refs, provided
+from unisono.core.frozen import dataclass
 
 HEALTH = RouteTable("gateway", prefixes=("",))
 

@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from time import monotonic
 from typing import Any, Final
@@ -20,6 +20,7 @@ from unisono.api.error_responses import failure_of
 from unisono.api.passthrough_routes import to_generation_request, to_passthrough, whole
 from unisono.core.access import Caller
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.requested_routing import NO_ROUTING
 from unisono.engine.request import GenerationService

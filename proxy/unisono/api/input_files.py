@@ -11,12 +11,13 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, unquote_to_bytes
 
 from unisono.api.body import MAX_RUN, has_piece_of_length, off_loop
+from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileField, FileReader, FileText, InputFile
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue, well_formed
 

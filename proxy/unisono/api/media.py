@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Final, Protocol, Self, TypeGuard
 
 from pydantic import ModelWrapValidatorHandler, ValidationInfo, model_validator
@@ -25,7 +25,7 @@ from unisono.api.input_files import SOURCES, ReplacedFile, replaced_files
 from unisono.api.model_rules import ModelRules
 from unisono.api.sse import until_disconnect
 from unisono.core.access import Caller
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.recovery_rules import MEDIA_LEFT_OUT
 from unisono.errors import UnisonoError
@@ -49,7 +49,6 @@ async def all_read(_: Sequence[Any]) -> int:
     return 0
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class MediaRules:
     """Treatment of the media in one request.
@@ -110,7 +109,6 @@ class ModelWithRules(Protocol):
     def rules(self) -> ModelRules: ...
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class MediaSource:
     """Body of a request whose media are to be replaced, with its sender.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Annotated, Final
 
 from starlette.responses import PlainTextResponse, Response
 
 from unisono.api.route_table import READ_404, CurrentCaller, RouteTable, provided
+from unisono.core.frozen import dataclass
 from unisono.errors import NotAllowed, NotFound
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

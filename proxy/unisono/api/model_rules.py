@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Final
 
 from unisono.core.conversation import AnswerForm, Effort
+from unisono.core.frozen import dataclass
 from unisono.engine.request import ForbiddenTools, GenerationRequest
 
 

@@ -9,7 +9,6 @@ A card contains no address and no key, so these lists cannot reveal backends.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal, Protocol
 
@@ -22,6 +21,7 @@ from unisono.api.codex_models import to_codex_model
 from unisono.api.field_types import QueryModel
 from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, check_query, provided
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, UnknownModel
 
 MODELS = RouteTable("models", failure="ModelsFailure")

@@ -6,7 +6,7 @@ The master key and admins see all records, an admin of a team those of the team,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Depends, Query
@@ -18,6 +18,7 @@ from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
 from unisono.api.route_table import READ_404, PathId, RouteTable, check_query, dependency, provided
 from unisono.api.whole import to_whole
+from unisono.core.frozen import dataclass
 from unisono.core.request_record import COST_UNIT, RequestRecord, to_facts
 from unisono.core.request_store import HOUR_S, MAX_POINTS, MINUTE_S, RequestFilter, RequestStore, percentile
 from unisono.errors import InvalidRequest, NotFound

@@ -6,11 +6,11 @@ The fields are read before the body is validated, and removed from it. A pass-th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from unisono.api.field_types import REFUSALS, shortened
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.core.requested_routing import DEPLOYMENT_HEADER, RequestedRouting
 from unisono.errors import InvalidRequest, NotAllowed, UnisonoError, UnknownModel, UnsupportedValue
 

@@ -8,10 +8,11 @@ caller's API key is sent to no server.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from urllib.parse import urlsplit
 
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerNotAllowed
 

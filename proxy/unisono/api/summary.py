@@ -6,7 +6,7 @@ The replacement is encrypted for its tenant. If the model writes no summary, it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from unisono.core.conversation import (
@@ -20,6 +20,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Closed, Text
+from unisono.core.frozen import dataclass
 from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestKey
 from unisono.errors import StoreTooLarge
 

@@ -7,7 +7,6 @@ is asked.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends
@@ -19,6 +18,7 @@ from unisono.api.body import off_loop
 from unisono.api.field_types import ModelName, Text
 from unisono.api.route_table import BODY_ERRORS, CurrentCaller, RouteTable, parsed_body, provided
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest
 
 TOKENIZER = RouteTable("gateway", prefixes=("",))

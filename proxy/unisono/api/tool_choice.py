@@ -7,7 +7,7 @@ without any tools.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -15,6 +15,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from unisono.api.field_types import MAX_TOOLS, invalid_field
 from unisono.api.tools import Toolbox
+from unisono.core.frozen import dataclass
 from unisono.engine.request import AllowedTools, Choice, ForcedCalls
 from unisono.errors import InvalidRequest
 

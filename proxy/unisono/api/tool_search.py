@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log
 from typing import Any, Final
 
 from unisono.core.conversation import FunctionTool, Json
+from unisono.core.frozen import dataclass
 from unisono.core.tools import FOUND, FOUND_ON, SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch
 from unisono.engine.request import ServerTools
 from unisono.schemas.patterns import BadPattern, Expression

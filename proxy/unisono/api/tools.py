@@ -8,7 +8,7 @@ flattened to `namespace__tool`, also within another namespace, and `Toolbox.orig
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -18,6 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 
 from unisono.api.field_types import MAX_TOOLS, OpenModel, Parameters, Text, ToolName
 from unisono.core.conversation import AddedTools, FunctionTool, Item, Json, TextGrammar
+from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, UnsupportedValue
 from unisono.schemas import BadGrammar, check, check_grammar
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.engine.request import GenerationReport
 
 
@@ -18,7 +17,6 @@ def to_recoveries(reports: Sequence[GenerationReport]) -> list[str]:
     return list(recoveries)
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AnswerOrigin:
     """Requested model, backends and models that answered, and number of failovers."""

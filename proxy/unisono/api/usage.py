@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
@@ -16,6 +15,7 @@ from unisono.api.answer_types import ABSENT, AnswerModel, Count
 from unisono.api.field_types import invalid_field
 from unisono.api.route_table import CurrentCaller, RouteTable, check_query, provided
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.core.quotas import MILLION, Account, LedgerLine, TokenUsage
 
 USAGE = RouteTable("gateway")

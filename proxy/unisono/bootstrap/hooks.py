@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from pydantic import JsonValue
@@ -16,6 +15,7 @@ from pydantic import JsonValue
 from unisono.bootstrap.backends import AdapterSettings
 from unisono.config import Config, HookSettings
 from unisono.config.guardrail_settings import CONTENT_FILTER, PRESIDIO, GuardrailParams
+from unisono.core.frozen import dataclass
 from unisono.core.hooks import Hook, HookFactory
 from unisono.errors import ConfigError, ConfigErrors
 from unisono.middleware.hooks import Hooking

@@ -6,7 +6,6 @@ A lookup gives the group that serves a name (see `access.model_access`), and sel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -28,6 +27,7 @@ from unisono.bootstrap.stored_models import StoredModels
 from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import MODES, AnswerMode, Api, ModelMode, ServedName
 from unisono.engine.request import ForbiddenTools, GenerationService
 from unisono.errors import ConfigError, InvalidRequest, UnsupportedValue

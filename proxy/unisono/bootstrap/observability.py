@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
@@ -30,6 +30,7 @@ from unisono.config import (
     RequestFileSettings,
 )
 from unisono.core.alerts import Alert
+from unisono.core.frozen import dataclass
 from unisono.core.install_commands import install_command
 from unisono.core.observer import Observer
 from unisono.core.quotas import QuotaObserver

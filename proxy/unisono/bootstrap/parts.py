@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from unisono.api.image_descriptions import DescriptionCache
 from unisono.bootstrap.observability import Observing, build_observing
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
@@ -11,6 +9,7 @@ from unisono.bootstrap.store import build_store
 from unisono.bootstrap.stored_models import ModelFeed
 from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
 from unisono.config import Config
+from unisono.core.frozen import dataclass
 from unisono.core.state_store import Store
 from unisono.documents.text_cache import TextCache
 from unisono.engine.conversation_cache import ConversationCache

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from unisono import __version__
 from unisono.config import Config, ModelRegistry, ServedModel
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.core.recovery_rules import RULES
 from unisono.observe.recent_stats import RecentStats
 from unisono.routing.pool import RoutingPool

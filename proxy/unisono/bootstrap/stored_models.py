@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,6 +20,7 @@ from unisono.bootstrap.backends import deployment_names
 from unisono.config import Config, ModelEntry
 from unisono.config.stored_entry import entry_message, to_entry, with_entries
 from unisono.core.directory import DirectoryEntry
+from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 from unisono.routing.pool import RoutingPool
 

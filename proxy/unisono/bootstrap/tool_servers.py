@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from unisono.api.gateway_tools import allowed
@@ -16,6 +16,7 @@ from unisono.api.server_rules import ServerRules
 from unisono.config import Config
 from unisono.core.access import Caller
 from unisono.core.elicitation import UserAnswer
+from unisono.core.frozen import dataclass
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, LeftOutTool, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed

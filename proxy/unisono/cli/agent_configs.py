@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from unisono.core.frozen import dataclass
 
 MAX_OUTPUT_TOKENS: Final = 32_768
 # Share of a small context window that an answer may fill.

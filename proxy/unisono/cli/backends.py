@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import click
 from unisono.bootstrap.backends import build_pool
 from unisono.cli.resolve_config import configured
 from unisono.config import Config, ModelRegistry, parse
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
 from unisono.core.ports import Backend
 from unisono.routing.pool import RoutingPool

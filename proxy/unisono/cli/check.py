@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from unisono.bootstrap.store import build_store, store_address
 from unisono.cli.resolve_config import prepared
 from unisono.config import Config, ModelRegistry
 from unisono.core.deployments import finding_fields
+from unisono.core.frozen import dataclass
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state_store import Store
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError

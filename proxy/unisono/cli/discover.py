@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import orjson
+
+from unisono.core.frozen import dataclass
 
 if TYPE_CHECKING:
     import aiohttp

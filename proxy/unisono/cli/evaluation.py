@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from http.client import HTTPException
@@ -19,6 +18,7 @@ from urllib.request import Request, urlopen
 import click
 
 from unisono.cli.terminal import on_one_line, table_lines
+from unisono.core.frozen import dataclass
 from unisono.evaluation.cases import BFCL, BUNDLED, Case, MissingCases, load_cases
 from unisono.evaluation.lm_eval import PREFIX, run_task
 from unisono.evaluation.runner import EvaluationRefused, FinishedCases, OtherRun, Settings, run_cases

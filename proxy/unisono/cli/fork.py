@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ import click
 from unisono.cli.backends import open_backends
 from unisono.cli.terminal import harmless
 from unisono.core.conversation import Effort
+from unisono.core.frozen import dataclass
 from unisono.core.generation import OutputForm, Sampling
 from unisono.errors import UnisonoError
 from unisono.fidelity.fork import Fork, common_length, first_difference

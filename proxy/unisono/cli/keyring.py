@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from unisono.cli.resolve_config import configured
 from unisono.cli.terminal import on_one_line, table_lines
 from unisono.config import Config
 from unisono.core.access import KeyRecord
+from unisono.core.frozen import dataclass
 from unisono.core.quotas import KeyLimits
 from unisono.core.state_store import Store
 from unisono.errors import ConfigError, UnisonoError

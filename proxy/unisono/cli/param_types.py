@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Generic, TypeVar
@@ -16,6 +15,7 @@ from typing import Generic, TypeVar
 import click
 
 from unisono.core.budget_period import NO_PERIOD, Period
+from unisono.core.frozen import dataclass
 
 Value = TypeVar("Value")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import click
 from unisono.cli.discover import DiscoveredBackend, discover
 from unisono.config import Loaded, load, parse
 from unisono.config.load import MASTER_KEY_VARIABLE
+from unisono.core.frozen import dataclass
 from unisono.core.install_commands import install_command
 from unisono.errors import ConfigError
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 
 INCLUDE = "include"

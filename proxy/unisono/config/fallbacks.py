@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from unisono.config.sections import Config, FallbackList, Fallbacks
+from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import ModelMode
 from unisono.core.requested_routing import RequestedRouting
 from unisono.errors import ConfigError, ConfigErrors

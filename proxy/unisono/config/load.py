@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
@@ -34,6 +34,7 @@ from unisono.config.model_settings import LitellmParams, ModelEntry, RequestDefa
 from unisono.config.raw_lookups import acknowledged_of, credentials_of, described, guardrails_of, own_environment
 from unisono.config.sections import Config, StoreSettings
 from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surrogates, validated
+from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from unisono.config.fallbacks import NO_STAND_INS, StandIns, stand_ins
 from unisono.config.model_settings import ModelEntry, ModelSettings
 from unisono.config.sections import AliasTarget, Config
+from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import AnswerMode, ModelMode
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 from unisono.errors import ConfigError, ConfigErrors, UnknownModel

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from pydantic import ValidationError
 
 from unisono.config.sections import Config
+from unisono.core.frozen import dataclass
 from unisono.core.json_syntax import is_well_formed
 from unisono.errors import ConfigError, well_formed
 

@@ -6,12 +6,12 @@ No type here holds a key's plaintext: a record knows it by digests, everything e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from unisono.core.conversation import Json
 from unisono.core.directory import AuditRecord, DirectoryEntry, DirectoryStore, EntryKind
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.quotas import NO_LIMITS, SHARED_TENANT, Account, KeyLimits
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 
@@ -31,7 +31,6 @@ class SharedLimits:
     is_counted: bool = False
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Party that a request is attributed to.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from unisono.core.conversation import Json
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 
 # Maximum of each unit, so that costs stay within the number range of the stores.
 MAX_UNITS: Final = 10**7
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class BilledUnits:
     """Units of one request: `seconds` are of audio, `characters` of the input.

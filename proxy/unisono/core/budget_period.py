@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Final, Literal, TypeAlias
+
+from unisono.core.frozen import dataclass
 
 # Seconds of a day without a change of the clock.
 DAY_S: Final = 86_400

@@ -8,11 +8,10 @@ a continued conversation extends exactly the tokens that a backend has cached.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -116,7 +115,6 @@ class AnswerForm:
         return not self.choices and self.grammar is None
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Preamble:
     """Prompt content before the first message.
@@ -135,7 +133,6 @@ class Preamble:
     form: AnswerForm | None = None
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class UserMessage:
     text: str
@@ -148,14 +145,12 @@ class DeveloperMessage:
     text: str
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AssistantReasoning:
     text: str
     tokens: Tokens = ()
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
     text: str
@@ -163,7 +158,6 @@ class AssistantMessage:
     tokens: Tokens = ()
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AssistantCall:
     """Tool call that the model made.
@@ -178,7 +172,6 @@ class AssistantCall:
     tokens: Tokens = ()
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     call_id: str
@@ -201,7 +194,6 @@ Message: TypeAlias = UserMessage | DeveloperMessage | AssistantReasoning | Assis
 Item: TypeAlias = Message | AddedTools
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Conversation for one prompt.

@@ -7,11 +7,12 @@ the entry. A model entry is one deployment.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Protocol
 
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 from unisono.core.quotas import NO_LIMITS, KeyLimits
 
 

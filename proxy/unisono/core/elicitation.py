@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 
 
 class UserAction(StrEnum):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from unisono.core.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,19 @@ concatenate to the text of its Closed. Items never overlap: one is closed before
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import TypeAlias
 
 from unisono.core.conversation import Item as ConversationItem
 from unisono.core.conversation import Json, Phase, Tokens
 from unisono.core.elicitation import ToolQuestion
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolOutcome
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Reasoning:
     """Reasoning item. `index` is the item's number among all items of the answer, from 0."""
@@ -30,7 +29,6 @@ class Reasoning:
     index: int
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Text:
     """Visible text: an answer (`final`) or a preamble (`commentary`).
@@ -43,7 +41,6 @@ class Text:
     unfit: bool = False
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """Call for the client.
@@ -97,7 +94,6 @@ Item: TypeAlias = Reasoning | Text | ToolCall | HostedCall | Listing
 # its Opened or after its Closed.
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Opened:
     item: Item
@@ -111,7 +107,6 @@ class Delta:
     text: str
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Closed:
     """End of an item; `complete` is False for an item that was cut off.
@@ -181,7 +176,6 @@ class Compacted:
     ends_answer: bool = False
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Finished:
     """Last event of an answer.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import ClassVar, Final, TypeAlias
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.renamed import renamed
 from unisono.core.trace_context import TraceContext
 
@@ -73,7 +73,6 @@ class Capabilities:
     scores: bool = False
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Rendered prompt; `tokens` is always set.
@@ -86,7 +85,6 @@ class Prompt:
     text: str | None = None
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters; `top_k` 0 means off.
@@ -105,7 +103,6 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Time limits in seconds.
@@ -195,7 +192,6 @@ CONSTRAINT_KINDS = (JsonSchema.kind, AnyJson.kind, OneOf.kind)
 TEXT_KINDS = (Regex.kind, Gbnf.kind, Lark.kind)
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class CompletionJob:
     """Job for a backend.
@@ -243,7 +239,6 @@ class Chunk:
     prompt_logprobs: Sequence[TokenLogprob | None] = ()
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of an answer, counted by the gateway from ids.

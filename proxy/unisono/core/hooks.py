@@ -8,11 +8,12 @@ input is stored as sent: when a conversation continues, hooks see it again, whol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeAlias
 
 from unisono.core.conversation import Conversation, Effort, Item, Json
 from unisono.core.events import Closed
+from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Sampling, Usage
 
 # Annotation of an answer by a hook: in the `unisono` object, at `hooks.<name>`. Plain JSON, a few thousand characters

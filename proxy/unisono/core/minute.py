@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from unisono.core.frozen import dataclass
 from unisono.core.quotas import WINDOW_S, QuotaKind, QuotaReservation, QuotaStatus
 
 

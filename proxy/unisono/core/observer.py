@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Final, Protocol
 
 from unisono.core.billed_units import NO_UNITS, BilledUnits
 from unisono.core.conversation import Conversation, Json
 from unisono.core.events import Closed, Repaired
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Sampling, Usage
 from unisono.core.logprobs import LogprobLog
 from unisono.core.request_identity import RequestIdentity
@@ -35,7 +35,6 @@ class GenerationOutcome(StrEnum):
     LEFT = "left"
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
     """Start of a generation.
@@ -91,7 +90,6 @@ class RequestDetails:
     conversation: Conversation | None = None
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class SlotWait:
     """Wait for a slot; `failure` is the error code if no slot was available."""
@@ -101,7 +99,6 @@ class SlotWait:
     failure: str = ""
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """One generation on one deployment.
@@ -196,7 +193,6 @@ class GenerationFacts:
         )
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class GenerationDone:
     """End of a generation.

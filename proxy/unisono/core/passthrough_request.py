@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
 from unisono.core.billed_units import NO_UNITS, BilledUnits
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
 from unisono.core.trace_context import TraceContext
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeAlias
 
 from unisono.core.conversation import Json, TextGrammar
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, Load, Timeouts
 from unisono.core.passthrough_request import AnswerPart, PassthroughJob
 from unisono.core.probe import Probe

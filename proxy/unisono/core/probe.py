@@ -8,10 +8,10 @@ is for the operator.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities
 from unisono.errors import (
     BackendOverloaded,

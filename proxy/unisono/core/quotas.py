@@ -8,12 +8,12 @@ in whole micro-USD, prices in micro-USD per million tokens. Times are the store'
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final, Protocol
 
 from unisono.core.budget_period import NO_PERIOD, Period
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 
 # Length of the sliding window for the limits of requests and tokens.
 WINDOW_S: Final = 60
@@ -75,7 +75,6 @@ class KeyLimits:
 NO_LIMITS = KeyLimits()
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Account:
     """Account: a tenant and a virtual key by its public id, empty if there is no key."""
@@ -229,7 +228,6 @@ def _tokens_left(each: tuple[QuotaReservation, QuotaStatus]) -> int:
     return each[1].tokens_left or 0
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Usage of requests: `cached` is part of `input`, `reasoning` of `output`."""
@@ -274,7 +272,6 @@ USED: Final = TokenUsage.__slots__
 NO_TOKEN_USAGE: Final = TokenUsage()
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
     """Ledger entry: usage of one model by one account on one UTC day, YYYY-MM-DD.
@@ -293,7 +290,6 @@ class LedgerLine:
         return self.served or self.model
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class UsageRecord:
     """Usage for the ledger, replacing the reservation `claim`.

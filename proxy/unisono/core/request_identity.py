@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Final
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 
 # Maximum characters of an id that the client chooses.
 MAX_ID_LENGTH: Final = 256
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
     """Ids of a request; empty if unknown."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
+from unisono.core.frozen import dataclass
 from unisono.core.request_record import RequestRecord
 
 MINUTE_S: Final = 60

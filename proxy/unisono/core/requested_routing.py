@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from unisono.core.frozen import dataclass
 
 # Header by which the operator selects the deployment of a request.
 DEPLOYMENT_HEADER: Final = "x-unisono-deployment"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import blake2b
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
@@ -44,7 +44,6 @@ def blocks_of(tokens: Sequence[int], salt: str = "") -> tuple[int, ...]:
     return tuple(numbers)
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
     """Request for a route.
@@ -67,7 +66,6 @@ class RouteRequest:
     has_both_kinds: bool = False
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RouteRequirements:
     """Requirements of the next generation.
@@ -85,7 +83,6 @@ class RouteRequirements:
     resumes: bool = False
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt on a deployment; `failure` is the code of its error, empty for none.

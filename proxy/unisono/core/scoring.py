@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Protocol, runtime_checkable
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Prompt, Timeouts
 from unisono.core.ports import Backend
 from unisono.core.trace_context import TraceContext

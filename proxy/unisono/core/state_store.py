@@ -8,13 +8,14 @@ refused write changes nothing. Failures of the store raise the `StoreError` fami
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Protocol, TypedDict, Unpack
 
 from unisono.core.access import KeyStore
 from unisono.core.conversation import Item, Json, Tokens
 from unisono.core.directory import DirectoryStore
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Usage
 from unisono.core.quotas import AccountStore
 from unisono.core.recordings import TraceStore

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from typing import Final, NoReturn
 
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 from unisono.core.json_syntax import MAX_LEVELS, json_kind, leaf_tokens, levels
 
 # Maximum nesting of arguments whose members are read.

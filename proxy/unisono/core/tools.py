@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from hashlib import sha256
 from typing import Final, Protocol, TypeAlias
 
 from unisono.core.conversation import FunctionTool, Json, Tokens
 from unisono.core.elicitation import ToolQuestion, UserAnswer
+from unisono.core.frozen import dataclass
 from unisono.core.tool_arguments import ToolArguments
 
 # Unique wire names for server tools; models allow 64 letters, digits, `_` and `-`.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from contextvars import ContextVar
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Self
+
+from unisono.core.frozen import dataclass
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")

@@ -6,7 +6,6 @@ It folds the events of the streaming path; there is no second path.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable
-from dataclasses import dataclass
 from typing import Final, assert_never
 
 from unisono.core.events import (
@@ -22,13 +21,12 @@ from unisono.core.events import (
     Ran,
     Repaired,
 )
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 
 # Events that `collect` ignores: a Closed contains the text of its deltas.
 REDUNDANT: Final = frozenset({Opened, Delta, Listed})
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class CollectedAnswer:
     """A finished answer.

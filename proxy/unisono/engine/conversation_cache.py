@@ -13,7 +13,7 @@ import json
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from sys import getsizeof
 from typing import Final
 
@@ -33,6 +33,7 @@ from unisono.core.conversation import (
     join_messages,
 )
 from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
+from unisono.core.frozen import dataclass
 
 Generated = AssistantReasoning | AssistantMessage | AssistantCall
 _GENERATED: Final = frozenset({AssistantReasoning, AssistantMessage, AssistantCall})

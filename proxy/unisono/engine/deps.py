@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import blake2b
 from time import monotonic
 from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from unisono.core.conversation import AnswerForm, Conversation, DeveloperMessage
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Violation
 from unisono.core.route_protocol import DeploymentPool
@@ -110,7 +110,6 @@ def _digest(constraint: Constraint) -> bytes:
     return blake2b(f"{constraint.kind} {content}".encode(), digest_size=16).digest()
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class PreparedConversation:
     """A request's conversation as it is rendered, and its checked tools with their names.

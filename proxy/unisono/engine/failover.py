@@ -8,12 +8,13 @@ whether another attempt is possible, and reports it in `Options`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum, auto
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from unisono.core.conversation import UserMessage
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Sampling
 from unisono.engine.request import GenerationRequest
 from unisono.errors import (

@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, HostedCall, Repaired
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import ALL_STOP_TOKENS, Capabilities, OutputForm
 from unisono.errors import StoreUnreadable
 
@@ -35,7 +34,6 @@ NOTED: Final = "noted"
 BYTES_PER_NUMBER: Final = 3  # bytes of a note per number, so that no number can be a mark
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class TokenSource:
     """Source of a backend's tokens.
@@ -110,7 +108,6 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
         yield journal[begin:]
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class JournalSegment:
     """The current step up to the last note.

@@ -10,10 +10,10 @@ import asyncio
 from bisect import bisect_left
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Item, Tokens, ToolResult, UserMessage
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     CHANNEL,
     CONSTRAIN,
@@ -48,7 +48,6 @@ OFF_LOOP_TOKENS = 2_000
 _HEADER = frozenset({START, CHANNEL, CONSTRAIN})  # markers that are followed by more of the header
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
     """The rendered prompt of a step.
@@ -71,7 +70,6 @@ class FittedConversation:
     left_out: int = 0
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ContinuedPrompt:
     """The prompt that a step continues, and the decoder for the output.

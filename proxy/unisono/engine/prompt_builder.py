@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unisono.core.conversation import Conversation
 from unisono.core.error_texts import OPENAI_PROMPT_TOO_LONG
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import DEFAULT_CONTEXT, NO_USAGE, Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.route_protocol import RouteRequirements, blocks_of
 from unisono.engine.abilities import required_abilities
@@ -21,7 +21,6 @@ from unisono.harmony.render import Renderer
 MIN_ANSWER_TOKENS = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class StepPrompt:
     """The rendered prompt of one step, with its text too once a backend needed text."""

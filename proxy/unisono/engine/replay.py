@@ -11,11 +11,12 @@ for their tools.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from unisono.core.conversation import AddedTools, AnswerForm, Conversation, Json, Preamble, TextGrammar
 from unisono.core.events import Event
+from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.core.item_records import to_tool, tool_record

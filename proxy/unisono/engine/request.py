@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from time import monotonic
 from typing import Protocol, TypeAlias
@@ -14,7 +14,7 @@ from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
 from unisono.core.deadline import Deadline
 from unisono.core.elicitation import UserAnswer
 from unisono.core.events import Event
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Sampling
 from unisono.core.observer import GenerationFacts
 from unisono.core.passthrough_request import PassthroughRequest
@@ -133,7 +133,6 @@ class RawPrompt:
     is_fixed: bool = False
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RequestFields:
     """Fields of a request as the client knows them, for errors; the API surface states them.
@@ -155,7 +154,6 @@ class RequestKey:
     __slots__ = ("__weakref__",)
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """Requirements on the answer, and how it is emitted.
@@ -180,7 +178,6 @@ class AnswerOptions:
     whole: bool = False  # emit the answer as one batch at its end
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
     """Sender and identity of a request."""
@@ -207,7 +204,6 @@ class PromptOptions:
     fields: RequestFields = field(default_factory=RequestFields)
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class RoutingOptions:
     """Options for the choice of deployments."""
@@ -241,7 +237,6 @@ class Resumption:
     journal_note: Mapping[str, Json] | None = None
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request of an API surface to the engine.

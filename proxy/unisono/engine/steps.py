@@ -7,7 +7,7 @@ of server tools. It opens the next message if the model must not choose it.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias, TypeGuard, assert_never
 
 from unisono.core.conversation import (
@@ -21,7 +21,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listing, Opened, Reasoning, Text, ToolCall
 from unisono.core.events import Item as EventItem
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason
 from unisono.core.recovery_rules import DANGLING_PREAMBLE
 from unisono.core.tools import ServerToolCall
@@ -32,7 +32,6 @@ TOOLS_ENDED: Final = "tools-ended"
 LATE_CALL: Final = "late-call"
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AnswerState:
     """State of an answer at the end of a step, or after its tools were run."""
@@ -65,7 +64,6 @@ class AnswerState:
 INITIAL_STATE: Final = AnswerState(has_run=True)
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """What the steps before the current one add to the conversation.

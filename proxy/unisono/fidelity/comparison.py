@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import inf
 from typing import Final
 
+from unisono.core.frozen import dataclass
 from unisono.core.scoring import TokenScore
 from unisono.fidelity.places import Place
 from unisono.fidelity.statistics import Estimate, Group, divergence, mean, proportion
@@ -107,7 +107,10 @@ class Thresholds:
         return (*(["agreement"] if low else []), *(["divergence"] if high else []))
 
 
-def compare(scored: Sequence[ScoredSample], limits: Thresholds = Thresholds()) -> Comparison:
+USUAL_THRESHOLDS = Thresholds()
+
+
+def compare(scored: Sequence[ScoredSample], limits: Thresholds = USUAL_THRESHOLDS) -> Comparison:
     """Compare the scores of answers."""
     rows = [row for number, one in enumerate(scored) for row in _rows(number, one)]
     total = _statistics(rows)

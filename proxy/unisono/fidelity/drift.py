@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import sqrt
 from typing import Final
 
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Sampling
 from unisono.core.observer import TokenInfluences
 from unisono.fidelity.comparison import Scores, agrees

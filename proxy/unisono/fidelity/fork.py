@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from unisono.core.conversation import Effort
+from unisono.core.frozen import dataclass
 from unisono.core.generation import END, MESSAGE, START, STOP_TOKENS
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import random
 from secrets import token_hex
 from typing import Final, Protocol, cast
@@ -19,6 +19,7 @@ from typing import Final, Protocol, cast
 from unisono.core.alerts import Alert, AlertSink
 from unisono.core.conversation import Json
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, OutputForm, Prompt, Sampling, Timeouts
 from unisono.core.ports import Backend
 from unisono.core.scoring import ScoreJob, ScoringBackend, TokenScore

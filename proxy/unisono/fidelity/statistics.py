@@ -7,9 +7,10 @@ ones. All intervals therefore use the variance between answers. Pure functions w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 from typing import Final
+
+from unisono.core.frozen import dataclass
 
 # Quantile of the normal distribution for a two-sided interval of 95 %.
 Z_95: Final = 1.959964

@@ -7,10 +7,10 @@ other namespace, with the arguments that gpt-oss servers agree on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from unisono.core.conversation import Builtin
+from unisono.core.frozen import dataclass
 
 # Function names in calls, by tool.
 FUNCTIONS_OF: Final[dict[str, frozenset[str]]] = {

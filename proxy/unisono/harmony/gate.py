@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from unisono.core.frozen import dataclass
 from unisono.harmony.header import Header
 from unisono.harmony.message_parts import OpenPart
 

@@ -7,11 +7,11 @@ tokens cannot be mistaken for one, because decoded UTF-8 contains no surrogates.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum, auto
 from functools import cached_property
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.recipients import (
     CALLS,
@@ -56,7 +56,6 @@ class BodyHandling(Enum):
     DROP = auto()
 
 
-@statically_frozen
 @dataclass(frozen=True)  # without slots, because `cached_property` needs a `__dict__`
 class Header:
     """Meaning of a header. `body` is message text found in a header without `<|message|>`."""

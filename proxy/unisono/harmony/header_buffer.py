@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import MESSAGE, START, FinishReason
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header, read_header
@@ -28,7 +28,6 @@ _MAX_TOKENS_PER_CHARACTER: Final = 4
 MAX_CACHED_TOKENS: Final = 32
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class HeldHeader:
     """Tokens of one header that is not complete, or of text that may be a header."""

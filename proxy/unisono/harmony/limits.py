@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 
+from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, well_formed
 
 MAX_TOOLS = 512

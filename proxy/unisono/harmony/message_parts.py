@@ -7,15 +7,13 @@ gateway inserted. The caller, which keeps these tokens, can cut them at a positi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from unisono.core.events import Repaired
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.harmony.header import Header
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class OpenPart:
     """Opened message. `tokens` is the whole legal header, `<|start|>` to `<|message|>`.
@@ -31,13 +29,11 @@ class OpenPart:
     is_whole: bool = False
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class BodyPart:
     tokens: Sequence[int]
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ClosedPart:
     """End of a message. `token` ends the message, `end` is the position after it.

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from hashlib import sha256
@@ -38,7 +37,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.encoding import Encoding
@@ -113,7 +112,6 @@ class PromptPart(NamedTuple):
 Piece: TypeAlias = PromptPart | Tokens
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
     """Messages of a prompt, with the cached tokens of each.

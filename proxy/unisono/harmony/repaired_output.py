@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from unisono.core.events import Repaired
+from unisono.core.frozen import dataclass
 from unisono.core.generation import CALL, END, RETURN, START
 from unisono.harmony.candidates import decide
 from unisono.harmony.encoding import Encoding

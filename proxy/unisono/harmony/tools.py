@@ -11,11 +11,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
 from unisono.core.conversation import AddedTools, Conversation, FunctionTool
+from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.limits import MAX_TOOLS, SchemaBudget, breaks_out

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 from urllib.parse import unquote
 
+from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.limits import MAX_ENUM, MAX_KEY, SchemaBudget, SchemaPlace, breaks_out, one_line, to_json
 from unisono.harmony.ts_types import (

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
+from unisono.core.frozen import dataclass
 from unisono.harmony.limits import SchemaBudget, one_line, to_json
 
 # Comments for JSON Schema constraints that TypeScript cannot express.

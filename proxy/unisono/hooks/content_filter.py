@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import re2
 
+from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 from unisono.hooks.texts import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -20,6 +20,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
 from unisono.core.elicitation import UserAnswer
+from unisono.core.frozen import dataclass
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, Progress, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import anyio
 import httpx2
 from mcp.client.auth import OAuthFlowError
 
+from unisono.core.frozen import dataclass
 from unisono.mcp.exchange import EXCHANGE, Exchange
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import encoded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from unisono.core.frozen import dataclass
 
 KIB = 1 << 10
 MIB = 1 << 20

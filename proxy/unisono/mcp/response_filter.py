@@ -7,11 +7,11 @@ import json
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx2
 
+from unisono.core.frozen import dataclass
 from unisono.mcp.content import cut
 from unisono.mcp.exchange import Exchange
 from unisono.mcp.limits import McpLimits

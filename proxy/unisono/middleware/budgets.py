@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from secrets import token_hex
 from typing import Final
 
 from unisono.config import StandIns
 from unisono.core.access import Caller
 from unisono.core.events import Finished
+from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason
 from unisono.core.observer import StepDone
 from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaKind, QuotaReservation, QuotaStatus, UsageRecord

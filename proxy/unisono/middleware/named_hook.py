@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
+from unisono.core.frozen import dataclass
 from unisono.core.hooks import Hook
 from unisono.errors import HookFailed, Refused
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from os import urandom
 from typing import Final
@@ -21,6 +21,7 @@ from unisono.core.access import Caller
 from unisono.core.billed_units import NO_UNITS
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Finished
+from unisono.core.frozen import dataclass
 from unisono.core.generation import NO_USAGE, FinishReason, Usage
 from unisono.core.observer import StepDone
 from unisono.core.quotas import (

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from math import inf
 from time import time_ns
@@ -36,6 +36,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 
+from unisono.core.frozen import dataclass
 from unisono.observe.genai_metrics import LABEL_NAMES, METRIC_NAMES
 
 # Time that the shutdown waits for the last export.

@@ -7,11 +7,12 @@ one span each. Spans contain names, numbers and codes. `span_content` adds the c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from itertools import groupby
 from typing import Final, TypeAlias
 
+from unisono.core.frozen import dataclass
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone, ToolDone, ToolEnd
 from unisono.core.quotas import MILLION
 from unisono.core.request_record import RequestRecord

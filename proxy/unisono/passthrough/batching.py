@@ -10,11 +10,12 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from unisono.core.conversation import Json, Phase
 from unisono.core.events import Closed, Event, Finished, Passed, Text
+from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.passthrough_request import Api, PassthroughRequest
 from unisono.core.route_protocol import DeploymentPool

@@ -8,11 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil, inf
 from typing import Final
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
 
 # Attempts on one deployment that wait for their first token, and the probes they trigger.
@@ -132,7 +131,6 @@ class MinTimeouts:
     silence_s: float = 10.0
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class PendingAttempt:
     """Attempt before it begins.
@@ -146,7 +144,6 @@ class PendingAttempt:
     retries_left: int = 0
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class LearnedTimes:
     """95th and 90th percentiles of recent samples; 0 or None without samples.
@@ -169,7 +166,6 @@ class LearnedTimes:
 NOTHING_LEARNED: Final = LearnedTimes()
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class AttemptSample:
     """One attempt that answered.

@@ -11,11 +11,12 @@ deployment is suspected and a probe decides: the circuit opens, or the failures 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from math import inf
 from typing import Final
 
+from unisono.core.frozen import dataclass
 from unisono.errors import (
     BackendError,
     BackendOverloaded,

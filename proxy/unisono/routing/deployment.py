@@ -10,13 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from random import uniform
 from typing import cast
 
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Load
 from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
@@ -51,7 +50,6 @@ DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # f
 log = logging.getLogger(__name__)
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class SlotReservation:
     """Reserved slot; `at` is the time of the reservation in monotonic seconds."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
 from unisono.routing.attempt_timeouts import MinTimeouts
 

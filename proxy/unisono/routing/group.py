@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Final
 
 from unisono.core.answer_faults import AnswerFault
+from unisono.core.frozen import dataclass
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendOverloaded
 from unisono.routing.canary import Canaries, draw_of, masks

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, Timeouts
 from unisono.core.ports import Backend, PassthroughBackend
 from unisono.core.probe import Probe

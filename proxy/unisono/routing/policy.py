@@ -10,11 +10,11 @@ Candidates are updated by their owner, because this runs over many of them for e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum, StrEnum
 from typing import Final
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements
 from unisono.routing.rate_window import Grain, Rate
 from unisono.routing.tie_break import favourite, number_of, round_robin
@@ -181,7 +181,6 @@ class Share:
             rate.settle(grain, self.tokens, self.used, now)
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class SelectionRequest:
     """Request as seen by the choice.
@@ -246,7 +245,6 @@ def to_selection_request(
     )
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Chosen candidate; None if there is none, or if waiting for `waits_for` is better."""

@@ -11,13 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 from random import uniform
 
 from unisono.config import StandIns
 from unisono.config.fallbacks import NO_STAND_INS
 from unisono.core.answer_faults import AnswerFault
+from unisono.core.frozen import dataclass
 from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.core.route_protocol import RouteRequest
 from unisono.core.tasks import cancel_and_wait

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from math import sqrt
 from typing import Final
 
 from unisono.core.answer_faults import AnswerFault, faults_by_deployment
+from unisono.core.frozen import dataclass
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 
 # Answers after which all counts are halved, so that old answers lose influence.

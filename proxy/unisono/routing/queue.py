@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Generic, TypeVar
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.errors import BackendOverloaded, ShareExceeded
 
 SlotT = TypeVar("SlotT")
@@ -26,7 +26,6 @@ MIN_RETRY_AFTER_S: Final = 1.0
 MAX_RETRY_AFTER_S: Final = 30.0
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class SlotOffer(Generic[SlotT]):
     """Result of an attempt: a slot, or a mask of deployments worth waiting for.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.frozen import dataclass
 from unisono.core.probe import MEANINGS
 from unisono.errors import BackendUnfit
 from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, rests_for, rests_until

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
+
+from unisono.core.frozen import dataclass
 
 # Deployments with this tag answer requests without a tag, and those whose tags no deployment of the model has.
 DEFAULT_TAG: Final = "default"

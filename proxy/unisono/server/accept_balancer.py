@@ -19,8 +19,9 @@ import mmap
 import os
 import socket
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from functools import partial
+
+from unisono.core.frozen import dataclass
 
 COUNT_BYTES = 8
 # Load of a process that is not running. No connection is left for it.

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from unisono.config import Config
 from unisono.config.load import MASTER_KEY_VARIABLE
+from unisono.core.frozen import dataclass
 
 LENGTH_BYTES = 8
 

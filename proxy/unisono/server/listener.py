@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from asyncio import TimerHandle, Transport
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -31,6 +30,7 @@ from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.body_limits import ARRIVED_BYTES
 from unisono.api.error_responses import Formats
 from unisono.api.sse import WATCH_DISCONNECT
+from unisono.core.frozen import dataclass
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 from unisono.server.connection_ends import HalfClosed, LingeringTransport

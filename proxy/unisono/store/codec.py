@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
@@ -18,6 +17,7 @@ from unisono.core.access import KeyDigest, KeyRecord
 from unisono.core.budget_period import Period
 from unisono.core.conversation import Json, Tokens
 from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Usage
 from unisono.core.item_records import Record, text_of, to_item, to_record
 from unisono.core.quotas import KeyLimits

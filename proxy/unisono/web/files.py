@@ -7,7 +7,6 @@ The page's data comes from routes that require a key. A file is read at its firs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.route_table import RouteTable
+from unisono.core.frozen import dataclass
 from unisono.errors import NotFound
 
 FOLDER: Final = Path(__file__).parent / "static"

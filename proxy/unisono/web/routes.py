@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query
@@ -35,6 +35,7 @@ from unisono.api.route_table import (
 )
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort
+from unisono.core.frozen import dataclass
 from unisono.core.generation import STOP_TOKENS
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.recordings import TraceStore

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from unisono.core.conversation import Effort
+from unisono.core.frozen import dataclass
 from unisono.engine.journal import JournalEntry, JournalMarker, parts_of
 from unisono.errors import InvalidRequest
 from unisono.fidelity.fork import Fork, fork_at, with_effort, with_tool_result

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, tzinfo
 from secrets import token_hex
 from typing import Annotated, Any, Final, TypeVar
@@ -27,6 +27,7 @@ from unisono.api.route_table import RouteTable, check_query, dependency, provide
 from unisono.core.access import Caller, KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
+from unisono.core.frozen import dataclass
 from unisono.core.quotas import SHARED_TENANT
 from unisono.core.state_store import Store
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, NotFound, StoreConflict

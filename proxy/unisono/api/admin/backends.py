@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Query
@@ -11,6 +10,7 @@ from fastapi import Query
 from unisono.api.admin.administration import ADMIN, CurrentActor
 from unisono.api.answer_types import AnswerModel, Count, Object
 from unisono.api.route_table import provided
+from unisono.core.frozen import dataclass
 
 READY = "ready"
 

@@ -11,7 +11,7 @@ import io
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from unisono.api.admin.keys import store_new_key
 from unisono.api.admin.roles import Actor, UserRole
 from unisono.core.access import KeyDigest, KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.frozen import dataclass
 from unisono.core.quotas import KeyLimits
 from unisono.errors import InvalidRequest, StoreConflict, UnisonoError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
@@ -16,6 +16,7 @@ from unisono.api.admin.roles import Actor
 from unisono.core.conversation import Json
 from unisono.core.deployments import ManagedDeployment, finding_fields
 from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError, InvalidRequest, NotFound, StoreConflict
 
 SECTIONS: Final = ("litellm_params", "model_info", "unisono")

@@ -6,12 +6,12 @@ A route that is not in the table is denied. An object outside of the reach of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from unisono.core.access import KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.frozen import dataclass
 
 # Actor of the master key in audit records.
 MASTER_ACTOR: Final = "master_key"

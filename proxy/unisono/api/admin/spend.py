@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
@@ -25,6 +24,7 @@ from unisono.api.field_types import QueryModel
 from unisono.api.usage import QueriedDay
 from unisono.core.access import KeyRecord
 from unisono.core.directory import EntryKind
+from unisono.core.frozen import dataclass
 from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
 from unisono.core.request_store import RequestFilter
 from unisono.errors import InvalidRequest

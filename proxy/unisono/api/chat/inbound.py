@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from unisono.api.chat.answer_options import (
@@ -49,7 +49,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.engine.request import (
     AnswerOptions,
     GenerationRequest,
@@ -63,7 +63,6 @@ from unisono.errors import InvalidRequest
 _PROMPT_OPTIONS: Final = PromptOptions(fields=request_fields("messages", tool="tools.{index}.function"))
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ChatGeneration:
     """Converted Chat Completions request.

@@ -14,7 +14,7 @@ Each delta's bytes come from a template that is made once per stream, filled wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, assert_never
 
 import orjson
@@ -46,14 +46,13 @@ from unisono.core.events import (
     ToolCall,
     join_deltas,
 )
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import Usage
 from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
     """Fields common to all chunks of an answer, and output options."""

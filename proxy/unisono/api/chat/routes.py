@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTabl
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.request_identity import identify

@@ -7,7 +7,7 @@ message in the conversation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from unisono.api.completions.schema import MAX_CHOICES, CompletionRequest
@@ -17,6 +17,7 @@ from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.unused_fields import notes_on_unused, refuse_forms
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage
+from unisono.core.frozen import dataclass
 from unisono.engine.request import (
     AnswerOptions,
     GenerationRequest,

@@ -6,7 +6,6 @@ The token ids of a choice come from its generation's journal, which is never ahe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
@@ -16,6 +15,7 @@ from unisono.api.completions.logprobs import LegacyLogprobs
 from unisono.api.sse import DONE, error_event, event
 from unisono.api.unisono_object import to_about
 from unisono.core.events import Delta, Event, Finished
+from unisono.core.frozen import dataclass
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Usage
 from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport, RawPrompt

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from unisono.api.tools import FunctionSpec
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 
 Properties = dict[str, Json]
 # Setting that limits the length of a view.

@@ -6,7 +6,7 @@ An edit that clears too few tokens, or none, changes nothing, so that the prompt
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, assert_never
 
 from unisono.api.gateway_tools import BROWSER, PYTHON
@@ -20,6 +20,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
+from unisono.core.frozen import dataclass
 from unisono.engine.request import GenerationRequest, GenerationService, RequestKey
 
 # Text in place of a cleared result, for the model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 
 from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
@@ -43,6 +43,7 @@ from unisono.api.tools import Toolbox, to_toolbox
 from unisono.api.unused_fields import notes_on_unused, refuse_forms
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, Item, Preamble
+from unisono.core.frozen import dataclass
 from unisono.core.tools import ToolServer
 from unisono.engine.request import AnswerOptions, Choice, GenerationRequest, PromptOptions, RequestOrigin
 from unisono.errors import InvalidRequest, ThreadsUnsupported

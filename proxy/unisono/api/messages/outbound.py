@@ -12,7 +12,6 @@ Each delta's bytes come from a template that is made once per block, filled with
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
 import orjson
@@ -48,6 +47,7 @@ from unisono.core.events import (
     ToolCall,
     join_deltas,
 )
+from unisono.core.frozen import dataclass
 from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
 
@@ -36,6 +36,7 @@ from unisono.api.summary import sealed_items
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
+from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.quotas import QuotaStatus
 from unisono.core.request_identity import identify

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from unisono.api.caller_options import GUARDRAILS
 from unisono.api.routing_fields import FIELDS, TAG_OBJECTS
+from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest
 
 # Fields that the gateway reads, and that it does not forward if they are its own.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from unisono.api.passthrough_routes import BYTES_PER_TOKEN, readable_text, text_bytes
 from unisono.api.request_options import request_fields
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Json, Preamble, UserMessage
+from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import UPLOAD_APIS, AnswerMode, Api, PassthroughRequest, Upload
 from unisono.core.unit_estimates import estimated_units, reserved_units
 from unisono.engine.request import AnswerOptions, GenerationRequest, PromptOptions, RequestOrigin

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -37,6 +36,7 @@ from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTabl
 from unisono.api.sse import until_disconnect
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import Api, answers_bytes
 from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 

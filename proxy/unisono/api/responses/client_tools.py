@@ -7,13 +7,13 @@ not match the schema have no such form.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
 from unisono.api.tools import CallForm, FunctionSpec
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 from unisono.schemas import violation
 
 Wire = dict[str, Any]

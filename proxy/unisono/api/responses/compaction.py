@@ -8,7 +8,6 @@ model writes no summary, the sealed item holds the history itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from unisono.api.request_notes import MAX_NOTES, without_effect
@@ -25,6 +24,7 @@ from unisono.core.conversation import (
     Effort,
     UserMessage,
 )
+from unisono.core.frozen import dataclass
 from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import GenerationReport
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from unisono.api.compacting import Window, unknown_window
@@ -15,6 +15,7 @@ from unisono.api.server_rules import ServerRules
 from unisono.api.summary import ItemSealing
 from unisono.core.access import Caller
 from unisono.core.conversation import Tokens
+from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.state_store import Retention, Store
 from unisono.engine.request import GenerationService

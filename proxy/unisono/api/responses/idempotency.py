@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from starlette.requests import Request
@@ -20,6 +19,7 @@ from starlette.requests import Request
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.lease_keeper import RENEWALS, anchor_of, release
 from unisono.api.responses.schema import ResponsesRequest
+from unisono.core.frozen import dataclass
 from unisono.core.state_store import Status, StoredResponse
 from unisono.errors import InvalidRequest, StoreError
 

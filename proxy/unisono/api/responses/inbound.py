@@ -8,7 +8,7 @@ conversation begins with exactly the same tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -40,6 +40,7 @@ from unisono.api.tools import Toolbox, to_toolbox
 from unisono.api.unused_fields import notes_on_unused, refuse_forms
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, FunctionTool, Item, Preamble
+from unisono.core.frozen import dataclass
 from unisono.core.state_store import StoredItem
 from unisono.core.tools import ToolNames, ToolServer
 from unisono.engine.request import (

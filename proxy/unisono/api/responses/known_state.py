@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from unisono.api.request_options import SpelledEffort
 from unisono.api.response_format import TextFormat
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory
 from unisono.core.conversation import Effort, Item
+from unisono.core.frozen import dataclass
 from unisono.core.state_store import StoredItem
 from unisono.errors import InvalidRequest
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from unisono.api.server_rules import ServerRules
 from unisono.api.summary import ItemSealing, replaces_history, sealed_items
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
+from unisono.core.frozen import dataclass
 from unisono.core.ids import DerivedIds
 from unisono.core.request_identity import identify
 from unisono.core.state_store import Lease, Status

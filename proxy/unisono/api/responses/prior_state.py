@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from unisono.api.field_types import shortened
 from unisono.api.responses.inbound import referenced_ids, references
@@ -16,6 +15,7 @@ from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, 
 from unisono.api.summary import replaces_history
 from unisono.core.conversation import Item
 from unisono.core.error_texts import PREVIOUS_RESPONSE_NOT_FOUND
+from unisono.core.frozen import dataclass
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 from unisono.errors import NotFound, PreviousResponseNotFound, StoreConflict
 

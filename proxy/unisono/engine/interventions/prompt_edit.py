@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
 from unisono.core.conversation import Tokens
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     ALL_STOP_TOKENS,
     CALL,
@@ -150,7 +150,6 @@ class RejectedAttempts:
 NONE_REJECTED: Final = RejectedAttempts()
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class PromptEdit:
     """An edit of the tokens at the end of a step's prompt.

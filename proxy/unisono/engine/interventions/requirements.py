@@ -7,14 +7,14 @@ Tools are named by their recipients, as in headers: `functions.NAME`, `python`, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from difflib import get_close_matches
 from enum import Enum, auto
 from functools import cached_property, lru_cache
 from typing import Final
 
 from unisono.core.conversation import AnswerForm, TextGrammar
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Schema
 from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
@@ -35,7 +35,6 @@ UNMET_ARGUMENTS: Final = "The arguments of a call do not match the tool's schema
 UNMET_FORM: Final = "The answer does not have the form that was asked for."
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class ToolRequirements:
     """Tools of one answer, and the calls that the client requires or allows.
@@ -115,7 +114,6 @@ class ToolRequirements:
         return f"There is no tool '{name}'. Call one of these instead, or answer without: {', '.join(listed)}."
 
 
-@statically_frozen
 @dataclass(frozen=True)  # without slots, because `cached_property` needs a `__dict__`
 class OutputRequirements:
     """Requirements for the output of one answer: its calls, its form and its limits."""

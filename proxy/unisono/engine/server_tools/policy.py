@@ -6,9 +6,9 @@ Pure. Calls without effect and repeated calls are limited, so that every answer 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from unisono.core.frozen import dataclass
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import ServerToolCall
 

@@ -7,7 +7,7 @@ written to a journal and read from it. No I/O.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from unisono.core.conversation import (
@@ -20,6 +20,7 @@ from unisono.core.conversation import (
     Json,
     ToolResult,
 )
+from unisono.core.frozen import dataclass
 from unisono.core.tools import (
     FOUND_ON,
     SEARCH_LABEL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +12,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
+from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 from unisono.store.redis.command_client import CommandClient, CommandPool, SentinelCommandPool
 

@@ -8,7 +8,9 @@ written. Scripts use only commands of Redis 6.2, and all keys of a script are in
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from unisono.core.frozen import dataclass
 
 # Functions for all scripts.
 PRELUDE = """

@@ -6,10 +6,11 @@ They match the Redis scripts, but use the gateway's clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final
 
+from unisono.core.frozen import dataclass
 from unisono.core.minute import Minute
 from unisono.core.quotas import (
     MILLION,

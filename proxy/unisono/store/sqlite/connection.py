@@ -6,10 +6,9 @@ The write-ahead log is synced at every commit, so acknowledged writes survive a 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.core.frozen import statically_frozen
+from unisono.core.frozen import dataclass
 from unisono.core.state_store import Retention
 from unisono.errors import StoreUnavailable, StoreUnreadable
 from unisono.store.codec import StateLimits
@@ -19,7 +18,6 @@ from unisono.store.sqlite.schema import create_tables
 UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
 
 
-@statically_frozen
 @dataclass(frozen=True, slots=True)
 class Transaction:
     """Connection inside a transaction, and its time in seconds since 1970."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends, Query
@@ -52,6 +51,7 @@ from unisono.api.route_table import (
     provided,
 )
 from unisono.api.whole import to_whole
+from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.state_store import Store, StoredConversation, StoredItem
 from unisono.errors import NotFound, StoreConflict

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from unisono.api.responses.items import Wire
 from unisono.core.conversation import Json
+from unisono.core.frozen import dataclass
 
 _HEADER = re.compile(r"\A\[(\d{1,9})\] (.*?)(?: \((\S+)\))?\n\*\*viewing lines")
 _LINK_LINE = re.compile(r"^L(\d{1,9}):.*?【(\d{1,9})†", re.MULTILINE)

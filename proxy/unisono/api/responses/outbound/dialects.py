@@ -6,12 +6,13 @@ All objects are built in OpenAI's form; a dialect translates them on output.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from unisono.api.error_responses import to_body
 from unisono.api.responses.input_items import PREFIX
 from unisono.api.responses.items import Wire
+from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, UnisonoError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from io import StringIO
 
 from unisono.api.responses.client_tools import TOOLS
@@ -15,6 +15,7 @@ from unisono.api.tools import CallForm
 from unisono.core.conversation import Item
 from unisono.core.events import Closed
 from unisono.core.events import Item as Made
+from unisono.core.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

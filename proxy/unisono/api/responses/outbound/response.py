@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, assert_never, cast
 
 from unisono.api.responses.client_tools import TOOLS, call_fields, started_call
@@ -49,6 +49,7 @@ from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Effort, Item, Phase
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made
+from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Sampling, Usage
 from unisono.core.state_store import Status, StoredItem, StoredResponse
 from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, InvalidRequest, UnisonoError

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.sse import KEEP_ALIVE_S
+from unisono.core.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ in the conversation at the position of its request. Its result follows directly,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeAlias
 
 import orjson
 
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Json, ToolResult
 from unisono.core.elicitation import ToolQuestion, UserAction, UserAnswer
+from unisono.core.frozen import dataclass
 from unisono.core.state_store import StoredItem
 from unisono.engine.request import ApprovalDecision
 from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN

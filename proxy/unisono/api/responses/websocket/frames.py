@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import orjson
 
 from unisono.api.body import to_object
 from unisono.api.error_responses import to_body
+from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, InvalidStreamId, UnisonoError, UnsupportedValue
 
 # Responses of one lane are generated in sequence. None is the unnamed lane.

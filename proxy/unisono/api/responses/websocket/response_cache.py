@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unisono.api.responses.inbound import referenced_ids
 from unisono.api.responses.items import meaning_of
@@ -20,6 +20,7 @@ from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.responses.websocket.frames import Lane
 from unisono.core.conversation import AddedTools, Item
+from unisono.core.frozen import dataclass
 from unisono.core.item_records import to_record
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 
