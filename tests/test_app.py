@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 
 from tests.api.asgi import Exchange
 from tests.fakes import FakeMlxServer, FakeVllm
+from unisono.api.layered_app import LayeredApp
 from unisono.app import build
 from unisono.bootstrap import backends
 from unisono.bootstrap.backends import build_pool
+from unisono.bootstrap.fastapi_routes import ROUTES
 from unisono.config import ModelRegistry, parse
 from unisono.errors import ConfigError, StoreUnavailable
 from unisono.harmony.encoding import load_encoding
@@ -35,20 +36,20 @@ def entry(name: str, model: str, api_base: str | None = "http://127.0.0.1:9", **
     return {"model_name": name, "litellm_params": {"model": model, "api_base": api_base}, **rest}
 
 
-def built(*entries: dict[str, Any], key: str | None = None, **sections: Any) -> FastAPI:
+def built(*entries: dict[str, Any], key: str | None = None, **sections: Any) -> LayeredApp:
     general = {"general_settings": {"master_key": key}} if key else {}
     store = {"store": {"url": "memory://"}}
     return build(parse({"model_list": list(entries), **general, **store, **sections}, {}).config)
 
 
 @asynccontextmanager
-async def running(app: FastAPI) -> AsyncIterator[FastAPI]:
-    async with app.router.lifespan_context(app):
+async def running(app: LayeredApp) -> AsyncIterator[LayeredApp]:
+    async with app.lifespan():
         await app.state.gateway.pool.settled(5)
         yield app
 
 
-async def chat(app: FastAPI, model: str = "gpt-oss", **fields: Any) -> Exchange:
+async def chat(app: LayeredApp, model: str = "gpt-oss", **fields: Any) -> Exchange:
     body = {"model": model, "messages": [{"role": "user", "content": "2+2?"}], **fields}
     return await Exchange(app, "POST", "/v1/chat/completions", json=body).run()
 
@@ -284,9 +285,9 @@ async def test_liveness_needs_no_key_and_no_backend(path: str) -> None:
     assert (answer.status, answer.json()) == (200, {"status": "alive"})
 
 
-def paths_of(app: FastAPI) -> list[str]:
-    """Return all route paths of the application."""
-    return sorted({str(getattr(route, "path", "")).replace("{model:path}", "gpt-oss") for route in app.routes})
+def all_paths() -> list[str]:
+    """Return all route paths of a gateway."""
+    return sorted({str(getattr(route, "path", "")).replace("{model:path}", "gpt-oss") for route in ROUTES})
 
 
 PUBLIC_PATHS = {"/health/liveliness", "/health/liveness", "/health/readiness", "/", "/docs", "/ping"}
@@ -317,7 +318,7 @@ KEYS: dict[str, list[tuple[str, str]]] = {
 async def test_only_health_and_the_web_page_are_served_without_the_key(headers: list[tuple[str, str]]) -> None:
     unlimited = {"failed_authentication": {"max_per_minute": 0}}
     app = built(entry("gpt-oss", "vllm/a"), key=KEY, unisono=unlimited)
-    paths = [path for path in paths_of(app) if path not in PUBLIC_PATHS]
+    paths = [path for path in all_paths() if path not in PUBLIC_PATHS]
     assert {"/v1/chat/completions", "/v1/models", "/model/info"} < set(paths)
     # The key is checked before any route, so a few paths suffice for the disguises.
     plain = ((path, "{path}", HOSTS[0]) for path in [*paths, "/redoc", "/openapi.json"])
@@ -412,7 +413,7 @@ config = json.loads(sys.argv[1])
 app = unisono.app.build(parse(config, {}).config)
 async def started():
     built = "mcp" in sys.modules
-    async with app.router.lifespan_context(app):
+    async with app.lifespan():
         print(json.dumps([built, "mcp" in sys.modules, "unisono.mcp.calls" in sys.modules]))
 asyncio.run(started())
 """

@@ -1,9 +1,9 @@
 """Probe of a backend of any kind: checks that it runs gpt-oss, and determines its abilities.
 
-A model list proves nothing, so the probe generates: a few tokens of a real prompt, then stop tokens, forced if
-the backend takes a bias. The reported counts and tokens are compared with the one encoding. Guarantees: a
-handful of short sequential requests, each limited in time and marked `REQUEST_ID` in the backend's log; nothing
-keeps running after cancellation; errors of a busy or absent backend are raised."""
+A model list proves nothing, so the probe generates: a few tokens of a real prompt, then stop tokens, forced if the
+backend takes a bias. The reported counts and tokens are compared with the one encoding. It sends a handful of short
+sequential requests, each limited in time and marked `REQUEST_ID` in the backend's log. Nothing keeps running after its
+cancellation. Errors of a busy or absent backend are raised."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ from unisono_adapters._failures import IdsMissing
 from unisono_adapters._probe_prompts import BODIES, ENDINGS, FORCE, MARKED, OPENED, QUESTION, TRIALS, TYPED, Trial
 
 T = TypeVar("T")
-
 REQUEST_ID = "unisono-probe"
 FIRST_TOKEN_S = 30.0
 CONNECT_S = 5.0
@@ -61,12 +60,11 @@ _BARE_CHANNEL = re.compile(r"\s*(?:analysis|commentary|final)")
 class Subject:
     """Backend as seen by the probe.
 
-    `claims` are the capabilities promised by its kind and by itself; `remedies` are this kind's advice for
-    failed checks. `encode` and `decode` are the backend's own tokenizer, with special tokens parsed; their
-    result is None, or a BackendError is raised, if it does not answer. `long_prompt` is the length in tokens of a
-    prompt that a kind known to truncate must read whole; 0 for none. `trusted` are kinds of constraint without a trial,
-    because this package enforces them. `first_token_s` replaces FIRST_TOKEN_S for a kind that loads its model on the
-    first request."""
+    `claims` are the capabilities promised by its kind and by itself; `remedies` are this kind's advice for failed
+    checks. `encode` and `decode` are the backend's own tokenizer, with special tokens parsed; they return None or raise
+    a BackendError if it does not answer. `long_prompt` is the length in tokens of a prompt that a kind known to
+    truncate must read whole; 0 for none. `trusted` are kinds of constraint without a trial, because this package
+    enforces them. `first_token_s` replaces FIRST_TOKEN_S for a kind that loads its model on the first request."""
 
     complete: Callable[[CompletionJob], AsyncIterator[Chunk]]
     claims: Capabilities

@@ -1,62 +1,52 @@
-"""Composition root: builds a FastAPI application from a Config. It alone knows all packages.
+"""Composition root: builds the application of a gateway from a Config.
 
-Importing and building access neither the network nor a model. Backends are probed, and the store is opened, once the
-server runs.
+With `bootstrap`, it alone knows all packages. Importing and building access neither the network nor a model. Backends
+are probed, and the store is opened, once the server runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import field, replace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from os import urandom
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute
 
 from unisono import __version__
 from unisono.access.end_users import EndUsers
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
 from unisono.access.model_access import permitted_name
 from unisono.access.usage_ledger import UsageLedger
-from unisono.api.admin.routes import ADMIN, Administration, BackendHealth, ModelAdministration
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
-from unisono.api.chat.routes import CHAT, ChatRoute
-from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
-from unisono.api.error_responses import register
-from unisono.api.health import HEALTH, ReadinessCheck
-from unisono.api.layered_app import LayeredApp
-from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
-from unisono.api.metrics import METRICS, MetricsSource
-from unisono.api.models import MODELS, ModelCards
-from unisono.api.modes.routes import OTHER_MODES, RERANK_V2, ModeRoute
-from unisono.api.openapi import DOCUMENT
-from unisono.api.request_records import REQUESTS, RequestSource
+from unisono.api.chat.routes import ChatRoute
+from unisono.api.completions.routes import CompletionRoute
+from unisono.api.health import ReadinessCheck
+from unisono.api.layered_app import LayeredApp, Lifespan
+from unisono.api.messages.routes import FORMATS, MessagesDeps
+from unisono.api.metrics import MetricsSource
+from unisono.api.models import ModelCards
+from unisono.api.modes.routes import ModeRoute
 from unisono.api.responses.background.runner import BackgroundRunner
-from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
-from unisono.api.route_table import DirectRoutes, mount, prepare_routes
+from unisono.api.route_table import prepare_routes, provide
 from unisono.api.server_rules import ServerRules
-from unisono.api.tokenizer import TOKENIZER
-from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.alerts import Alerting
 from unisono.bootstrap.budgets import build_budgets, build_prices
 from unisono.bootstrap.components import build_components
+from unisono.bootstrap.direct_routes import DIRECT_ROUTES
 from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.fidelity import FidelityWatch
 from unisono.bootstrap.files import build_file_reader
+from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.hooks import Hookset
-from unisono.bootstrap.model_admin import build_model_administration, health_of
 from unisono.bootstrap.models import (
-    Rules,
     answer_modes,
     cards,
     chat_model,
@@ -67,21 +57,14 @@ from unisono.bootstrap.models import (
     readiness,
     responses_model,
 )
-from unisono.bootstrap.observability import kinds_of
-from unisono.bootstrap.parts import Parts
 from unisono.bootstrap.request_rules import build_failures, request_rules
 from unisono.bootstrap.salt import Salt, cache_salts
-from unisono.bootstrap.status import Overview, deployment_health
 from unisono.bootstrap.store import build_ledger
-from unisono.bootstrap.stored_models import NO_MODELS, StoredModels, file_config
-from unisono.bootstrap.tokenizer import build_tokenizer
+from unisono.bootstrap.stored_models import NO_MODELS, StoredModels
 from unisono.bootstrap.tool_servers import ServerToolSetup
-from unisono.config import Config, GatewaySettings, ModelRegistry
-from unisono.core.access import Caller
-from unisono.core.frozen import dataclass
+from unisono.config import Config, GatewaySettings
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.request_record import RecordSink
-from unisono.core.state_store import Store
 from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
@@ -93,70 +76,17 @@ from unisono.observe.recorder import Recorder
 from unisono.observe.request_file import RequestFile
 from unisono.observe.request_writer import RequestWriter
 from unisono.passthrough.dispatch import PassthroughService
-from unisono.routing.pool import RoutingPool
-from unisono.store.health_monitor import Upkeep
-from unisono.web.files import PAGE, PATHS
-from unisono.web.routes import WEB, WebDeps
+from unisono.web.files import PATHS
 from unisono.web.token_comments import TokenComments
 
 if TYPE_CHECKING:
-    from unisono.api.sealing import Sealer
-
-# Routes of every gateway. The router tries them in order, so those that generate are first.
-_GENERATING = (CHAT, RESPONSES, MESSAGES, COMPLETIONS, OTHER_MODES, RERANK_V2, OPEN_RESPONSES_ROUTES)
-_OTHERS = (CONVERSATIONS, MODELS, USAGE, REQUESTS, TOKENIZER, ADMIN, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
-ROUTES: tuple[BaseRoute, ...] = tuple(route for table in (*_GENERATING, *_OTHERS) for route in table.routes)
+    from fastapi import FastAPI
+    from starlette.datastructures import State
 
 
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """Built components for the code that runs the application, at `app.state.gateway`."""
-
-    config: Config
-    catalogue: ModelRegistry
-    pool: RoutingPool
-    store: Store
-    upkeep: Upkeep
-    parts: Parts
-    virtual_keys: VirtualKeys
-    # Secret for seals and keys.
-    salt: Salt
-    rules: Rules
-    models: StoredModels = NO_MODELS
-    runner: BackgroundRunner | None = None
-    _sealers: list[Sealer] = field(default_factory=list)
-
-    async def sealer(self) -> Sealer:
-        """Return the gateway's sealer, created on first use. Raises `StoreUnavailable`."""
-        if not self._sealers:
-            from unisono.api.sealing import Sealer
-
-            self._sealers.append(Sealer(await self.salt()))
-        return self._sealers[0]
-
-    async def caller(self, tenant: str, key: str) -> Caller:
-        """Return the caller by tenant and key id. Raises `StoreUnavailable`."""
-        return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
-
-    def model_administration(self, share: int) -> ModelAdministration:
-        """Return the operations of the admin API on deployments."""
-        feed, own = self.parts.model_feed, (self.config, self.pool, self.models)
-        return build_model_administration(
-            file_config(self.config, self.models),
-            self.store,
-            self.sealer,
-            lambda config, _: build(config, share=share),
-            applied=feed.applied,
-            current=lambda: own if feed.current is None else feed.current(),
-        )
-
-    async def hand_over(self, grace_s: float) -> None:
-        """Hand background responses to the next process; running tool calls get `grace_s` seconds."""
-        if self.runner is not None:
-            await self.runner.aclose(grace_s)
-
-
-def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models: StoredModels = NO_MODELS) -> FastAPI:
+def build(
+    config: Config, *, keep: Gateway | None = None, share: int = 1, models: StoredModels = NO_MODELS
+) -> LayeredApp:
     """Build the whole gateway; reuse open components of `keep` that fit the configuration.
 
     `share` is the number of processes like this one, among which limits are divided. The configuration includes the
@@ -193,10 +123,11 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1, models
     service = GuardedService(engine, (*outer, *gates), can_drain=True)
 
     queues = [*writers, *([] if recorder is None else [recorder])]
-    counted = [] if observing.metrics is None else [observing.metrics.answered]
     watches: list[FidelityWatch | Alerting] = [fidelity, *([] if alerting is None else [alerting])]
-    app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, queues, runner, watches), [*counted, *sinks])
-    mount(app, ROUTES, *_state_dependencies(gateway, ledger, share, live), *_api_dependencies(gateway, service, runner))
+    lifespan = partial(_running, gateway, hooks, ledger, queues, runner, watches)
+    counted = [] if observing.metrics is None else [observing.metrics.answered]
+    app = _make_app(gateway, lifespan, [*counted, *sinks], share)
+    provide(app.state, live, *_state_sources(gateway, ledger), *_api_dependencies(gateway, service, runner))
     app.state.gateway = gateway
     return app
 
@@ -249,27 +180,24 @@ async def _running(
         ledger.start()
         opened.push_async_callback(runner.aclose)
         runner.start()
-        prepare_routes(ROUTES)
+        prepare_routes(DIRECT_ROUTES)
         yield
 
 
-def _make_app(
-    gateway: Gateway,
-    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
-    sinks: Sequence[RecordSink],
-) -> FastAPI:
-    """Return an application without routes. `sinks` receive the record of each request."""
+def _make_app(gateway: Gateway, lifespan: Lifespan, sinks: Sequence[RecordSink], share: int) -> LayeredApp:
+    """Return an application without dependencies. `sinks` receive the record of each request."""
     config = gateway.config
     master_key = config.general_settings.master_key
     keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), gateway.virtual_keys)
-    app = LayeredApp(
-        title="Unisono",
-        version=__version__,
-        # The OpenAPI document is one of the routes, because it requires a key.
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
+
+    def build_fastapi(state: State) -> FastAPI:
+        from unisono.bootstrap.fastapi_routes import build_fastapi
+
+        return build_fastapi(gateway, state, check=lambda config, _: build(config, share=share), share=share)
+
+    return LayeredApp(
+        routes=DIRECT_ROUTES,
+        build_fastapi=build_fastapi,
         lifespan=lifespan,
         layers=[
             *asgi_layers(
@@ -290,28 +218,18 @@ def _make_app(
                 rules=request_rules(config, gateway.catalogue, EndUsers(gateway.store).apply),
             ),
             Middleware(TokenComments),
-            Middleware(DirectRoutes, routes=ROUTES),
         ],
     )
-    register(app)
-    return app
 
 
-def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int, live: LiveOutputs) -> tuple[object, ...]:
-    """Return the dependencies of the routes on the state of the gateway."""
-    config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
-    observing, zone = gateway.parts.observing, config.litellm_settings.zone
-    is_keyless, prices = config.general_settings.master_key is None, build_prices(config, catalogue)
+def _state_sources(gateway: Gateway, ledger: UsageLedger) -> tuple[object, ...]:
+    """Return the sources of the routes on the models and the state of the gateway."""
+    config, catalogue, pool, upkeep = gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep
+    prices, names_keys = build_prices(config, catalogue), config.unisono.metrics_per_key
     return (
-        ReadinessCheck(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unwritten_records)),
-        MetricsSource(observing.metrics_page, names_keys=config.unisono.metrics_per_key),
         ModelCards(lambda caller: cards(catalogue, pool, gateway.models, caller), int(time.time()), prices),
-        UsageSource(store.ledger, time.time),
-        RequestSource(store, time.time, config.unisono.request_records.ttl_s),
-        BackendHealth(lambda: [*deployment_health(pool), *health_of(gateway.models)]),
-        gateway.model_administration(share),
-        Administration(store, gateway.salt, time.time, is_keyless, zone),
-        WebDeps(Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time), store, live),
+        ReadinessCheck(lambda: readiness(pool, upkeep, unaccounted=ledger.unwritten_records)),
+        MetricsSource(gateway.parts.observing.metrics_page, names_keys=names_keys),
     )
 
 
@@ -337,7 +255,6 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
     )
     return (
         chat,
-        build_tokenizer(catalogue, gateway.pool, chat),
         CompletionRoute(
             service=service,
             resolve=lambda name, caller: raw_model(catalogue, gateway.rules, name, caller),
@@ -350,7 +267,6 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             fingerprint=f"unisono-{__version__}",
         ),
         ModeRoute(service, partial(mode_model, catalogue)),
-        ConversationDeps(gateway.store, deps.today, deps.new_id, time.time, files),
         ResponsesApi(deps, runner),
         replace(messages_deps(gateway, service, hosting), describer=describer, files=files),
     )

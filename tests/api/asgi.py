@@ -12,8 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message
 
+from unisono.api.route_table import provide
 from unisono.core.access import Caller
 
 
@@ -142,6 +145,12 @@ def events_of(stream: bytes) -> list[Any]:
         events.append("[DONE]" if data == b"[DONE]" else orjson.loads(data))
     assert stream.endswith(b"\n\n") or not stream
     return events
+
+
+def mount(app: FastAPI, routes: Iterable[BaseRoute], *dependencies: object) -> None:
+    """Add routes to an application, and the objects that their endpoints need."""
+    app.router.routes.extend(routes)
+    provide(app.state, *dependencies)
 
 
 async def by_name(key: str | None) -> Caller:

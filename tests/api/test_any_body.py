@@ -121,7 +121,7 @@ def running_app() -> Iterator[RunningApp]:
     async def start(stack: AsyncExitStack) -> Any:
         fake = await stack.enter_async_context(FakeVllm(tokens=ANSWER))
         app = build(parse(config_of(f"vllm@{fake.url}", router_settings={"allowed_fails": 10**6}), {}).config)
-        await stack.enter_async_context(app.router.lifespan_context(app))
+        await stack.enter_async_context(app.lifespan())
         return app
 
     with asyncio.Runner() as runner:

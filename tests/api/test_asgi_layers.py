@@ -17,7 +17,7 @@ from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers, is_loopback
 from unisono.api.authentication import Authenticate
 from unisono.api.body import read_json
 from unisono.api.body_limits import ARRIVED_BYTES
-from unisono.api.error_responses import register
+from unisono.api.fastapi_app import register
 from unisono.api.sse import until_disconnect
 from unisono.core.access import Caller
 from unisono.errors import NotAuthenticated

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from fastapi import FastAPI
 
 from tests.api.asgi import Exchange
 from tests.e2e.gateway import config_of
 from tests.fakes import FakeVllm
+from unisono.api.layered_app import LayeredApp
 from unisono.app import build
 from unisono.config import parse
 from unisono.harmony.encoding import load_encoding
@@ -212,15 +212,15 @@ CASES = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def app() -> AsyncIterator[FastAPI]:
+async def app() -> AsyncIterator[LayeredApp]:
     async with FakeVllm(tokens=ANSWER) as fake:
         app = build(parse(config_of(f"vllm@{fake.url}"), {}).config)
-        async with app.router.lifespan_context(app):
+        async with app.lifespan():
             yield app
 
 
 @pytest.mark.parametrize(("path", "body", "param"), CASES)
-async def test_an_error_names_the_invalid_field(app: FastAPI, path: str, body: Json, param: str) -> None:
+async def test_an_error_names_the_invalid_field(app: LayeredApp, path: str, body: Json, param: str) -> None:
     response = await Exchange(app, "POST", path, json={"model": "gpt-oss", **body}).run()
     assert response.status in (400, 404), response.body
     error = response.json()["error"]

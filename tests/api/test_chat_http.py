@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from tests.api.asgi import Exchange
+from tests.api.asgi import Exchange, mount
 from tests.api.folding import fold
 from tests.api.scripted import ScriptedTurns, call, commentary, final, finished, reasoning
 from unisono.access.keys import NoKeys
 from unisono.api.asgi_layers import asgi_layers
 from unisono.api.chat.routes import CHAT, ChatModel, ChatRoute
-from unisono.api.error_responses import register
+from unisono.api.fastapi_app import register
 from unisono.api.request_options import ReasoningField
-from unisono.api.route_table import mount
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort, Phase, UserMessage
 from unisono.core.events import Delta, Event, Opened, Reasoning, Text

@@ -12,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from tests.api.asgi import Exchange
-from unisono.api.error_responses import ErrorResponses, failure_of, register, to_body, to_response
+from unisono.api.error_responses import ErrorResponses, failure_of, to_body, to_response
+from unisono.api.fastapi_app import register
 from unisono.errors import BackendOverloaded, BodyTooLarge, InternalError, InvalidRequest, QuotaExceeded, UnisonoError
 from unisono.server.request_head import refusal
 

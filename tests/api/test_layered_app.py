@@ -1,52 +1,116 @@
-"""Application behind layers: unexpected exceptions, and requests that never reach FastAPI."""
+"""Application behind layers: direct routes, FastAPI for all others, and unexpected exceptions."""
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 from fastapi import FastAPI
-from starlette.middleware import Middleware
+from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tests.api.asgi import Exchange
-from unisono.access.keys import NoKeys
+from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.asgi_layers import asgi_layers
-from unisono.api.error_responses import register
+from unisono.api.fastapi_app import fastapi_app
 from unisono.api.layered_app import LayeredApp
-from unisono.api.route_table import DirectRoutes, GatewayRoute, mount
+from unisono.api.route_table import GatewayRoute
+from unisono.core.request_record import RequestRecord
 
 
 async def direct(request: Request) -> Response:
-    assert isinstance(request.app, FastAPI)
+    assert isinstance(request.app, LayeredApp)
     return Response(request.scope["state"]["request_id"])
+
+
+async def described(request: Request) -> Response:
+    assert isinstance(request.app, FastAPI)
+    return Response(request.app.state.shared)
 
 
 async def broken(request: Request) -> Response:
     raise RuntimeError("planted fault")
 
 
-ROUTES = (
+DIRECT = (
     GatewayRoute("/direct", direct, methods=["POST"], direct=True),
     GatewayRoute("/direct/broken", broken, methods=["POST"], direct=True),
+)
+OTHERS = (
+    GatewayRoute("/described/{name}", described, methods=["GET"]),
     GatewayRoute("/broken", broken, methods=["POST"]),
 )
+# States for which FastAPI was built.
+BUILT: list[State] = []
 
 
-def layered() -> LayeredApp:
-    layers = asgi_layers(authenticate=NoKeys().identify, keyless=True, new_id=lambda: "0")
-    app = LayeredApp(layers=[*layers, Middleware(DirectRoutes, routes=ROUTES)], openapi_url=None)
-    register(app)
-    mount(app, ROUTES)
-    return app
+@asynccontextmanager
+async def no_lifespan() -> AsyncIterator[None]:
+    yield
+
+
+def build_fastapi(state: State) -> FastAPI:
+    BUILT.append(state)
+    state.shared = "from the state"
+    return fastapi_app([*DIRECT, *OTHERS], state)
+
+
+@pytest.fixture(autouse=True)
+def nothing_built() -> None:
+    BUILT.clear()
+
+
+def layered(key: str | None = None, records: list[RequestRecord] | None = None) -> LayeredApp:
+    keys = NoKeys() if key is None else MasterKey(key)
+    layers = asgi_layers(
+        authenticate=keys.identify,
+        keyless=key is None,
+        new_id=lambda: "0",
+        sinks=[] if records is None else [records.append],
+    )
+    return LayeredApp(layers=layers, routes=DIRECT, build_fastapi=build_fastapi, lifespan=no_lifespan)
 
 
 async def test_a_direct_route_is_answered_without_fastapi() -> None:
-    app = layered()
-    response = await Exchange(app, "POST", "/direct", json={}).run()
+    response = await Exchange(layered(), "POST", "/direct", json={}).run()
     assert response.body == b"req_0"
     assert response.headers["x-request-id"] == "req_0"
-    # FastAPI builds its stack for the first request that it receives.
-    assert app.middleware_stack is None
+    assert BUILT == []
+
+
+async def test_fastapi_is_built_once_for_concurrent_requests_to_other_routes() -> None:
+    app = layered()
+    answers = await asyncio.gather(*(Exchange(app, "GET", "/described/one").run() for _ in range(5)))
+    assert [answer.body for answer in answers] == [b"from the state"] * 5
+    assert [app.state] == BUILT
+    assert (await Exchange(app, "POST", "/direct", json={}).run()).body == b"req_0"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/direct", 405)])
+async def test_a_request_without_a_route_gets_fastapis_error(method: str, path: str, status: int) -> None:
+    response = await Exchange(layered(), method, path).run()
+    assert response.status == status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_the_record_of_a_refused_request_names_its_route() -> None:
+    records: list[RequestRecord] = []
+    app = layered("sk-right", records)
+    for method, path in (("GET", "/described/one"), ("POST", "/direct")):
+        assert (await Exchange(app, method, path).run()).status == 401
+    assert [record.route for record in records] == ["/described/{name}", "/direct"]
+
+
+async def test_the_record_of_a_refused_direct_request_needs_no_fastapi() -> None:
+    records: list[RequestRecord] = []
+    assert (await Exchange(layered("sk-right", records), "POST", "/direct").run()).status == 401
+    assert [record.route for record in records] == ["/direct"]
+    assert BUILT == []
 
 
 @pytest.mark.parametrize("path", ["/direct/broken", "/broken"])
@@ -58,3 +122,14 @@ async def test_an_unexpected_exception_is_logged_once_and_answered_as_json(
     assert response.headers["x-request-id"] == "req_0"
     assert response.json()["error"]["type"] == "server_error"
     assert [record.getMessage() for record in caplog.records] == ["unexpected exception: RuntimeError"]
+
+
+def test_a_start_imports_neither_fastapi_nor_the_modules_of_its_routes() -> None:
+    code = """
+import sys
+import unisono.cli.serve, unisono_adapters.vllm
+names = ("fastapi", "unisono.api.admin", "unisono.web.routes", "unisono.api.openapi", "unisono.api.model_facts")
+print([name for name in sys.modules if name.startswith(names)])
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "[]"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from tests.api.asgi import Exchange
+from tests.api.asgi import Exchange, mount
 from unisono.access.keys import NoKeys
 from unisono.api.asgi_layers import asgi_layers
-from unisono.api.error_responses import register
+from unisono.api.fastapi_app import register
+from unisono.api.model_facts import MODEL_FACTS
 from unisono.api.models import MODELS, ModelCards
-from unisono.api.route_table import mount
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def app(cards: Sequence[Card] = CARDS) -> FastAPI:
         middleware=asgi_layers(authenticate=NoKeys().identify, keyless=True, new_id=lambda: "0"),
     )
     register(gateway)
-    mount(gateway, MODELS.routes, ModelCards(lambda _: cards, created=1700000000))
+    mount(gateway, [*MODELS.routes, *MODEL_FACTS.routes], ModelCards(lambda _: cards, created=1700000000))
     return gateway
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 from starlette.routing import Route
@@ -23,11 +22,13 @@ from starlette.routing import Route
 from tests.api.asgi import Exchange
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
+from unisono.api.layered_app import LayeredApp
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.openapi import to_document
 from unisono.api.responses.conversations.routes import AddedItems
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.app import ROUTES, build
+from unisono.app import build
+from unisono.bootstrap.fastapi_routes import ROUTES
 from unisono.cli import main
 from unisono.config import parse
 
@@ -49,7 +50,7 @@ def document() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def app() -> FastAPI:
+def app() -> LayeredApp:
     return build(parse(CONFIG, {}).config)
 
 
@@ -59,9 +60,9 @@ def errors_of(name: str, value: Any) -> list[str]:
     return [error.message for error in Draft202012Validator(schema).iter_errors(value)]
 
 
-def routes_of(app: FastAPI) -> set[tuple[str, str]]:
+def all_routes() -> set[tuple[str, str]]:
     """Return method and path of every route."""
-    plain = [route for route in app.routes if isinstance(route, Route)]
+    plain = [route for route in ROUTES if isinstance(route, Route)]
     return {
         (method.lower(), route.path.replace(":path}", "}")) for route in plain for method in (route.methods or set())
     }
@@ -73,12 +74,12 @@ def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield method, path, operation
 
 
-def test_the_document_has_every_route_and_no_other(app: FastAPI) -> None:
+def test_the_document_has_every_route_and_no_other() -> None:
     documented = {(method, path) for method, path, _ in operations()}
     aliases = {(method, path.replace("/v1/", "/", 1)) for method, path in documented if path.startswith(ALIASES)}
     aliases |= {(method, path.replace("/customer/", "/end_user/", 1)) for method, path in documented}
-    assert documented | aliases == {(m, path) for m, path in routes_of(app) if m in METHODS and path not in PAGE_PATHS}
-    assert {method for method, _ in routes_of(app)} - METHODS == {"head"}
+    assert documented | aliases == {(m, path) for m, path in all_routes() if m in METHODS and path not in PAGE_PATHS}
+    assert {method for method, _ in all_routes()} - METHODS == {"head"}
 
 
 def test_every_reference_has_a_target() -> None:
@@ -319,7 +320,7 @@ def test_requests_in_the_documentation_match_the_document() -> None:
         assert errors_of(schema, body) == []
 
 
-async def test_the_document_requires_a_key(app: FastAPI) -> None:
+async def test_the_document_requires_a_key(app: LayeredApp) -> None:
     assert (await Exchange(app, "GET", "/openapi.json").run()).status == 401
     response = await Exchange(app, "GET", "/openapi.json", headers=[("authorization", f"Bearer {KEY}")]).run()
     assert response.status == 200
@@ -337,7 +338,8 @@ def test_the_command_prints_the_document() -> None:
 def test_response_schemas_are_built_on_first_use() -> None:
     code = """
 import json, sys
-from unisono.app import ROUTES, build
+from unisono.app import build
+from unisono.bootstrap.fastapi_routes import ROUTES
 from unisono.config import parse
 from unisono.api.answer_types import AnswerModel
 app = build(parse(json.loads(sys.argv[1]), {}).config)
@@ -350,7 +352,7 @@ assert [kind.__name__ for kind in kinds if kind.__pydantic_complete__] == []
 
 
 @pytest.mark.parametrize("path", sorted(document()["paths"]))
-async def test_a_wrong_method_gets_the_documented_methods_in_allow(app: FastAPI, path: str) -> None:
+async def test_a_wrong_method_gets_the_documented_methods_in_allow(app: LayeredApp, path: str) -> None:
     headers = [("authorization", f"Bearer {KEY}")]
     response = await Exchange(app, "PUT", re.sub(r"{\w+}", "one", path), headers=headers).run()
     documented = {method.upper() for method in document()["paths"][path]}

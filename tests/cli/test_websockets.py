@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, Inv
 from tests.fakes import FakeVllm
 from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.asgi_layers import asgi_layers
-from unisono.api.error_responses import register
+from unisono.api.fastapi_app import register
 from unisono.app import build
 from unisono.config import parse
 from unisono.core.log_rate import RateLimitedWarning

@@ -13,9 +13,9 @@ from typing import Any
 
 import aiohttp
 import uvicorn
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from unisono.api.layered_app import LayeredApp
 from unisono.api.sse import BODY_WRITER, SEND_BODY
 from unisono.app import build
 from unisono.config import parse
@@ -44,7 +44,7 @@ class Gateway:
     url: str
     session: aiohttp.ClientSession
     # The application, for tests that inspect its state.
-    app: FastAPI | None = None
+    app: LayeredApp | None = None
 
     async def chat(self, *, path: str = "/v1/chat/completions", **fields: Any) -> Answer:
         body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], **fields}

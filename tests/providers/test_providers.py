@@ -363,7 +363,7 @@ import unisono.app
 from unisono.config import parse
 app = unisono.app.build(parse(json.loads(sys.argv[1]), {}).config)
 async def started():
-    async with app.router.lifespan_context(app):
+    async with app.lifespan():
         print(json.dumps("litellm" in sys.modules))
 asyncio.run(started())
 """

@@ -32,7 +32,6 @@ from unisono.api.body_limits import (
 from unisono.api.caller_options import NO_RULES, REQUESTED_MODEL, RequestRules
 from unisono.api.end_user_fields import END_USER
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, ErrorResponses, Formats, format_at
-from unisono.api.path_aliases import PathAliases
 from unisono.api.request_notes import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
 from unisono.api.request_routes import REQUESTS, requested_route, route_of
 from unisono.core.access import Caller
@@ -300,7 +299,6 @@ def asgi_layers(
     # CORS is outside of the error responses, so that a page can read errors. It precedes the key, because a preflight
     # carries none. No byte of a body is read without a valid key.
     return [
-        Middleware(PathAliases),
         Middleware(RequestIds, new_id=new_id, sinks=sinks, formats=formats),
         *([Middleware(Cors, origins=listed)] if listed else []),
         Middleware(ErrorResponses),

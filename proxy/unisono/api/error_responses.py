@@ -5,8 +5,7 @@ anything can fail (`FailureFormat`), so that all layers use the same one.
 
 `failure_of` converts every caught exception. An exception outside the tree of `unisono.errors` is a fault of the
 gateway: it is logged with its traceback, and the client receives no detail. `ErrorResponses` is the outermost layer
-that answers exceptions. The handlers for FastAPI answer its own exceptions: unknown paths, wrong methods, invalid
-bodies.
+that answers exceptions. The handlers in `fastapi_app` answer FastAPI's own.
 """
 
 from __future__ import annotations
@@ -19,13 +18,9 @@ from copy import copy
 from typing import Any, Final
 
 import orjson
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
@@ -190,9 +185,6 @@ def failure_of(error: Exception) -> UnisonoError:
     """
     if isinstance(error, UnisonoError):
         return error
-    if isinstance(error, RequestValidationError):
-        # The first step is the part of the request, such as `query`.
-        return invalid([{**each, "loc": each["loc"][1:]} for each in error.errors()])
     if isinstance(error, ValidationError):
         return invalid(error.errors(include_url=False, include_input=False, include_context=False))
     if isinstance(error, HTTPException):
@@ -234,48 +226,6 @@ CLIENT_CLOSED_REQUEST = 499
 
 class ClientGone(Exception):
     """The client closed its connection before the response was complete."""
-
-
-def register(app: FastAPI) -> None:
-    """Register the handlers that answer FastAPI's own exceptions in the same format."""
-
-    async def answer(request: Request, error: Exception) -> Response:
-        if request.scope["type"] == "websocket":
-            # Only the outer layer knows if it was accepted already.
-            raise error
-        failure = failure_of(error)
-        if isinstance(failure, NotFound) and isinstance(error, HTTPException):
-            failure = NotFound(f"There is no endpoint for {request.method} {request.scope['path'][:200]}.")
-        elif isinstance(failure, MethodNotAllowed):
-            failure = MethodNotAllowed(f"The method {request.method} is not allowed at {request.scope['path'][:200]}.")
-        response = to_response(failure, request.scope)
-        if isinstance(failure, MethodNotAllowed):
-            # Each method has a route of its own, and the framework lists the methods of one route only.
-            routes = [each for each in app.router.routes if isinstance(each, Route)]
-            path = next(each.path for each in routes if each.matches(request.scope)[0] is not Match.NONE)
-            methods = {method for each in routes if each.path == path for method in each.methods or ()}
-            response.headers["allow"] = ", ".join(sorted(methods))
-        elif isinstance(error, HTTPException) and error.headers:
-            response.headers.update(error.headers)
-        return response
-
-    async def close(request: Request, error: Exception) -> Response:
-        if request.scope["type"] == "websocket":
-            raise error
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-    app.add_exception_handler(ClientGone, close)
-    for kind in (UnisonoError, HTTPException, RequestValidationError, ValidationError):
-        app.add_exception_handler(kind, answer)
-
-    nowhere = app.router.default
-
-    async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            raise NotFound(f"There is no WebSocket endpoint at {scope['path'][:200]}.")
-        await nowhere(scope, receive, send)
-
-    app.router.default = not_found
 
 
 def _has_run_tools(scope: Scope | None) -> bool:

@@ -8,13 +8,15 @@ a backend's fault and its remedy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono import __version__
 from unisono.api.answer_types import AnswerModel, Count
-from unisono.api.route_table import RouteTable, header_refs, provided
+from unisono.api.route_table import RouteTable, dependency, header_refs
+from unisono.api.whole import to_whole
 from unisono.core.frozen import dataclass
 
 HEALTH = RouteTable("gateway", prefixes=("",))
@@ -66,44 +68,43 @@ class ReadinessReport(AnswerModel):
     reasons: list[str]
 
 
+ALIVE = {"status": "alive"}
 UNREADY: dict[int | str, dict[str, Any]] = {
     503: {"model": ReadinessReport, "description": "No model is ready.", "headers": header_refs(["x-request-id"])}
 }
 
 
-@HEALTH.add("GET", "/health/liveliness", (400,), needs_key=False)
-async def get_liveliness() -> Alive:
+@HEALTH.add("GET", "/health/liveliness", (400,), answer=Alive, needs_key=False, direct=True)
+async def get_liveliness(request: Request) -> Response:
     """Check that the gateway is running."""
-    return Alive(status="alive")
+    return to_whole(ALIVE)
 
 
-@HEALTH.add("GET", "/health/liveness", (400,), needs_key=False)
-async def get_liveness() -> Alive:
+@HEALTH.add("GET", "/health/liveness", (400,), answer=Alive, needs_key=False, direct=True)
+async def get_liveness(request: Request) -> Response:
     """Check that the gateway is running."""
-    return Alive(status="alive")
+    return to_whole(ALIVE)
 
 
-@HEALTH.add("GET", "/health/readiness", (400,), needs_key=False, responses=UNREADY)
-async def get_readiness(
-    check: Annotated[ReadinessCheck, provided(ReadinessCheck)], response: Response
-) -> ReadinessReport:
+@HEALTH.add("GET", "/health/readiness", (400,), answer=ReadinessReport, needs_key=False, responses=UNREADY, direct=True)
+async def get_readiness(request: Request) -> Response:
     """Check that at least one model can answer."""
-    now = check.readiness()
-    response.status_code = 200 if now.ready else 503
-    return ReadinessReport(
-        status="ready" if now.ready else "not ready",
-        models=ModelCounts(ready=sum(now.models.values()), total=len(now.models)),
-        reasons=sorted(set(now.reasons)),
-    )
+    now = dependency(request, ReadinessCheck).readiness()
+    report = {
+        "status": "ready" if now.ready else "not ready",
+        "models": {"ready": sum(now.models.values()), "total": len(now.models)},
+        "reasons": sorted(set(now.reasons)),
+    }
+    return to_whole(report, status=200 if now.ready else 503)
 
 
-@HEALTH.add("GET", "/ping", (400,), needs_key=False)
-async def ping() -> Alive:
+@HEALTH.add("GET", "/ping", (400,), answer=Alive, needs_key=False, direct=True)
+async def ping(request: Request) -> Response:
     """Check that the gateway is running."""
-    return Alive(status="alive")
+    return to_whole(ALIVE)
 
 
-@HEALTH.add("GET", "/version")
-async def get_version() -> GatewayVersion:
+@HEALTH.add("GET", "/version", answer=GatewayVersion, direct=True)
+async def get_version(request: Request) -> Response:
     """Return the version of the gateway."""
-    return GatewayVersion(version=__version__)
+    return to_whole({"version": __version__})

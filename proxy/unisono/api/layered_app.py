@@ -1,39 +1,100 @@
-"""Application with ASGI layers in front of FastAPI."""
+"""Application of a gateway: ASGI layers, `direct` routes, and FastAPI for the others.
+
+FastAPI and the modules of its routes take 0.2 s and 20 MB to import. They are imported in a thread, for the first
+request that needs them: many gateways serve only models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from starlette.datastructures import State
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from unisono.api.body import DirectRequest
+from unisono.api.path_aliases import PathAliases
+from unisono.api.route_table import GatewayRoute
 
-class LayeredApp(FastAPI):
-    """FastAPI application behind `layers`, outermost first.
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
-    One of them must be `ErrorResponses`. Some of FastAPI's and Starlette's own layers run in front of those in
-    `FastAPI(middleware=...)`. Here all of them run behind `layers`, so that a request to one of the `DirectRoutes`
-    passes none of them.
+# Return the context of the application's lifetime.
+Lifespan = Callable[[], AbstractAsyncContextManager[None]]
+
+
+class LayeredApp:
+    """ASGI application with `layers`, outermost first, one of which must be `ErrorResponses`.
+
+    `routes` are the known ones, of which it calls those with `direct` endpoints and fixed paths itself: Starlette and
+    FastAPI need ten more layers for a request. `build_fastapi` returns the application of all routes, which must share
+    `state`.
     """
 
-    def __init__(self, *, layers: Sequence[Middleware], **options: Any) -> None:
-        super().__init__(**options)
-        # Starlette's outermost layer would answer unexpected exceptions before `ErrorResponses` receives them.
-        self.add_exception_handler(Exception, _raise_again)
-        app: ASGIApp = super().__call__
+    def __init__(
+        self,
+        *,
+        layers: Sequence[Middleware],
+        routes: Iterable[BaseRoute],
+        build_fastapi: Callable[[State], FastAPI],
+        lifespan: Lifespan,
+    ) -> None:
+        self.state = State()
+        self.lifespan = lifespan
+        self._direct = {
+            (method, route.path): route
+            for route in routes
+            if isinstance(route, GatewayRoute) and route.is_direct and "{" not in route.path
+            for method in route.methods or ()
+        }
+        self._build_fastapi = build_fastapi
+        self._building = asyncio.Lock()
+        self._fastapi: FastAPI | None = None
+        app: ASGIApp = self._answer
         for layer, args, kwargs in reversed(layers):
             app = layer(app, *args, **kwargs)
-        self._app = app
+        self._layers = app
+        self._app = PathAliases(self._enter)
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        """All routes, or the direct ones before a request needed another."""
+        return [*self._direct.values()] if self._fastapi is None else self._fastapi.router.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Endpoints and layers find the application in the scope.
         scope["app"] = self
-        await self._app(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await Router(lifespan=lambda _: self.lifespan()).lifespan(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
+    def _enter(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if self._fastapi is not None or self._direct_route(scope) is not None:
+            return self._layers(scope, receive, send)
+        return self._enter_with_fastapi(scope, receive, send)
 
-async def _raise_again(_: Request, error: Exception) -> Response:
-    raise error
+    async def _enter_with_fastapi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # In front of the layers, because the record of a request that a layer refuses names its route.
+        async with self._building:
+            if self._fastapi is None:
+                self._fastapi = await asyncio.to_thread(self._build_fastapi, self.state)
+        await self._layers(scope, receive, send)
+
+    def _direct_route(self, scope: Scope) -> GatewayRoute | None:
+        return self._direct.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._direct_route(scope)
+        if route is None:
+            assert self._fastapi is not None
+            await self._fastapi(scope, receive, send)
+            return
+        scope["route"] = route
+        # `ErrorResponses` receives the exceptions of the endpoint.
+        response = await route.endpoint(DirectRequest(scope, receive, send))
+        await response(scope, receive, send)

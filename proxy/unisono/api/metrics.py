@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import Annotated, Final
+from typing import Final
 
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from unisono.api.route_table import READ_404, CurrentCaller, RouteTable, provided
+from unisono.api.route_table import READ_404, RouteTable, dependency
+from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.errors import NotAllowed, NotFound
 
@@ -37,9 +39,11 @@ class MetricsSource:
     names_keys: bool
 
 
-@METRICS.add("GET", "/metrics", READ_404, response_class=PlainTextResponse)
-async def get_metrics(source: Annotated[MetricsSource, provided(MetricsSource)], caller: CurrentCaller) -> Response:
+@METRICS.add("GET", "/metrics", READ_404, response_class=PlainTextResponse, direct=True)
+async def get_metrics(request: Request) -> Response:
     """Return metrics in Prometheus format."""
+    source = dependency(request, MetricsSource)
+    caller: Caller = request.state.caller
     if source.names_keys and caller.key:
         raise NotAllowed("These metrics contain the names of other keys: use the master key.")
     text = await source.page()

@@ -1,28 +1,27 @@
-"""Model lists from the same cards: `/v1/models`, and LiteLLM's `/model_group/info`.
+"""List of models, `/v1/models`.
 
-`/v1/models` has the format of Anthropic for its clients, and that of OpenAI for all others. Codex finds its own
-catalogue beside the latter.
-
-A card contains no address and no key, so these lists cannot reveal backends.
+It has the format of Anthropic for its clients, and that of OpenAI for all others. Codex finds its own catalogue beside
+the latter. A card contains no address and no key, so these lists cannot reveal backends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
-from fastapi import Depends, Header, Query
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
-from unisono.access.prices import FREE, PriceList
+from unisono.access.prices import PriceList
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.codex_models import to_codex_model
-from unisono.api.field_types import QueryModel
-from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, check_query, provided
+from unisono.api.route_table import RouteTable, dependency
+from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
-from unisono.errors import InvalidRequest, UnknownModel
+from unisono.errors import InvalidRequest
 
 MODELS = RouteTable("models", failure="ModelsFailure")
 MAX_PAGE_SIZE = 1000
@@ -70,10 +69,6 @@ class ModelCards:
     prices: PriceList = NO_PRICES
 
 
-Cards = Annotated[ModelCards, provided(ModelCards)]
-AnthropicVersion = Annotated[str | None, Header(description="Version of Anthropic's API.")]
-
-
 class Model(AnswerModel):
     """OpenAI's model object, with its mode, and the context length under its two usual names."""
 
@@ -113,56 +108,6 @@ class AnthropicModelList(AnswerModel):
     last_id: str | None
 
 
-class ModelParams(AnswerModel):
-    model: str
-
-
-class ModelFacts(AnswerModel):
-    id: str
-    db_model: bool
-    mode: str
-    max_input_tokens: Count | None
-    max_tokens: Count | None
-    supports_function_calling: bool | None
-    supports_reasoning: bool | None
-    supports_vision: bool | None
-    input_cost_per_token: float | None
-    output_cost_per_token: float | None
-    cache_read_input_token_cost: float | None
-    input_cost_per_query: float | None
-    output_cost_per_image: float | None
-    input_cost_per_second: float | None
-    input_cost_per_character: float | None
-
-
-class LiteLlmModel(AnswerModel):
-    """LiteLLM's entry of `/model/info`, without data for operators only."""
-
-    model_name: str
-    litellm_params: ModelParams
-    model_info: ModelFacts
-
-
-class ModelGroup(AnswerModel):
-    """LiteLLM's entry of `/model_group/info`."""
-
-    model_group: str
-    providers: list[str]
-    mode: str
-    max_input_tokens: Count | None
-    max_output_tokens: Count | None
-    supports_function_calling: bool
-    supports_parallel_function_calling: bool
-    supports_reasoning: bool
-    supports_vision: bool
-    input_cost_per_token: float | None
-    output_cost_per_token: float | None
-
-
-class ModelGroupList(AnswerModel):
-    data: list[ModelGroup]
-
-
 def to_model(card: ModelCard, created: int) -> Model:
     model = Model(id=card.id, object="model", created=created, owned_by=card.owned_by, mode=card.mode)
     return (
@@ -184,71 +129,21 @@ def to_anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
     )
 
 
-def costs_per_token(card: ModelCard, prices: PriceList) -> tuple[float | None, float | None, float | None]:
-    """Return USD per token of input, output and cached input; None for the alias of a model."""
-    price = prices.of_model.get(card.id)
-    if price is None:
-        return None, None, None
-    return price.input / 1e12, price.output / 1e12, price.cached / 1e12
-
-
-def costs_per_unit(card: ModelCard, prices: PriceList) -> dict[str, float | None]:
-    """Return USD per unit, by LiteLLM's keys; None for units that the model is not billed by."""
-    price = prices.of_model.get(card.id, FREE)
-    units = {
-        "input_cost_per_query": price.queries,
-        "output_cost_per_image": price.images,
-        "input_cost_per_second": price.seconds,
-        "input_cost_per_character": price.characters,
-    }
-    return {key: each / 1e12 if each else None for key, each in units.items()}
-
-
-def to_litellm_model(card: ModelCard, prices: PriceList = NO_PRICES) -> LiteLlmModel:
-    sent, generated, cached = costs_per_token(card, prices)
-    return LiteLlmModel(
-        model_name=card.id,
-        litellm_params=ModelParams(model=card.id),
-        model_info=ModelFacts(
-            id=card.id,
-            db_model=card.is_stored,
-            mode=card.mode,
-            max_input_tokens=card.context,
-            max_tokens=card.context,
-            supports_function_calling=None if card.passes else True,
-            supports_reasoning=None if card.passes else True,
-            supports_vision=None if card.passes else False,
-            input_cost_per_token=sent,
-            output_cost_per_token=generated,
-            cache_read_input_token_cost=cached,
-            **costs_per_unit(card, prices),
-        ),
-    )
-
-
-class ModelsQuery(QueryModel):
-    """Query parameters of Codex and of Anthropic's clients."""
-
-    client_version: Annotated[str, Field(description="Version of Codex; adds its catalogue `models`.")] | None = None
-    limit: Annotated[str, Field(description="Page size in Anthropic's format; by default all models.")] | None = None
-    after_id: str | None = None
-    before_id: str | None = None
-
-
-def select_page(cards: Sequence[ModelCard], query: ModelsQuery) -> tuple[Sequence[ModelCard], bool]:
+def select_page(cards: Sequence[ModelCard], query: Mapping[str, str]) -> tuple[Sequence[ModelCard], bool]:
     """Return a page of Anthropic's list, and whether there are more models in its direction.
 
     Raises InvalidRequest for an invalid page size or an unknown id.
     """
-    size = _page_size(query.limit, len(cards))
+    size = _page_size(query.get("limit"), len(cards))
+    after, before = query.get("after_id"), query.get("before_id")
     names = [card.id for card in cards]
-    for field, name in (("after_id", query.after_id), ("before_id", query.before_id)):
+    for field, name in (("after_id", after), ("before_id", before)):
         if name is not None and name not in names:
             raise InvalidRequest(f"{field}: unknown model '{name[:256]}'; use an id of this list.", param=field)
-    first = 0 if query.after_id is None else names.index(query.after_id) + 1
-    end = len(names) if query.before_id is None else names.index(query.before_id)
+    first = 0 if after is None else names.index(after) + 1
+    end = len(names) if before is None else names.index(before)
     rest = cards[first:end]
-    page = rest[:size] if query.before_id is None else rest[max(0, len(rest) - size) :]
+    page = rest[:size] if before is None else rest[max(0, len(rest) - size) :]
     return page, len(page) < len(rest)
 
 
@@ -260,7 +155,7 @@ def _page_size(limit: str | None, default: int) -> int:
     raise InvalidRequest(f"limit: must be a number from 1 to {MAX_PAGE_SIZE}.", param="limit")
 
 
-def to_anthropic_list(cards: Sequence[ModelCard], created: int, query: ModelsQuery) -> AnthropicModelList:
+def to_anthropic_list(cards: Sequence[ModelCard], created: int, query: Mapping[str, str]) -> AnthropicModelList:
     selected, has_more = select_page(cards, query)
     models = [to_anthropic_model(card, created) for card in selected]
     ends = (models[0].id, models[-1].id) if models else (None, None)
@@ -272,60 +167,34 @@ def to_codex_catalogue(cards: Sequence[ModelCard]) -> list[Object]:
     return [to_codex_model(card.id, card.context, place) for place, card in enumerate(cards) if not card.passes]
 
 
-@MODELS.add("GET", "/models", response_model_exclude_unset=True)
-async def list_models(
-    known: Cards,
-    caller: CurrentCaller,
-    query: Annotated[ModelsQuery, Query()],
-    anthropic_version: AnthropicVersion = None,
-) -> ModelList | AnthropicModelList:
+def _query_parameter(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": description, "schema": {"type": "string"}}
+
+
+ANTHROPIC_VERSION: Final = "anthropic-version"
+# Codex sends its version, and Anthropic's clients the others.
+PARAMETERS: Final = (
+    _query_parameter("client_version", "Version of Codex; adds its catalogue `models`."),
+    _query_parameter("limit", "Page size in Anthropic's format; by default all models."),
+    _query_parameter("after_id", "Model before the page, in Anthropic's format."),
+    _query_parameter("before_id", "Model after the page, in Anthropic's format."),
+    {**_query_parameter(ANTHROPIC_VERSION, "Version of Anthropic's API; selects its format."), "in": "header"},
+)
+
+
+@MODELS.add("GET", "/models", answer=ModelList | AnthropicModelList, direct=True, parameters=PARAMETERS)
+async def list_models(request: Request) -> Response:
     """List the models that the key may use.
 
     Requests with `anthropic-version` get Anthropic's format.
     """
-    cards = known.cards(caller)
-    if anthropic_version is not None:
-        return to_anthropic_list(cards, known.created, query)
+    known, query = dependency(request, ModelCards), request.query_params
+    cards = known.cards(request.state.caller)
+    if ANTHROPIC_VERSION in request.headers:
+        return to_whole(to_anthropic_list(cards, known.created, query).model_dump())
     listed = ModelList(object="list", data=[to_model(card, known.created) for card in cards])
     # Every version of Codex that reads the list sends its version, whatever the name of its program. OpenAI's SDKs
     # accept an unknown key, but strict clients may not, and the instructions for Codex are long.
-    return listed if query.client_version is None else listed.model_copy(update={"models": to_codex_catalogue(cards)})
-
-
-# Names contain slashes: `openai/gpt-oss-120b`.
-@MODELS.add("GET", "/models/{model:path}", READ_404, response_model_exclude_unset=True)
-async def get_model(
-    known: Cards, caller: CurrentCaller, model: PathId, anthropic_version: AnthropicVersion = None
-) -> Model | AnthropicModel:
-    """Retrieve a model, in Anthropic's format for requests with `anthropic-version`."""
-    convert = to_model if anthropic_version is None else to_anthropic_model
-    for card in known.cards(caller):
-        if card.id == model:
-            return convert(card, known.created)
-    raise UnknownModel(f"The model '{model[:256]}' does not exist.", param="model")
-
-
-def to_model_group(card: ModelCard, prices: PriceList) -> ModelGroup:
-    sent, generated, _ = costs_per_token(card, prices)
-    return ModelGroup(
-        model_group=card.id,
-        providers=[card.owned_by],
-        mode="chat",
-        max_input_tokens=card.context,
-        max_output_tokens=card.context,
-        supports_function_calling=not card.passes,
-        supports_parallel_function_calling=False,
-        supports_reasoning=not card.passes,
-        supports_vision=False,
-        input_cost_per_token=sent,
-        output_cost_per_token=generated,
-    )
-
-
-@MODELS.add("GET", "/model_group/info", dependencies=[Depends(check_query)])
-async def list_model_groups(
-    known: Cards, caller: CurrentCaller, model_group: Annotated[str | None, Query()] = None
-) -> ModelGroupList:
-    """List the model groups in LiteLLM's format, or one of them."""
-    groups = [to_model_group(card, known.prices) for card in known.cards(caller) if model_group in (None, card.id)]
-    return ModelGroupList(data=groups)
+    if "client_version" in query:
+        listed = listed.model_copy(update={"models": to_codex_catalogue(cards)})
+    return to_whole(listed.model_dump(exclude_unset=True))

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from unisono.api.admin.administration import Administration
 from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
-from unisono.api.route_table import READ_404, PathId, RouteTable, check_query, dependency, provided
+from unisono.api.dependencies import PathId, check_query, provided
+from unisono.api.route_table import READ_404, RouteTable, dependency
 from unisono.api.whole import to_whole
 from unisono.core.frozen import dataclass
 from unisono.core.request_record import COST_UNIT, RequestRecord, to_facts

@@ -1,9 +1,8 @@
 """Tables of the routes of the HTTP API, built once per process.
 
 A module has one table per API. Endpoints are functions that read their dependencies from the state of the application.
-FastAPI stores every endpoint in caches, so a closure would keep the gateway that a reload replaces. `mount` puts the
-routes into the flat list of the application: FastAPI needs 74 us to dispatch to an included router, and 46 us to a
-route in the list (version 0.165, two cores). FastAPI's own handler, which `direct` routes avoid, takes about 70 us.
+FastAPI stores every endpoint in caches, so a closure would keep the gateway that a reload replaces. `direct` endpoints
+need no FastAPI, whose handler takes about 70 us (version 0.165, two cores). It is imported for the first of the others.
 """
 
 from __future__ import annotations
@@ -13,21 +12,16 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from copy import copy
 from functools import cached_property
 from types import UnionType
-from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
 
-from fastapi import Depends, FastAPI, Path, params
-from fastapi.datastructures import Default
-from fastapi.routing import APIRoute, APIWebSocketRoute
-from fastapi.utils import create_model_field
 from pydantic import BaseModel
-from starlette.requests import HTTPConnection, Request
-from starlette.routing import BaseRoute, Match, Route, compile_path
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from unisono.api.body import DirectRequest, off_loop, read_json
-from unisono.api.field_types import shortened
-from unisono.core.access import Caller
-from unisono.errors import UnsupportedValue
+if TYPE_CHECKING:
+    from fastapi.routing import APIRoute
+    from starlette.datastructures import State
 
 EVENTS = "text/event-stream"
 PREFIXES = ("/v1", "")
@@ -52,15 +46,8 @@ ANSWER_HEADERS = (
 KEYS: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}, {"azure": []}]
 
 NO_MATCH: tuple[Match, Scope] = (Match.NONE, {})
-# Values of a query parameter that request nothing. LiteLLM's clients send some of them in every request.
-NEUTRAL_PARAMETERS: Final = frozenset({"", "false", "False", "0", "null", "None"})
-
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
 Kind = TypeVar("Kind")
-Model = TypeVar("Model", bound=BaseModel)
-
-# No operation accepts an empty id.
-PathId = Annotated[str, Path(json_schema_extra={"minLength": 1})]
 
 
 class GatewayRoute(Route):
@@ -95,6 +82,10 @@ class GatewayRoute(Route):
     @cached_property
     def described(self) -> APIRoute:
         """FastAPI's route, with the docstring of the endpoint as its summary."""
+        from fastapi import params
+        from fastapi.routing import APIRoute
+        from fastapi.utils import create_model_field
+
         route = APIRoute(self.path, self.endpoint, methods=self.methods, **self._options)
         route.summary, route.description = " ".join((self.endpoint.__doc__ or "").split()), ""
         # Set after the handler was built, which therefore reads no body.
@@ -108,6 +99,8 @@ class GatewayRoute(Route):
     @cached_property
     def query_parameters(self) -> frozenset[str]:
         """Names of the query parameters that the endpoint declares, also in a model."""
+        from fastapi import params
+
         names: set[str] = set()
         for name, hint in get_type_hints(self.endpoint, include_extras=True).items():
             if get_origin(hint) is Annotated and any(isinstance(each, params.Query) for each in hint.__metadata__):
@@ -140,31 +133,6 @@ class GatewayRoute(Route):
             return NO_MATCH
         match, found = super().matches(scope)
         return match, {**found, "route": self}
-
-
-class DirectRoutes:
-    """Innermost ASGI layer that calls `direct` endpoints with fixed paths itself.
-
-    Starlette and FastAPI need ten more layers for a request. Exceptions of an endpoint reach `ErrorResponses`.
-    """
-
-    def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
-        self._app = app
-        self._routes = {
-            (method, route.path): route
-            for route in routes
-            if isinstance(route, GatewayRoute) and route.is_direct and "{" not in route.path
-            for method in route.methods or ()
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        if route is None:
-            await self._app(scope, receive, send)
-            return
-        scope["route"] = route
-        response = await route.endpoint(DirectRequest(scope, receive, send))
-        await response(scope, receive, send)
 
 
 class RouteTable:
@@ -204,6 +172,8 @@ class RouteTable:
         are `name parameter` pairs of operations that accept the id in the answer. `parameters` describes those that
         a `direct` endpoint reads.
         """
+        if answer is not None:
+            options["response_model"] = answer
         described: dict[int | str, dict[str, Any]] = {200: self._success(headers, links, events), **(responses or {})}
         for status in sorted(failures):
             described[status] = {"$ref": f"#/components/responses/{self._failure}{status}"}
@@ -216,7 +186,6 @@ class RouteTable:
                 operation_id=_camel_case(endpoint.__name__) + self._suffix,
                 tags=[self._tag],
                 openapi_extra={"security": KEYS if needs_key else [], "parameters": [*parameters]},
-                response_model=Default(None) if answer is None else answer,
                 response_description="Success.",
                 responses=described,
                 events=events,
@@ -247,7 +216,7 @@ class RouteTable:
         self.routes.extend(route.alias(prefix + path, methods) for prefix in self._prefixes[1:])
 
     def add_websocket(self, path: str, endpoint: Callable[..., Any]) -> None:
-        self.routes.extend(APIWebSocketRoute(prefix + path, endpoint) for prefix in self._prefixes)
+        self.routes.extend(WebSocketRoute(prefix + path, endpoint) for prefix in self._prefixes)
 
     def _link(self, link: str) -> tuple[str, dict[str, Any]]:
         name, parameter = link.split()
@@ -274,16 +243,6 @@ def header_refs(names: Iterable[str]) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
-def mount(app: FastAPI, routes: Iterable[BaseRoute], *dependencies: object) -> None:
-    """Add routes to the application, and the objects that their endpoints need.
-
-    The layers of `api.asgi_layers` must run first: they put the caller and the request id into the state.
-    """
-    app.router.routes.extend(routes)
-    for each in dependencies:
-        setattr(app.state, type(each).__name__, each)
-
-
 def prepare_routes(routes: Iterable[BaseRoute]) -> None:
     """Build what the first requests of models need, so that they need not wait."""
     for route in routes:
@@ -292,53 +251,18 @@ def prepare_routes(routes: Iterable[BaseRoute]) -> None:
             route.prepare()
 
 
-def dependency(connection: HTTPConnection, kind: type[Kind]) -> Kind:
-    """Return the object of `kind` that was passed to `mount`."""
-    found: Kind = getattr(connection.scope["app"].state, kind.__name__)
+def provide(state: State, *dependencies: object) -> None:
+    """Put the objects that endpoints need into the state of the application."""
+    for each in dependencies:
+        setattr(state, type(each).__name__, each)
+
+
+def find_dependency(state: State, kind: type[Kind]) -> Kind:
+    """Return the object of `kind` that was passed to `provide`."""
+    found: Kind = getattr(state, kind.__name__)
     return found
 
 
-def provided(kind: type[Kind]) -> Any:
-    """Return FastAPI's dependency on the object of `kind` that was passed to `mount`."""
-
-    async def find(request: Request) -> Kind:
-        return dependency(request, kind)
-
-    return Depends(find)
-
-
-def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
-    """Return FastAPI's dependency on the body of a request.
-
-    With `may_lack`, no body is like an empty object. FastAPI's own parsing has none of the limits of `read_json`, and
-    validates large bodies on the event loop. Raises the errors of `read_json`, and pydantic's ValidationError.
-    """
-
-    async def parsed(request: Request) -> Model:
-        body = {} if may_lack and not await request.body() else await read_json(request)
-        return await off_loop(lambda: kind.model_validate(body), len(await request.body()))
-
-    return Depends(parsed)
-
-
-async def check_query(request: Request) -> None:
-    """Refuse unknown and repeated parameters: a filter without effect would select too much.
-
-    Raises UnsupportedValue.
-    """
-    known: frozenset[str] = request.scope["route"].query_parameters
-    sent = request.query_params.multi_items()
-    for name, value in sent:
-        if name not in known and value not in NEUTRAL_PARAMETERS:
-            others = f"the parameters of this route are {', '.join(sorted(known))}" if known else "this route has none"
-            raise UnsupportedValue(f"'{shortened(name)}': not a query parameter; {others}.", param=shortened(name))
-        if name in known and request.query_params.getlist(name) != [value]:
-            raise UnsupportedValue(f"'{name}': send this query parameter once.", param=name)
-
-
-async def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
-
-
-CurrentCaller = Annotated[Caller, Depends(_caller)]
+def dependency(connection: HTTPConnection, kind: type[Kind]) -> Kind:
+    """Return the object of `kind` in the state of the application that answers `connection`."""
+    return find_dependency(connection.scope["app"].state, kind)

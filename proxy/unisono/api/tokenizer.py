@@ -15,8 +15,9 @@ from starlette.requests import Request
 
 from unisono.api.answer_types import AnswerModel, Count
 from unisono.api.body import off_loop
+from unisono.api.dependencies import CurrentCaller, parsed_body, provided
 from unisono.api.field_types import ModelName, Text
-from unisono.api.route_table import BODY_ERRORS, CurrentCaller, RouteTable, parsed_body, provided
+from unisono.api.route_table import BODY_ERRORS, RouteTable
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest

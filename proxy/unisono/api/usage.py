@@ -12,8 +12,9 @@ from fastapi import Depends, Query
 from pydantic import BeforeValidator, WithJsonSchema
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
+from unisono.api.dependencies import CurrentCaller, check_query, provided
 from unisono.api.field_types import invalid_field
-from unisono.api.route_table import CurrentCaller, RouteTable, check_query, provided
+from unisono.api.route_table import RouteTable
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.core.quotas import MILLION, Account, LedgerLine, TokenUsage

@@ -161,7 +161,7 @@ def openapi() -> None:
     import json
 
     from unisono.api.openapi import to_document
-    from unisono.app import ROUTES
+    from unisono.bootstrap.fastapi_routes import ROUTES
 
     click.echo(json.dumps(to_document(ROUTES), indent=2))
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import click
 
-from unisono.app import Gateway, build
+from unisono.app import build
+from unisono.bootstrap.gateway import Gateway
 from unisono.cli.resolve_config import prepared
 from unisono.config import Config, Loaded, load
 from unisono.config.load import MASTER_KEY_VARIABLE

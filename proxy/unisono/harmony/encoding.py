@@ -152,8 +152,9 @@ def load_encoding(folder: Path | None = None) -> Encoding:
     taken = set(special.values())
     special |= {f"<|reserved_{i}|>": i for i in range(FIRST_SPECIAL, VOCABULARY) if i not in taken}
     # Parsed here and not by tiktoken's loader, which caches in the temporary folder without verification.
-    words = content.split()
-    ranks = dict(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
+    # Each line has a token and its rank, which is the number of the line.
+    words = content.split()[::2]
+    ranks = dict(zip(map(a2b_base64, words), range(len(words)), strict=True))
     bpe = tiktoken.Encoding(name="o200k_harmony", pat_str=PIECES, mergeable_ranks=ranks, special_tokens=special)
     # The encoder has copied the table; free its 20 MB.
     ranks.clear()

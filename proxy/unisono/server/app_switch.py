@@ -19,14 +19,15 @@ from contextlib import AsyncExitStack, suppress
 from http import HTTPStatus
 from time import monotonic
 
-from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.api.error_responses import to_event, to_response
+from unisono.api.layered_app import LayeredApp
 from unisono.api.sse import BODY_WRITER, SEND_BODY
-from unisono.app import Gateway, build
+from unisono.app import build
+from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.stored_models import StoredModels, build_with, read_models
 from unisono.config import Config
 from unisono.core.directory import DirectoryEntry, EntryKind
@@ -60,7 +61,7 @@ log = logging.getLogger("unisono.serve")
 class Application:
     """Lifetime of one application, with its open requests."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: LayeredApp) -> None:
         self.app = app
         self.gateway: Gateway = app.state.gateway
         self.open: set[OpenRequest] = set()
@@ -85,7 +86,7 @@ class Application:
             await asyncio.shield(self._lifespan_task)
 
     async def _live(self) -> None:
-        async with self.app.router.lifespan_context(self.app):
+        async with self.app.lifespan():
             self._has_started.set()
             await self._has_ended.wait()
 
@@ -96,7 +97,7 @@ class AppSwitch:
     `first` is built but not started; it starts and ends with the server. This process is one of `share` processes.
     """
 
-    def __init__(self, first: FastAPI, share: int = 1) -> None:
+    def __init__(self, first: LayeredApp, share: int = 1) -> None:
         self._current = Application(first)
         # The configuration of the file, without the deployments of the store.
         self._config = self._current.gateway.config
@@ -136,7 +137,7 @@ class AppSwitch:
     async def _replace(self, config: Config, models: StoredModels, settling_s: float) -> None:
         """Replace the application; `config` is that of the file. Raises as `reload`."""
 
-        def built(whole: Config, models: StoredModels) -> FastAPI:
+        def built(whole: Config, models: StoredModels) -> LayeredApp:
             return build(whole, keep=self.gateway, share=self._share, models=models)
 
         new = Application(await asyncio.to_thread(build_with, config, models, built))

@@ -24,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.messages.routes import FORMATS
-from unisono.app import Gateway
+from unisono.bootstrap.gateway import Gateway
 from unisono.config import Config
 from unisono.errors import ConfigError
 from unisono.server.accept_balancer import Accepting, AcceptingProcess

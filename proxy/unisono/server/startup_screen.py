@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from unisono.app import Gateway
+from unisono.bootstrap.gateway import Gateway
 from unisono.config.load import MASTER_KEY_VARIABLE
 
 STATES = {

@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 
-from unisono.app import Gateway, build
+from unisono.app import build
+from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.observability import share_metrics
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of

@@ -20,19 +20,10 @@ from starlette.responses import Response, StreamingResponse
 from unisono.api.admin.administration import Administration
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.completions.routes import CompletionRoute
+from unisono.api.dependencies import CurrentCaller, PathId, parsed_body, provided
 from unisono.api.field_types import FieldInput, OpenModel, invalid_field
 from unisono.api.inspect_request import LARGEST, MAX_CHARACTERS, InspectRequest
-from unisono.api.route_table import (
-    BODY_ERRORS,
-    EVENTS,
-    MODEL_CALL_ERRORS,
-    READ_404,
-    CurrentCaller,
-    PathId,
-    RouteTable,
-    parsed_body,
-    provided,
-)
+from unisono.api.route_table import BODY_ERRORS, EVENTS, MODEL_CALL_ERRORS, READ_404, RouteTable
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort
 from unisono.core.frozen import dataclass

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from unisono.api.body_limits import request_headers
 from unisono.api.route_table import dependency
 from unisono.api.sse import COMMENTS
+from unisono.core.live_outputs import LiveOutputs
 from unisono.errors import InvalidRequest
 from unisono.observe.recording import dumped
 from unisono.web.live_tokens import live_segments
-from unisono.web.routes import WebDeps
 
 # Header with which a streaming request asks for its tokens, and the only value.
 TOKENS_HEADER: Final = "x-unisono-tokens"
@@ -45,7 +45,7 @@ class TokenComments:
 
 async def _comments(connection: Request) -> AsyncIterator[bytes]:
     caller = connection.state.caller
-    live = dependency(connection, WebDeps).live
+    live = dependency(connection, LiveOutputs)
     if (output := live.find(connection.state.request_id, caller.tenant, caller.key)) is not None:
         async for segments in live_segments(output):
             yield b": tokens " + dumped({"segments": segments}) + b"\n\n"

@@ -6,13 +6,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from tests.api.asgi import Exchange
+from tests.api.asgi import Exchange, mount
 from unisono.access.keys import NoKeys
 from unisono.api.asgi_layers import asgi_layers
-from unisono.api.error_responses import register
+from unisono.api.fastapi_app import register
 from unisono.api.messages.inbound import MessagesModel
 from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
-from unisono.api.route_table import mount
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
 from unisono.engine.request import GenerationService

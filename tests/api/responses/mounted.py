@@ -9,16 +9,16 @@ from urllib.parse import urlencode
 
 from fastapi import FastAPI
 
-from tests.api.asgi import Exchange, by_name
+from tests.api.asgi import Exchange, by_name, mount
+from tests.api.responses.all_routes import RESPONSES_ROUTES
 from unisono.api.asgi_layers import asgi_layers
-from unisono.api.error_responses import register
+from unisono.api.fastapi_app import register
 from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
-from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
-from unisono.api.route_table import mount
-from unisono.app import Gateway, build, responses_deps
+from unisono.app import build, responses_deps
 from unisono.bootstrap.engine import build_engine
+from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.tool_servers import build_server_tools
 from unisono.config import parse
 from unisono.core.state_store import Store
@@ -79,7 +79,7 @@ async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> A
     )
     register(app)
     mount(app, CONVERSATIONS.routes, ConversationDeps(deps.store, deps.today, deps.new_id, deps.clock))
-    mount(app, [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes], ResponsesApi(deps, runner, keep_alive_s))
+    mount(app, RESPONSES_ROUTES, ResponsesApi(deps, runner, keep_alive_s))
     gateway.pool.start()
     await gateway.upkeep.start()
     runner.start()

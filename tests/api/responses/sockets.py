@@ -21,18 +21,17 @@ from starlette.routing import WebSocketRoute
 from starlette.types import Message
 from starlette.websockets import WebSocket
 
-from tests.api.asgi import Exchange, by_name
+from tests.api.asgi import Exchange, by_name, mount
+from tests.api.responses.all_routes import RESPONSES_ROUTES
 from tests.api.responses.folding import TERMINAL
 from tests.api.scripted import ScriptedTurns, Step, final, finished
 from unisono.api.asgi_layers import asgi_layers
-from unisono.api.error_responses import register
+from unisono.api.fastapi_app import register
 from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.outbound.dialects import OPENAI
-from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.websocket.connection import Connection
-from unisono.api.route_table import mount
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
 from unisono.core.state_store import Store
@@ -84,7 +83,7 @@ async def scripted_gateway(*scripts: Sequence[Step], lifetime_s: float = 3600.0)
     )
     register(app)
     api = ResponsesApi(deps, BackgroundRunner(deps, process="here"))
-    mount(app, [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes], api)
+    mount(app, RESPONSES_ROUTES, api)
 
     async def short(socket: WebSocket) -> None:
         await Connection(deps, OPENAI, socket, lasts_s=lifetime_s).run()

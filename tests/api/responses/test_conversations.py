@@ -9,12 +9,11 @@ from urllib.parse import urlencode
 import pytest
 from fastapi import FastAPI
 
-from tests.api.asgi import Exchange, by_name
+from tests.api.asgi import Exchange, by_name, mount
 from tests.api.responses.frames import ids
 from unisono.api.asgi_layers import asgi_layers
-from unisono.api.error_responses import register
+from unisono.api.fastapi_app import register
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
-from unisono.api.route_table import mount
 from unisono.core.state_store import Store
 from unisono.store import open_store
 from unisono.store.codec import StateLimits

@@ -9,7 +9,7 @@ from fastapi import Query
 
 from unisono.api.admin.administration import ADMIN, CurrentActor
 from unisono.api.answer_types import AnswerModel, Count, Object
-from unisono.api.route_table import provided
+from unisono.api.dependencies import provided
 from unisono.core.frozen import dataclass
 
 READY = "ready"

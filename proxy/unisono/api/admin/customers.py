@@ -30,7 +30,8 @@ from unisono.api.admin.fields import iso, limit_answer
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.spending import account_spend
 from unisono.api.answer_types import AnswerModel, Count, Object
-from unisono.api.route_table import BODY_404_409, READ_404, RouteTable, parsed_body
+from unisono.api.dependencies import parsed_body
+from unisono.api.route_table import BODY_404_409, READ_404, RouteTable
 from unisono.core.access import shared_account, with_budget
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.quotas import KeyLimits

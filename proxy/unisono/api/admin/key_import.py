@@ -10,7 +10,8 @@ from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor
 from unisono.api.admin.fields import AdminBody, Names
 from unisono.api.admin.litellm_export import import_keys
 from unisono.api.answer_types import AnswerModel
-from unisono.api.route_table import BODY_404_409, parsed_body
+from unisono.api.dependencies import parsed_body
+from unisono.api.route_table import BODY_404_409
 
 MAX_ROWS: Final = 1000
 

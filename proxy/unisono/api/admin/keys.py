@@ -46,7 +46,8 @@ from unisono.api.admin.key_schema import (
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.spending import key_spend
 from unisono.api.answer_types import Object
-from unisono.api.route_table import BODY_404_409, READ_404, PathId, parsed_body
+from unisono.api.dependencies import PathId, parsed_body
+from unisono.api.route_table import BODY_404_409, READ_404
 from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import EntryKind

@@ -19,8 +19,9 @@ from unisono.api.admin.model_changes import (
     set_drained,
 )
 from unisono.api.answer_types import AnswerModel, Object
-from unisono.api.models import MODELS, Cards, LiteLlmModel, to_litellm_model
-from unisono.api.route_table import BODY_404_409, CurrentCaller, check_query, parsed_body, provided
+from unisono.api.dependencies import CurrentCaller, check_query, parsed_body, provided
+from unisono.api.model_facts import MODEL_FACTS, Cards, LiteLlmModel, to_litellm_model
+from unisono.api.route_table import BODY_404_409
 from unisono.core.access import Caller
 from unisono.core.deployments import ManagedDeployment
 from unisono.errors import InvalidRequest, UnisonoError
@@ -161,7 +162,7 @@ def _deployment(report: ManagedDeployment, facts: Object | None = None) -> Model
     return ModelDeployment.model_validate({**view, "model_info": {**(facts or {}), **view["model_info"]}})
 
 
-@MODELS.add("GET", "/model/info", dependencies=[Depends(check_query)])
+@MODEL_FACTS.add("GET", "/model/info", dependencies=[Depends(check_query)])
 async def list_model_info(
     admin: AdminDeps,
     models: Models,

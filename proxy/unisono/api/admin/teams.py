@@ -47,7 +47,8 @@ from unisono.api.admin.entry_schema import (
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.spending import spend_by
 from unisono.api.answer_types import AnswerModel, Object
-from unisono.api.route_table import BODY_404_409, READ_404, parsed_body
+from unisono.api.dependencies import parsed_body
+from unisono.api.route_table import BODY_404_409, READ_404
 from unisono.core.conversation import Json
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.errors import InvalidRequest

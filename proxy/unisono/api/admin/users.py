@@ -38,7 +38,8 @@ from unisono.api.admin.keys import create_key
 from unisono.api.admin.roles import MemberRole
 from unisono.api.admin.spending import key_owners, spend_by
 from unisono.api.answer_types import Object
-from unisono.api.route_table import BODY_404_409, BODY_ERRORS, READ_404, parsed_body
+from unisono.api.dependencies import parsed_body
+from unisono.api.route_table import BODY_404_409, BODY_ERRORS, READ_404
 from unisono.core.directory import EntryKind
 from unisono.errors import InvalidRequest
 

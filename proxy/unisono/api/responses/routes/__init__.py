@@ -1,4 +1,7 @@
-"""Routes of the Responses API, in a separate table for each dialect."""
+"""Routes of the Responses API that generate or count, in a separate table for each dialect.
+
+Those of stored responses are in `retrieve`, which needs FastAPI.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dial
 from unisono.api.responses.routes.compact import add_compact_route
 from unisono.api.responses.routes.create import add_create_route
 from unisono.api.responses.routes.input_tokens import add_counting_route
-from unisono.api.responses.routes.responses_api import ResponsesApi
-from unisono.api.responses.routes.retrieve import add_stored_routes
+from unisono.api.responses.routes.responses_api import ResponsesApi, open_responses_table, responses_table
 from unisono.api.responses.websocket.connection import Connection
 from unisono.api.route_table import RouteTable, dependency
 
@@ -18,7 +20,6 @@ def _responses_table(table: RouteTable, dialect: Dialect) -> RouteTable:
     add_create_route(table, dialect)
     add_counting_route(table, dialect)
     add_compact_route(table, dialect)
-    add_stored_routes(table, dialect)
     _add_websocket_route(table, dialect)
     return table
 
@@ -30,8 +31,5 @@ def _add_websocket_route(table: RouteTable, dialect: Dialect) -> None:
     table.add_websocket("/responses", connect)
 
 
-RESPONSES = _responses_table(RouteTable("responses"), OPENAI)
-OPEN_RESPONSES_ROUTES = _responses_table(
-    RouteTable("open responses", prefixes=("/open-responses/v1", "/open-responses"), suffix="InOpenResponses"),
-    OPEN_RESPONSES,
-)
+RESPONSES = _responses_table(responses_table(), OPENAI)
+OPEN_RESPONSES_ROUTES = _responses_table(open_responses_table(), OPEN_RESPONSES)

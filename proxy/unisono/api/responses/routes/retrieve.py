@@ -8,17 +8,18 @@ from fastapi import Query
 from starlette.responses import Response
 
 from unisono.api.answer_types import Deleted
+from unisono.api.dependencies import CurrentCaller, PathId, provided
 from unisono.api.field_types import shortened
 from unisono.api.responses import answers
 from unisono.api.responses.background.event_log import logged_events
 from unisono.api.responses.background.runner import missing
 from unisono.api.responses.items import to_listing
-from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.prior_state import OUR_ID
 from unisono.api.responses.queries import PageQuery, ResponseQuery
 from unisono.api.responses.routes.create import to_http_response, to_sse
-from unisono.api.responses.routes.responses_api import ResponsesApi
-from unisono.api.route_table import READ_404, READ_404_409, CurrentCaller, PathId, RouteTable, provided
+from unisono.api.responses.routes.responses_api import ResponsesApi, open_responses_table, responses_table
+from unisono.api.route_table import READ_404, READ_404_409, RouteTable
 from unisono.api.sse import EventStream
 from unisono.api.whole import to_whole
 from unisono.core.state_store import StoredItem, StoredResponse
@@ -38,7 +39,7 @@ async def found(api: ResponsesApi, tenant: str, response_id: str) -> StoredRespo
 
 
 # Responses are written from their stored form: as models, their items would be validated again.
-def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
+def _stored_table(table: RouteTable, dialect: Dialect) -> RouteTable:
     path = "/responses/{response_id}"
 
     @table.add("GET", path, READ_404, answer=answers.Response, events=answers.ResponseEvent)
@@ -84,6 +85,8 @@ def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
         page, more = paged(response.input, query)
         return to_whole(to_listing(page, has_more=more, show=dialect.item))
 
+    return table
+
 
 def paged(items: tuple[StoredItem, ...], query: PageQuery) -> tuple[tuple[StoredItem, ...], bool]:
     """Return a page of `items` (oldest first), and True if more items follow.
@@ -98,3 +101,7 @@ def paged(items: tuple[StoredItem, ...], query: PageQuery) -> tuple[tuple[Stored
             raise NotFound(f"Item with id '{shortened(query.after)}' not found.", param="after")
     page = ordered[start : start + query.limit]
     return page, start + len(page) < len(ordered)
+
+
+STORED_RESPONSES = _stored_table(responses_table(), OPENAI)
+STORED_OPEN_RESPONSES = _stored_table(open_responses_table(), OPEN_RESPONSES)

@@ -1,0 +1,73 @@
+"""FastAPI's dependencies for endpoints: objects of the application, bodies and callers.
+
+Imported with the routes that need FastAPI, at the first request to one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeVar
+
+from fastapi import Depends, Path
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from unisono.api.body import off_loop, read_json
+from unisono.api.field_types import shortened
+from unisono.api.route_table import dependency
+from unisono.core.access import Caller
+from unisono.errors import UnsupportedValue
+
+# Values of a query parameter that request nothing. LiteLLM's clients send some of them in every request.
+NEUTRAL_PARAMETERS: Final = frozenset({"", "false", "False", "0", "null", "None"})
+
+Kind = TypeVar("Kind")
+Model = TypeVar("Model", bound=BaseModel)
+
+# No operation accepts an empty id.
+PathId = Annotated[str, Path(json_schema_extra={"minLength": 1})]
+
+
+def provided(kind: type[Kind]) -> Any:
+    """Return FastAPI's dependency on the object of `kind` that was passed to `provide`."""
+
+    async def find(request: Request) -> Kind:
+        return dependency(request, kind)
+
+    return Depends(find)
+
+
+def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
+    """Return FastAPI's dependency on the body of a request.
+
+    With `may_lack`, no body is like an empty object. FastAPI's own parsing has none of the limits of `read_json`, and
+    validates large bodies on the event loop. Raises the errors of `read_json`, and pydantic's ValidationError.
+    """
+
+    async def parsed(request: Request) -> Model:
+        body = {} if may_lack and not await request.body() else await read_json(request)
+        return await off_loop(lambda: kind.model_validate(body), len(await request.body()))
+
+    return Depends(parsed)
+
+
+async def check_query(request: Request) -> None:
+    """Refuse unknown and repeated parameters: a filter without effect would select too much.
+
+    Raises UnsupportedValue.
+    """
+    known: frozenset[str] = request.scope["route"].query_parameters
+    sent = request.query_params.multi_items()
+    for name, value in sent:
+        if name not in known and value not in NEUTRAL_PARAMETERS:
+            others = f"the parameters of this route are {', '.join(sorted(known))}" if known else "this route has none"
+            raise UnsupportedValue(f"'{shortened(name)}': not a query parameter; {others}.", param=shortened(name))
+        if name in known and request.query_params.getlist(name) != [value]:
+            raise UnsupportedValue(f"'{name}': send this query parameter once.", param=name)
+
+
+async def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+CurrentCaller = Annotated[Caller, Depends(_caller)]

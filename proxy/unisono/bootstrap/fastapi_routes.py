@@ -1,0 +1,75 @@
+"""Routes that need FastAPI, and their dependencies; imported for the first such request."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import FastAPI
+from starlette.datastructures import State
+from starlette.routing import BaseRoute
+
+from unisono.api.admin.routes import ADMIN, Administration, BackendHealth, ModelAdministration
+from unisono.api.chat.routes import ChatRoute
+from unisono.api.fastapi_app import fastapi_app
+from unisono.api.model_facts import MODEL_FACTS
+from unisono.api.openapi import DOCUMENT
+from unisono.api.request_records import REQUESTS, RequestSource
+from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
+from unisono.api.responses.routes.responses_api import ResponsesApi
+from unisono.api.responses.routes.retrieve import STORED_OPEN_RESPONSES, STORED_RESPONSES
+from unisono.api.route_table import find_dependency, provide
+from unisono.api.tokenizer import TOKENIZER
+from unisono.api.usage import USAGE, UsageSource
+from unisono.bootstrap.direct_routes import DIRECT_ROUTES
+from unisono.bootstrap.gateway import Gateway
+from unisono.bootstrap.model_admin import build_model_administration, health_of
+from unisono.bootstrap.observability import kinds_of
+from unisono.bootstrap.status import Overview, deployment_health
+from unisono.bootstrap.stored_models import Build, file_config
+from unisono.bootstrap.tokenizer import build_tokenizer
+from unisono.core.live_outputs import LiveOutputs
+from unisono.web.routes import WEB, WebDeps
+
+_TABLES = (
+    *(STORED_RESPONSES, STORED_OPEN_RESPONSES, CONVERSATIONS),
+    *(MODEL_FACTS, USAGE, REQUESTS, TOKENIZER, ADMIN, WEB, DOCUMENT),
+)
+# All routes of a gateway. The router tries them in order, so those that generate are first.
+ROUTES: tuple[BaseRoute, ...] = (*DIRECT_ROUTES, *(route for table in _TABLES for route in table.routes))
+
+
+def build_fastapi(gateway: Gateway, state: State, *, check: Build[object], share: int) -> FastAPI:
+    """Return the application of all routes, and put the missing dependencies into `state`.
+
+    `check` builds a gateway without running it, to check a configuration. This process is one of `share` processes.
+    """
+    config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
+    observing, responses = gateway.parts.observing, find_dependency(state, ResponsesApi).deps
+    clock = time.time
+    overview = Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, clock)
+    is_keyless = config.general_settings.master_key is None
+    provide(
+        state,
+        UsageSource(store.ledger, clock),
+        RequestSource(store, clock, config.unisono.request_records.ttl_s),
+        BackendHealth(lambda: [*deployment_health(pool), *health_of(gateway.models)]),
+        _model_administration(gateway, check),
+        Administration(store, gateway.salt, clock, is_keyless, config.litellm_settings.zone),
+        WebDeps(overview, store, find_dependency(state, LiveOutputs)),
+        build_tokenizer(catalogue, pool, find_dependency(state, ChatRoute)),
+        ConversationDeps(store, responses.today, responses.new_id, clock, responses.files),
+    )
+    return fastapi_app(ROUTES, state)
+
+
+def _model_administration(gateway: Gateway, check: Build[object]) -> ModelAdministration:
+    """Return the operations of the admin API on deployments."""
+    feed, own = gateway.parts.model_feed, (gateway.config, gateway.pool, gateway.models)
+    return build_model_administration(
+        file_config(gateway.config, gateway.models),
+        gateway.store,
+        gateway.sealer,
+        check,
+        applied=feed.applied,
+        current=lambda: own if feed.current is None else feed.current(),
+    )

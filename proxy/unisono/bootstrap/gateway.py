@@ -1,0 +1,58 @@
+"""Built components of a gateway, for the code that runs the application."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from unisono.access.keys import VirtualKeys
+from unisono.api.responses.background.runner import BackgroundRunner
+from unisono.bootstrap.models import Rules
+from unisono.bootstrap.parts import Parts
+from unisono.bootstrap.salt import Salt
+from unisono.bootstrap.stored_models import NO_MODELS, StoredModels
+from unisono.config import Config, ModelRegistry
+from unisono.core.access import Caller
+from unisono.core.frozen import dataclass
+from unisono.core.state_store import Store
+from unisono.routing.pool import RoutingPool
+from unisono.store.health_monitor import Upkeep
+
+if TYPE_CHECKING:
+    from unisono.api.sealing import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Components, at `app.state.gateway`."""
+
+    config: Config
+    catalogue: ModelRegistry
+    pool: RoutingPool
+    store: Store
+    upkeep: Upkeep
+    parts: Parts
+    virtual_keys: VirtualKeys
+    # Secret for seals and keys.
+    salt: Salt
+    rules: Rules
+    models: StoredModels = NO_MODELS
+    runner: BackgroundRunner | None = None
+    _sealers: list[Sealer] = field(default_factory=list)
+
+    async def sealer(self) -> Sealer:
+        """Return the gateway's sealer, created on first use. Raises `StoreUnavailable`."""
+        if not self._sealers:
+            from unisono.api.sealing import Sealer
+
+            self._sealers.append(Sealer(await self.salt()))
+        return self._sealers[0]
+
+    async def caller(self, tenant: str, key: str) -> Caller:
+        """Return the caller by tenant and key id. Raises `StoreUnavailable`."""
+        return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
+
+    async def hand_over(self, grace_s: float) -> None:
+        """Hand background responses to the next process; running tool calls get `grace_s` seconds."""
+        if self.runner is not None:
+            await self.runner.aclose(grace_s)
