@@ -13,6 +13,9 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import WebSocketRoute
+from starlette.types import Message
+from starlette.websockets import WebSocket
 
 from tests.api.asgi import Exchange
 from unisono.access.keys import MasterKey, NoKeys
@@ -37,8 +40,17 @@ async def broken(request: Request) -> Response:
     raise RuntimeError("planted fault")
 
 
+async def socket(websocket: WebSocket) -> None:
+    if websocket.query_params:
+        raise RuntimeError("planted fault")
+    await websocket.accept()
+    await websocket.send_text(websocket.scope["state"]["request_id"])
+    await websocket.close()
+
+
 DIRECT = (
     GatewayRoute("/direct", direct, methods=["POST"], direct=True),
+    WebSocketRoute("/socket", socket),
     GatewayRoute("/direct/broken", broken, methods=["POST"], direct=True),
 )
 OTHERS = (
@@ -81,6 +93,40 @@ async def test_a_direct_route_is_answered_without_fastapi() -> None:
     assert response.body == b"req_0"
     assert response.headers["x-request-id"] == "req_0"
     assert BUILT == []
+
+
+async def websocket_messages(app: LayeredApp, path: str, query: bytes = b"") -> list[Message]:
+    """Open a WebSocket and return the messages of the application."""
+    scope = {**Exchange(app, "GET", path).scope, "type": "websocket", "query_string": query, "subprotocols": []}
+    del scope["method"]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent
+
+
+async def test_a_websocket_is_answered_without_fastapi() -> None:
+    accepted, text, closed = await websocket_messages(layered(), "/socket")
+    assert (accepted["type"], text["text"], closed["type"]) == ("websocket.accept", "req_0", "websocket.close")
+    [refused] = await websocket_messages(layered(), "/socket", b"fault=1")
+    assert refused["reason"] == "internal_error"
+    assert BUILT == []
+
+
+async def test_an_unknown_websocket_is_refused_by_fastapi() -> None:
+    [closed] = await websocket_messages(layered(), "/nowhere")
+    assert (closed["type"], closed["reason"]) == ("websocket.close", "not_found")
+
+
+@pytest.mark.parametrize("method", ["", "WEBSOCKET", "GET"])
+async def test_a_request_cannot_call_the_endpoint_of_a_websocket(method: str) -> None:
+    assert (await Exchange(layered(), method, "/socket").run()).status in {404, 405}
 
 
 async def test_fastapi_is_built_once_for_concurrent_requests_to_other_routes() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import State
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute, Router
+from starlette.routing import BaseRoute, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from unisono.api.body import DirectRequest
@@ -23,6 +23,7 @@ from unisono.api.route_table import GatewayRoute
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+
 # Return the context of the application's lifetime.
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
@@ -30,9 +31,9 @@ Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 class LayeredApp:
     """ASGI application with `layers`, outermost first, one of which must be `ErrorResponses`.
 
-    `routes` are the known ones, of which it calls those with `direct` endpoints and fixed paths itself: Starlette and
-    FastAPI need ten more layers for a request. `build_fastapi` returns the application of all routes, which must share
-    `state`.
+    `routes` are the known ones, of which it calls WebSockets and `direct` endpoints with fixed paths itself: Starlette
+    and FastAPI need ten more layers for a request. `build_fastapi` returns the application of all routes, which must
+    share `state`.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class LayeredApp:
     ) -> None:
         self.state = State()
         self.lifespan = lifespan
-        self._direct = {
+        self._direct: dict[tuple[str | None, str], GatewayRoute | WebSocketRoute] = {
             (method, route.path): route
             for route in routes
-            if isinstance(route, GatewayRoute) and route.is_direct and "{" not in route.path
-            for method in route.methods or ()
+            if isinstance(route, GatewayRoute | WebSocketRoute) and "{" not in route.path
+            for method in _direct_methods(route)
         }
         self._build_fastapi = build_fastapi
         self._building = asyncio.Lock()
@@ -85,8 +86,9 @@ class LayeredApp:
                 self._fastapi = await asyncio.to_thread(self._build_fastapi, self.state)
         await self._layers(scope, receive, send)
 
-    def _direct_route(self, scope: Scope) -> GatewayRoute | None:
-        return self._direct.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+    def _direct_route(self, scope: Scope) -> GatewayRoute | WebSocketRoute | None:
+        # A WebSocket has no method.
+        return self._direct.get((scope.get("method"), scope["path"]))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._direct_route(scope)
@@ -96,5 +98,15 @@ class LayeredApp:
             return
         scope["route"] = route
         # `ErrorResponses` receives the exceptions of the endpoint.
-        response = await route.endpoint(DirectRequest(scope, receive, send))
-        await response(scope, receive, send)
+        if isinstance(route, WebSocketRoute):
+            await route.app(scope, receive, send)
+        else:
+            response = await route.endpoint(DirectRequest(scope, receive, send))
+            await response(scope, receive, send)
+
+
+def _direct_methods(route: GatewayRoute | WebSocketRoute) -> Iterable[str | None]:
+    """Return the methods for which a route needs no FastAPI."""
+    if isinstance(route, WebSocketRoute):
+        return (None,)
+    return route.methods or () if route.is_direct else ()
