@@ -68,7 +68,7 @@ from unisono.core.request_record import RecordSink
 from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
-from unisono.middleware.live import LiveObservation
+from unisono.middleware.live_outputs import LiveObservation
 from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
 from unisono.net.client_networks import ClientNetworks

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from unisono.access.budget_watch import BudgetWatch
-from unisono.access.local_limits import LocalLimits
+from unisono.access.outage_limits import OutageLimits
 from unisono.access.usage_spool import SCAN_INTERVAL_S, UsageSpool
 from unisono.core.quotas import (
     NO_TOKEN_USAGE,
@@ -89,7 +89,7 @@ class UsageLedger:
         self._accounts = accounts
         self._spool = spool or UsageSpool()
         self._on_failure = on_failure
-        self._local = LocalLimits()
+        self._local = OutageLimits()
         self._watch = BudgetWatch(observers)
         self._open: dict[tuple[Account, str], QuotaReservation] = {}
         self._renewing: asyncio.Task[None] | None = None

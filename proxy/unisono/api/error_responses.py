@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from unisono.api.answer_headers import limit_headers
-from unisono.api.whole import to_whole
+from unisono.api.json_response import to_whole
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.engine.request import GenerationReport

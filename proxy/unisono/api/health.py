@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from unisono import __version__
 from unisono.api.answer_types import AnswerModel, Count
+from unisono.api.json_response import to_whole
 from unisono.api.route_table import RouteTable, dependency, header_refs
-from unisono.api.whole import to_whole
 from unisono.core.frozen import dataclass
 
 HEALTH = RouteTable("gateway", prefixes=("",))

@@ -17,8 +17,8 @@ from starlette.responses import Response
 from unisono.access.prices import PriceList
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.codex_models import to_codex_model
+from unisono.api.json_response import to_whole
 from unisono.api.route_table import RouteTable, dependency
-from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest

@@ -17,8 +17,8 @@ from unisono.api.admin.administration import Administration
 from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
 from unisono.api.dependencies import PathId, check_query, provided
+from unisono.api.json_response import to_whole
 from unisono.api.route_table import READ_404, RouteTable, dependency
-from unisono.api.whole import to_whole
 from unisono.core.frozen import dataclass
 from unisono.core.request_record import COST_UNIT, RequestRecord, to_facts
 from unisono.core.request_store import HOUR_S, MAX_POINTS, MINUTE_S, RequestFilter, RequestStore, percentile

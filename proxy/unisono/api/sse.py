@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from unisono.api.error_responses import ClientGone, failure_of, to_body, to_response, with_attempts
-from unisono.api.whole import encoded
+from unisono.api.json_response import encoded
 from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
 from unisono.engine.request import GenerationStream

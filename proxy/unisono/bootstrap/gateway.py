@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from unisono.access.keys import VirtualKeys
 from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.bootstrap.models import Rules
-from unisono.bootstrap.parts import Parts
+from unisono.bootstrap.reused_parts import Parts
 from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.stored_models import NO_MODELS, StoredModels
 from unisono.config import Config, ModelRegistry

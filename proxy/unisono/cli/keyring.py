@@ -20,7 +20,7 @@ import click
 from unisono.access.keys import Issued, issued, rotated
 from unisono.api.admin.administration import Administration
 from unisono.api.admin.keys import revoke_key
-from unisono.api.admin.litellm_export import ImportedKey
+from unisono.api.admin.litellm_key_rows import ImportedKey
 from unisono.api.admin.roles import Actor, Role
 from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.store import store_address
@@ -128,7 +128,7 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
 
 
 def import_litellm(config_path: Path, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None:
-    from unisono.api.admin.litellm_export import import_keys
+    from unisono.api.admin.litellm_key_rows import import_keys
 
     rows = litellm_rows(export)
     found = run_on_store(
@@ -140,7 +140,7 @@ def import_litellm(config_path: Path, export: Path, ignored: Sequence[str], *, c
 
 def litellm_rows(export: Path) -> Sequence[Mapping[str, Any]]:
     """Return the keys in a file of LiteLLM. Raises `ClickException`."""
-    from unisono.api.admin.litellm_export import read_export
+    from unisono.api.admin.litellm_key_rows import read_export
 
     try:
         return read_export(export.read_text(encoding="utf-8"))

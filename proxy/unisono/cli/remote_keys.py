@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import click
 
-from unisono.api.admin.litellm_export import ImportedKey
+from unisono.api.admin.litellm_key_rows import ImportedKey
 from unisono.cli.keyring import litellm_rows, print_imported, print_table
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.terminal import on_one_line

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from unisono.harmony.candidates import is_json_object
+from unisono.harmony.call_candidates import is_json_object
 from unisono.harmony.header import (
     ANALYSIS,
     ASSISTANT,

@@ -9,7 +9,7 @@ from typing import Final
 from unisono.core.events import Repaired
 from unisono.core.frozen import dataclass
 from unisono.core.generation import CALL, END, RETURN, START
-from unisono.harmony.candidates import decide
+from unisono.harmony.call_candidates import decide
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ANALYSIS, FINAL, BodyHandling, Header
 from unisono.harmony.header_text import spelled_header

@@ -12,7 +12,7 @@ from typing import Final
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Json, ToolResult
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.errors import ConfigError
-from unisono.hooks.texts import FIELD, INPUT, OUTPUT, Blocked, directions_of, without_surrogates
+from unisono.hooks.text_guardrail import FIELD, INPUT, OUTPUT, Blocked, directions_of, without_surrogates
 from unisono.schemas.patterns import BadPattern, Expression
 
 REFUSE, ANNOTATE = "refuse", "annotate"

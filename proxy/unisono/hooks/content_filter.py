@@ -13,7 +13,7 @@ import re2
 
 from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
-from unisono.hooks.texts import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
+from unisono.hooks.text_guardrail import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
 
 # Characters between two yields to the event loop.
 CHARACTERS_AT_ONCE: Final = 200_000

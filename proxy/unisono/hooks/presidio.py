@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 
 from unisono.errors import ConfigError
-from unisono.hooks.texts import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
+from unisono.hooks.text_guardrail import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
 
 # Maximum size of an answer of the service, in bytes.
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024

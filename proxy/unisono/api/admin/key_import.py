@@ -8,7 +8,7 @@ from pydantic import Field
 
 from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor
 from unisono.api.admin.fields import AdminBody, Names
-from unisono.api.admin.litellm_export import import_keys
+from unisono.api.admin.litellm_key_rows import import_keys
 from unisono.api.answer_types import AnswerModel
 from unisono.api.dependencies import parsed_body
 from unisono.api.route_table import BODY_404_409

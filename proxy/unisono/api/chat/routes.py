@@ -21,6 +21,7 @@ from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import REPORTS
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
 from unisono.api.image_descriptions import ImageDescriber
+from unisono.api.json_response import to_whole
 from unisono.api.media import MediaRules, MediaSource, media_context, with_file_texts
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import chunk_source, collect_all, start_all
@@ -36,7 +37,6 @@ from unisono.api.request_notes import NOTES
 from unisono.api.request_options import ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
-from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, assert_never
 
 from unisono.api.gateway_tools import BROWSER, PYTHON
-from unisono.api.messages.context_edits import ALL, ClearThinking, ClearToolUses, CompactEdit, Edit
+from unisono.api.messages.context_management_schema import ALL, ClearThinking, ClearToolUses, CompactEdit, Edit
 from unisono.api.messages.server_tools import CODE, NAMES
 from unisono.core.conversation import (
     AssistantCall,

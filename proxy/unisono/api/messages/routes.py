@@ -16,6 +16,7 @@ from unisono.api.caller_options import with_options
 from unisono.api.compacting import request_to_count, start_answer
 from unisono.api.end_user_fields import identify_end_user
 from unisono.api.image_descriptions import ImageDescriber
+from unisono.api.json_response import to_whole
 from unisono.api.media import MediaSource, media_context
 from unisono.api.messages.answers import ANTHROPIC, Message, MessageEvent, MessageTokens
 from unisono.api.messages.compaction_blocks import first_read_position
@@ -33,7 +34,6 @@ from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, generation_source, until_disconnect
 from unisono.api.summary import sealed_items
-from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.frozen import dataclass

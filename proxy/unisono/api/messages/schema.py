@@ -29,7 +29,7 @@ from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.media import MediaHistory
 from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.content_blocks import Content, TextBlock
-from unisono.api.messages.context_edits import CompactEdit, CompactionOptions, ContextEdits
+from unisono.api.messages.context_management_schema import CompactEdit, CompactionOptions, ContextEdits
 from unisono.api.messages.mcp_servers import TOOLSET, McpServerParam, ToolsetFields
 from unisono.api.request_options import SamplingFields, SpelledEffort
 

@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import Any, Final
 
 from unisono.core.frozen import dataclass
-from unisono.core.minute import Minute
 from unisono.core.quotas import (
     MILLION,
     SHARE,
@@ -29,6 +28,7 @@ from unisono.core.quotas import (
     combined,
     entries_of,
 )
+from unisono.core.rate_limits import Minute
 from unisono.store.sqlite.connection import Transaction
 
 # Time for which settled ids are remembered, in seconds.

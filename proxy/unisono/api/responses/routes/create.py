@@ -14,6 +14,7 @@ from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import read_model_request
 from unisono.api.caller_options import GUARDRAILS
 from unisono.api.error_responses import failure_of
+from unisono.api.json_response import to_whole
 from unisono.api.media import MediaSource, with_file_texts
 from unisono.api.passthrough_routes import check_stateless, passed_through, way_for
 from unisono.api.request_options import to_sampling
@@ -46,7 +47,6 @@ from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.routing_fields import chosen_fields
 from unisono.api.sse import DONE, EventSource, EventStream, EventWriter, until_disconnect
-from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.state_store import Status, StoredResponse

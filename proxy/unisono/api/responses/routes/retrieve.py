@@ -10,6 +10,7 @@ from starlette.responses import Response
 from unisono.api.answer_types import Deleted
 from unisono.api.dependencies import CurrentCaller, PathId, provided
 from unisono.api.field_types import shortened
+from unisono.api.json_response import to_whole
 from unisono.api.responses import answers
 from unisono.api.responses.background.event_log import logged_events
 from unisono.api.responses.background.runner import missing
@@ -21,7 +22,6 @@ from unisono.api.responses.routes.create import to_http_response, to_sse
 from unisono.api.responses.routes.responses_api import ResponsesApi, open_responses_table, responses_table
 from unisono.api.route_table import READ_404, READ_404_409, RouteTable
 from unisono.api.sse import EventStream
-from unisono.api.whole import to_whole
 from unisono.core.state_store import StoredItem, StoredResponse
 from unisono.errors import InvalidRequest, NotFound
 

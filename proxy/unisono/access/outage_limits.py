@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from unisono.core.minute import Minute
 from unisono.core.quotas import WINDOW_S, Account, QuotaReservation, QuotaStatus, combined
+from unisono.core.rate_limits import Minute
 
 # Maximum number of accounts; the least recently used ones are dropped.
 MAX_ACCOUNTS: Final = 4096
@@ -35,7 +35,7 @@ class _Counts:
         return Minute([(second, *amounts) for second, amounts in self.seconds.items()], now)
 
 
-class LocalLimits:
+class OutageLimits:
     """Rate limits counted in this process, for use while the store is down.
 
     `clock` gives seconds that never decrease.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.access.test_usage_ledger import Clock, claim, failing_ledger, open_store, settlement
-from unisono.access.local_limits import MAX_ACCOUNTS, LocalLimits
+from unisono.access.outage_limits import MAX_ACCOUNTS, OutageLimits
 from unisono.core.quotas import Account, KeyLimits, QuotaKind, QuotaReservation, QuotaStatus
 from unisono.errors import StoreUnavailable
 
@@ -32,7 +32,7 @@ LIMITS = st.sampled_from(
 def test_local_limits_match_those_of_a_store(limits: KeyLimits, steps: list[tuple[float, str, int]]) -> None:
     async def compare() -> list[tuple[QuotaStatus, QuotaStatus]]:
         clock, running, statuses = Clock(), list[QuotaReservation](), list[tuple[QuotaStatus, QuotaStatus]]()
-        local = LocalLimits(clock)
+        local = OutageLimits(clock)
         async with open_store(clock) as accounts:
             for pause, step, tokens in steps:
                 clock.now += pause
@@ -77,7 +77,7 @@ async def test_claims_granted_by_the_store_count_after_it_fails(limits: KeyLimit
 
 
 def test_number_of_accounts_is_limited() -> None:
-    local = LocalLimits(Clock())
+    local = OutageLimits(Clock())
     first = claim(KeyLimits(rpm=1))
     assert local.reserve(first).refused is None
     for number in range(MAX_ACCOUNTS):
