@@ -10,8 +10,9 @@ import pytest
 
 from tests.contract.state import fresh
 from tests.contract.stores import StoreFactory
+from unisono.core.request_counts import HOUR_S, MINUTE_S, percentile
 from unisono.core.request_record import RequestRecord
-from unisono.core.request_store import HOUR_S, MINUTE_S, RequestFilter, percentile
+from unisono.core.request_store import RequestFilter
 from unisono.core.state_store import Store
 
 LONG_S = 86_400.0

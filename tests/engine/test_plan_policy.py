@@ -11,12 +11,6 @@ from hypothesis import strategies as st
 
 from tests.engine.planning import ENCODING
 from unisono.core.recovery_rules import RULES, SWITCHABLE
-from unisono.engine.interventions.message_gate import (
-    MAX_PERIOD_TOKENS,
-    REASONING_REPEAT_TOKENS,
-    REPEAT_TOKENS,
-    repeats,
-)
 from unisono.engine.interventions.policy import (
     CLOSING,
     OPENING,
@@ -27,6 +21,12 @@ from unisono.engine.interventions.policy import (
     Obligation,
 )
 from unisono.engine.interventions.prompt_edit import MAX_NAME_TOKENS, ToolNaming
+from unisono.engine.interventions.reading_limits import (
+    MAX_PERIOD_TOKENS,
+    REASONING_REPEAT_TOKENS,
+    REPEAT_TOKENS,
+    repeats,
+)
 
 
 def test_every_obligation_and_message_kind_has_a_header_action() -> None:

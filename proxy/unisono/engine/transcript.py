@@ -16,8 +16,8 @@ from unisono.core.events import Event, Repaired
 from unisono.core.generation import ALL_STOP_TOKENS, END, Constraint, FinishReason
 from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.controller import InterventionController
-from unisono.engine.interventions.message_gate import ReadingLimits
 from unisono.engine.interventions.prompt_edit import PromptEdit
+from unisono.engine.interventions.reading_limits import ReadingLimits
 from unisono.engine.journal import NOTED, JournalEntry, JournalWriter, TokenSource
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header

@@ -10,16 +10,13 @@ from typing import Final
 
 import orjson
 
+from unisono.core.request_counts import COUNTS_KEPT_S, MAX_POINTS, count_facet, counts_of
 from unisono.core.request_record import RequestRecord
 from unisono.core.request_store import (
-    COUNTS_KEPT_S,
     DELETED_S,
-    MAX_POINTS,
     MAX_VISITED,
     RequestFilter,
     RequestPage,
-    count_facet,
-    counts_of,
     ended_ms,
     facets_of,
     of_cursor,

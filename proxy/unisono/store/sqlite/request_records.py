@@ -8,15 +8,13 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Final
 
+from unisono.core.request_counts import COUNTS_KEPT_S, count_facet, counts_of
 from unisono.core.request_record import RequestRecord
 from unisono.core.request_store import (
-    COUNTS_KEPT_S,
     DELETED_S,
     MAX_VISITED,
     RequestFilter,
     RequestPage,
-    count_facet,
-    counts_of,
     ended_ms,
     facets_of,
     of_cursor,
