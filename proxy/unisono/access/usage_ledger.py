@@ -1,4 +1,4 @@
-"""Reservations of this process, renewed while requests run, and settlements for the store.
+"""Reservations of this process, also during an outage of the store, and settlements.
 
 An answer waits until its settlement is durable: in the ledger, or in the local spool if the store is slow or fails. A
 failed settlement is retried; one that the store rejects is dropped alone and logged.
@@ -113,6 +113,28 @@ class UsageLedger:
             sum(1 for record in self._waiting if record.has_usage and not record.is_spooled) if self._down else 0
         )
         return self._spool.pending + unspooled
+
+    async def reserve_even_in_outage(self, *claims: QuotaReservation, is_lenient: bool) -> QuotaStatus | None:
+        """Reserve the claims in the store, or count them in this process while the store is down.
+
+        Return None if the request is unlimited because the store is down. Raises `StoreUnavailable`.
+        """
+        # Rules while the store is down.
+        # - With `is_lenient`, every request is unlimited.
+        # - Claims with a budget are refused: this process does not know how much of the budget others spend.
+        # - All other limits are counted by this process alone.
+        can_count_locally = not is_lenient and not any(claim.limits.has_budget for claim in claims)
+        # A request does not wait for a store that just failed.
+        if can_count_locally and self.is_down:
+            return self.reserve_locally(*claims)
+        try:
+            return await self.reserve(*claims, insist=not is_lenient)
+        except StoreUnavailable:
+            if can_count_locally:
+                return self.reserve_locally(*claims)
+            if is_lenient:
+                return None
+            raise
 
     async def reserve(self, *claims: QuotaReservation, insist: bool = False) -> QuotaStatus:
         """Reserve the claims of a request, all or nothing. Raises `StoreUnavailable`.

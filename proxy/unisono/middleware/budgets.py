@@ -95,7 +95,7 @@ class BudgetGate(Gate):
         room: int | None = None
         for budget in self._budgets:
             claim = self._claim(whole, budget)
-            status = await self._metering.status(claim)
+            status = await self._metering.reserve(claim)
             if status is not None and status.refused is not None:
                 spent |= budget.deployments
                 refusals.append(status)

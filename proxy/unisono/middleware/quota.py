@@ -37,7 +37,7 @@ from unisono.core.quotas import (
 )
 from unisono.engine.journal import generated_in
 from unisono.engine.request import GenerationRequest, GenerationService, RequestOrigin, Resumption
-from unisono.errors import LimitReached, QuotaExceeded, ShuttingDown, StoreUnavailable, TokensLimited, UnisonoError
+from unisono.errors import LimitReached, QuotaExceeded, ShuttingDown, TokensLimited, UnisonoError
 from unisono.middleware.pipeline import Gate
 
 # Bytes per token for estimates. Most text has more, so an estimate is rather too high than too low.
@@ -83,9 +83,8 @@ class Metering:
     """Factory of gates that enforce quotas and record usage.
 
     `service` counts the tokens of prompts. A request reserves at the highest of `prices` that its answer may have, and
-    settles at the price of the deployment that answered. While the store accepts no writes, keys with a budget are
-    refused, and this process alone counts other limits; with `lenient`, requests are unlimited then. `clock` gives
-    seconds since 1970. `zone` is the time zone of budget periods.
+    settles at the price of the deployment that answered. With `lenient`, requests are unlimited while the store accepts
+    no writes. `clock` gives seconds since 1970. `zone` is the time zone of budget periods.
     """
 
     def __init__(
@@ -157,21 +156,9 @@ class Metering:
             is_owed=bool(request.resumption.journal),
         )
 
-    async def status(self, *claims: QuotaReservation) -> QuotaStatus | None:
-        """Return the status of claims; None if the request is unlimited because the store is down."""
-        # A budget must not be overdrawn, and this process does not know how much of it others spend.
-        can_count_locally = not self.is_lenient and not any(claim.limits.has_budget for claim in claims)
-        # A request does not wait for a store that just failed.
-        if can_count_locally and self.ledger.is_down:
-            return self.ledger.reserve_locally(*claims)
-        try:
-            return await self.ledger.reserve(*claims, insist=not self.is_lenient)
-        except StoreUnavailable:
-            if can_count_locally:
-                return self.ledger.reserve_locally(*claims)
-            if self.is_lenient:
-                return None
-            raise
+    async def reserve(self, *claims: QuotaReservation) -> QuotaStatus | None:
+        """Reserve claims, as `UsageLedger.reserve_even_in_outage`."""
+        return await self.ledger.reserve_even_in_outage(*claims, is_lenient=self.is_lenient)
 
     async def journal_usage(self, request: GenerationRequest) -> Usage:
         """Return the usage of the earlier streams whose journal `request` continues."""
@@ -309,7 +296,7 @@ class QuotaGate(Gate):
     async def _reserve(self, request: GenerationRequest, caller: Caller) -> GenerationRequest:
         """Return the request with the token limit of its reservation."""
         claims = await self._metering.claims(request, caller)
-        if (status := await self._metering.status(*claims)) is None:
+        if (status := await self._metering.reserve(*claims)) is None:
             return request
         if status.refused is not None:
             raise refused(status.refused, status)
