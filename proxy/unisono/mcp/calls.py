@@ -24,7 +24,8 @@ from unisono.core.frozen import dataclass
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, Progress, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING
-from unisono.errors import ToolServerError, ToolServerProtocolError, ToolServerUnauthorized
+from unisono.errors import ToolServerError, ToolServerProtocolError
+from unisono.mcp.connection_errors import credentials_error
 from unisono.mcp.content import cut, to_outcome
 from unisono.mcp.elicitation import Dialogue, outcome_of, text_on_declined
 from unisono.mcp.exchange import Exchange, NoAnswer
@@ -206,10 +207,8 @@ def _to_hosted_tool(label: str, tool: types.Tool) -> HostedTool:
 
 
 def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServerError:
-    if exchange.status in (401, 403):
-        return ToolServerUnauthorized(
-            f"{name} rejected its credentials (HTTP {exchange.status}). Check the credentials for this server."
-        )
+    if (refusal := credentials_error(name, exchange)) is not None:
+        return refusal
     if exchange.problem:
         return ToolServerError(f"{name} did not list its tools: {exchange.problem}.")
     if exchange.status >= 300:

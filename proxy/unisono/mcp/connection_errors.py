@@ -24,10 +24,8 @@ def connection_error(
     `exchange` is the record of the handshake. `is_stopped`: the connection has ended or was asked to close.
     """
     name = f"The tool server {server.label!r}"
-    if exchange.status in (401, 403):
-        return ToolServerUnauthorized(
-            f"{name} rejected its credentials (HTTP {exchange.status}). Check the credentials for this server."
-        )
+    if (refusal := credentials_error(name, exchange)) is not None:
+        return refusal
     if exchange.problem:
         return ToolServerUnavailable(f"{name} cannot be used: {exchange.problem}.")
     if exchange.status >= 300:
@@ -43,6 +41,15 @@ def connection_error(
             f"{name} failed the MCP handshake: no common protocol version, or an invalid message."
         )
     return ToolServerUnavailable(f"{name} cannot be reached or started. Check its URL or command.")
+
+
+def credentials_error(name: str, exchange: Exchange) -> ToolServerUnauthorized | None:
+    """Return the error for rejected credentials, or None; `name` is the subject of its text."""
+    if exchange.status not in (401, 403):
+        return None
+    return ToolServerUnauthorized(
+        f"{name} rejected its credentials (HTTP {exchange.status}). Check the credentials for this server."
+    )
 
 
 def kinds_of(error: BaseException) -> str:
