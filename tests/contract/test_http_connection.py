@@ -113,7 +113,10 @@ async def pool_of(server: Server, scheme: str = "http") -> AsyncIterator[Connect
 async def exchange(pool: ConnectionPool, body: bytearray | None = None, *, once: bool = False) -> tuple[int, bytes]:
     """Send a request and return the status and the body, which is also added to `body`."""
     body = bytearray() if body is None else body
-    response = await (pool.send_once if once else pool.send)(REQUEST, b"", 5.0)
+    if once:
+        response = await (await pool.connection(5.0)).send(REQUEST, b"").with_head()
+    else:
+        response = await pool.send(REQUEST, b"", 5.0)
     try:
         while part := await response.read(1 << 20):
             body += part

@@ -166,11 +166,13 @@ async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue:
         with child_of(DOING.get()):
             return CallAttempt(to_outcome(await session.request(work, exchange, until), limits.output_bytes))
     except TimeoutError:
-        return CallAttempt(_failed("The tool did not answer in time.", unknown=exchange.sent))
+        if not exchange.sent:
+            return CallAttempt(_failed("The tool server was not ready in time."))
+        return CallAttempt(_failed("The tool did not answer in time.", unknown=True))
     except ValidationError:
         return CallAttempt(_failed(INVALID_ANSWER, unknown=True))
     except NoAnswer:
-        if exchange.status >= 300:
+        if exchange.status >= 300 or not exchange.sent:
             return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""))
         return CallAttempt(_failed("The tool server ended its answer without a result for this call.", unknown=True))
     except MCPError as error:

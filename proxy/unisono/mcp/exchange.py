@@ -25,7 +25,7 @@ class Exchange:
     `problem` describes the failure in the gateway's own words and contains no secrets.
     """
 
-    # At least part of it may have reached the server.
+    # At least part of it may have reached the server: the transport has begun to write it.
     sent: bool = False
     # HTTP status of the answer, 0 for none.
     status: int = 0

@@ -50,7 +50,14 @@ from unisono.mcp.http_transport import Path
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import encoded
 from unisono.mcp.response_filter import TOO_LARGE, EventStreamBody, ResponseRefused, TrimLimitReached, shorten, trim
-from unisono.net.connection_faults import ConnectFailed, ConnectionFault, ConnectTimeout, InvalidResponse, PoolClosed
+from unisono.net.connection_faults import (
+    ConnectFailed,
+    ConnectionFault,
+    ConnectTimeout,
+    InvalidResponse,
+    NotSent,
+    PoolClosed,
+)
 from unisono.net.connection_pool import ConnectionPool
 from unisono.net.http_connection import HttpResponse
 
@@ -65,7 +72,7 @@ UNEXECUTED_REDIRECTS: Final = frozenset({307, 308})
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 _FIXED_HEADERS: Final = {"accept": f"{JSON}, {EVENTS}", "content-type": JSON}
-_UNSENT: Final = (ConnectFailed, ConnectTimeout, PoolClosed)
+_UNSENT: Final = (ConnectFailed, ConnectTimeout, PoolClosed, NotSent)
 _PROBLEMS: Final[tuple[tuple[type[ConnectionFault], str], ...]] = (
     (ConnectTimeout, "the connection attempt timed out"),
     (ConnectFailed, "the connection attempt failed"),
@@ -149,9 +156,12 @@ class HttpDispatcher(Dispatcher[TransportContext]):
     async def _exchange(
         self, head: bytes, body: bytes, exchange: Exchange, request_id: int, progress: ProgressFnT | None
     ) -> JSONRPCResponse | JSONRPCError:
+        exchange.sent = False
         try:
+            connection = await self._pool.connection(self._connect_s)
+            # Until here, a deadline or the end of the session leaves the request unsent.
             exchange.sent = True
-            response = await self._pool.send_once(head, body, self._connect_s)
+            response = await connection.send(head, body).with_head()
             try:
                 exchange.status = response.status
                 return await self._answer(response, exchange, request_id, progress)

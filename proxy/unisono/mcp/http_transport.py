@@ -26,6 +26,8 @@ from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_tar
 
 # Status of the answer that replaces a failure for the SDK.
 STAND_IN: Final = 502
+# End of the name of the HTTP library's event before it writes the first byte of a request.
+WRITING_BEGINS: Final = "send_request_headers.started"
 # Within the origin. The HTTP library counts token requests among them.
 MAX_REDIRECTS: Final = 10
 
@@ -125,8 +127,16 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         return await self._send(_with_address(request, target, target.addresses[-1]), exchange)
 
     async def _send(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
+        async def note(event: str, _: object) -> None:
+            if event.endswith(WRITING_BEGINS):
+                if exchange.is_aborted:
+                    # The caller has left, and counts the request as unsent.
+                    raise ResponseRefused("the request was cancelled")
+                exchange.sent = True
+
         # The status may be that of a redirect, which says nothing about the request that follows it.
-        exchange.sent, exchange.ended, exchange.status = True, False, 0
+        exchange.ended, exchange.status = False, 0
+        request.extensions = {**request.extensions, "trace": note}
         try:
             return await self._inner.handle_async_request(request)
         except _UNSENT:

@@ -6,13 +6,14 @@ The SDK cannot send raw text. It receives only the small members, for the header
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 from mcp.shared.message import SessionMessage
 
 from unisono.core.conversation import Json
+from unisono.mcp.exchange import Exchange
 
 CALL_METHOD: Final = "tools/call"
 MIRRORED_LEVELS: Final = 8
@@ -22,9 +23,9 @@ MIRRORED_DIGITS: Final = 400
 
 @dataclass
 class OutgoingMessage(SessionMessage):
-    """Message of a tool call with its arguments as JSON text."""
+    """Message with its record."""
 
-    arguments: str = ""
+    exchange: Exchange = field(default_factory=Exchange)
 
 
 def encoded(message: Mapping[str, Any], arguments: str) -> bytes:

@@ -140,6 +140,8 @@ class McpSession:
             _abort_task(task, exchange)
             raise TimeoutError
         if task.cancelled():
+            # What is not sent by now must not be sent later: the caller counts it as not executed.
+            exchange.abort()
             raise NoAnswer
         return task.result()
 
@@ -231,7 +233,6 @@ class McpSession:
             WatchedTransport(
                 self._transport(),
                 self._stop,
-                by_wire=self._server.transport is not ToolTransport.STDIO,
                 entries=self._limits.entries,
             ),
             # The SSE transport predates the newer handshake.

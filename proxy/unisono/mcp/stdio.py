@@ -23,6 +23,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from unisono.core.tools import Command
+from unisono.mcp.exchange import Exchange
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import OutgoingMessage, encoded
 from unisono.mcp.response_filter import TrimLimitReached, trim
@@ -138,9 +139,13 @@ async def _write(
     assert child.stdin is not None
     try:
         async for item in from_session:
+            exchange = item.exchange if isinstance(item, OutgoingMessage) else Exchange()
+            if exchange.is_aborted:
+                # The caller has left, and counts the message as unsent.
+                continue
             message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
-            arguments = item.arguments if isinstance(item, OutgoingMessage) else ""
-            child.stdin.write(encoded(message, arguments) + b"\n")
+            exchange.sent = not child.stdin.is_closing()
+            child.stdin.write(encoded(message, exchange.arguments) + b"\n")
             await child.stdin.drain()
     except OSError:
         # The server no longer reads: end the session now, instead of waiting for a timeout.

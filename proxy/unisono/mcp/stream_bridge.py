@@ -35,17 +35,15 @@ class WatchedTransport:
         inner: AbstractAsyncContextManager[tuple[ReadStream, WriteStream]],
         ended: asyncio.Event,
         *,
-        by_wire: bool,
         entries: int,
     ) -> None:
         self._inner = inner
         self._ended = ended
-        self._ids_by_wire_id = by_wire
         self._entries = entries
 
     async def __aenter__(self) -> tuple[_Inbox, _Outbox]:
         reading, writing = await self._inner.__aenter__()
-        return _Inbox(reading, self._ended, self._entries), _Outbox(writing, by_wire=self._ids_by_wire_id)
+        return _Inbox(reading, self._ended, self._entries), _Outbox(writing)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -110,21 +108,17 @@ class _Outbox(_Stream):
     a short timeout, because the SDK sends nothing else until the server has accepted it.
     """
 
-    def __init__(self, inner: WriteStream, *, by_wire: bool) -> None:
+    def __init__(self, inner: WriteStream) -> None:
         super().__init__(inner)
         self._inner = inner
-        self._by_wire = by_wire
 
     async def send(self, item: SessionMessage) -> None:
         is_request = isinstance(item.message, JSONRPCRequest)
         exchange = (CALL.get() if is_request else None) or Exchange(aside=not is_request)
         token = EXCHANGE.set(exchange)
         try:
-            # Over HTTP only the transport knows; a pipe has received what was written to it.
-            exchange.sent = exchange.sent or not self._by_wire
-            await self._inner.send(OutgoingMessage(item.message, item.metadata, exchange.arguments))
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # Only the transport knows when it writes the message. An earlier message may have the same record.
             exchange.sent = False
-            raise
+            await self._inner.send(OutgoingMessage(item.message, item.metadata, exchange))
         finally:
             EXCHANGE.reset(token)

@@ -21,6 +21,10 @@ class ClosedBeforeResponse(ConnectionFault):
     """The server closed the connection before it sent a response head."""
 
 
+class NotSent(ClosedBeforeResponse):
+    """The connection was closed before any byte of the request was written."""
+
+
 class ResponseCutShort(ConnectionFault):
     """The connection ended inside the body of a response."""
 

@@ -67,16 +67,15 @@ class ConnectionPool:
         connection = await self._connect(connect_s)
         return await connection.send(head, body).with_head()
 
-    async def send_once(self, head: bytes, body: bytes, connect_s: float) -> HttpResponse:
-        """Send a request that must not be repeated; return the response after its head.
+    async def connection(self, connect_s: float) -> HttpClientConnection:
+        """Return an open or new connection for a request that must not be repeated.
 
-        The caller must close the response. Raises ConnectionFault.
+        The caller must send the request at once, without waiting. Raises ConnectionFault.
         """
         while (connection := self._pop_idle()) is not None and connection.has_input:
             # The server has closed the connection. The request would fail, and nobody would know whether it ran.
             connection.close()
-        connection = connection or await self._connect(connect_s)
-        return await connection.send(head, body).with_head()
+        return connection or await self._connect(connect_s)
 
     async def send_upload(self, head: bytes, pieces: AsyncIterator[bytes], connect_s: float) -> HttpResponse:
         """Send a request with a large body on a new connection; return the response after its head.

@@ -18,6 +18,7 @@ from unisono.net.connection_faults import (
     ConnectionFault,
     ConnectionLost,
     InvalidResponse,
+    NotSent,
     ResponseCutShort,
 )
 from unisono.net.sockets import has_input, reset
@@ -220,7 +221,7 @@ class HttpClientConnection(asyncio.Protocol):
         self._bytes_without_body = 0
         assert self._transport is not None
         if self._transport.is_closing():
-            response.fail(ClosedBeforeResponse("the connection was closed before the response head"))
+            response.fail(NotSent("the connection was closed before the request"))
         elif body:
             self._transport.writelines((head, body))
         else:
