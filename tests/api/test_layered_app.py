@@ -179,3 +179,23 @@ print([name for name in sys.modules if name.startswith(names)])
 """
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("lost", ["http.response.start", "http.response.body"])
+@pytest.mark.parametrize(("method", "path"), [("POST", "/direct"), ("GET", "/described/one")])
+async def test_a_client_that_is_gone_at_a_write_is_no_fault_of_the_gateway(
+    method: str, path: str, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange = Exchange(layered(), method, path)
+    sent: list[str] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+        if message["type"] == lost:
+            raise OSError("the client is gone")
+
+    exchange._send = send  # type: ignore[method-assign]
+    await exchange.run()
+    assert sent[-1] == lost
+    assert sent.count(lost) == 1
+    assert caplog.text == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -14,6 +15,7 @@ from starlette.types import Message, Receive
 from tests.api.asgi import Exchange, events_of
 from unisono.api.error_responses import ClientGone
 from unisono.api.sse import (
+    BODY_WRITER,
     KEEP_ALIVE,
     WATCH_DISCONNECT,
     EventSource,
@@ -242,6 +244,50 @@ async def test_a_sink_writes_at_once_or_has_no_effect() -> None:
     assert take("three")
     assert encoded == ["one", "", "two\u2028", "three"]
     assert body.written == [b"one", b"two\\u2028", b"three"]
+
+
+class LostBody(ScriptedBody):
+    """Writer of a server that reports a client that is gone, as ASGI allows."""
+
+    def write(self, body: bytes) -> None:
+        raise OSError("the client is gone")
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["through ASGI", "to the writer of the server"])
+async def test_a_client_that_is_gone_at_a_write_counts_as_a_disconnect(
+    direct: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends: list[type[BaseException] | None] = []
+    sinks: list[Callable[[bytes], bool]] = []
+
+    async def generation() -> AsyncIterator[bytes]:
+        try:
+            for batch in (b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n"):
+                # As the engine: a batch that the sink does not take is yielded.
+                if not (sinks and sinks[0](batch)):
+                    yield batch
+            ends.append(None)
+        except BaseException as error:
+            ends.append(type(error))
+            raise
+
+    def connect(writer: EventWriter) -> None:
+        if (sink := writer.sink_for(bytes)) is not None:
+            sinks.append(sink)
+
+    async def send(message: Message) -> None:
+        if message.get("body") == b"data: 2\n\n":
+            raise OSError("the client is gone")
+
+    async def receive() -> Message:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "state": {BODY_WRITER: LostBody()} if direct else {}}
+    # Typed as a generator, which has `aclose`.
+    await EventStream(EventSource(cast("Any", generation()), bytes, connect=connect))(scope, receive, send)
+    assert ends == [GeneratorExit]
+    assert caplog.text == ""
 
 
 async def test_there_is_no_sink_without_a_writer_of_the_server() -> None:

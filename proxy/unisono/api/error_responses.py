@@ -212,9 +212,11 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
 
 
 async def outcome(work: Awaitable[None]) -> UnisonoError | None:
-    """Await `work`; return None on success, else the client-visible error."""
+    """Await `work`; return None on success, else the client-visible error. Raises ClientGone."""
     try:
         await work
+    except ClientGone:
+        raise
     except Exception as error:
         return failure_of(error)
     return None
@@ -237,8 +239,9 @@ class ErrorResponses:
     """ASGI layer that converts exceptions of the inner layers to responses.
 
     After a response has started, the fault is logged and the connection is cut, so that the client cannot mistake a
-    partial response for a complete one. A WebSocket before its acceptance is refused with the same HTTP response as
-    a request. An open WebSocket is closed with the error code as the reason.
+    partial response for a complete one. A client that is gone at a write is no fault. A WebSocket before its
+    acceptance is refused with the same HTTP response as a request. An open WebSocket is closed with the error code as
+    the reason.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -251,18 +254,27 @@ class ErrorResponses:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        has_started = False
+        has_started = is_client_gone = False
 
         async def watched(message: Message) -> None:
-            nonlocal has_started
+            nonlocal has_started, is_client_gone
             has_started = True
-            await send(message)
+            try:
+                await send(message)
+            except OSError:
+                # A server may raise it for a client that has disconnected.
+                is_client_gone = True
+                raise ClientGone from None
 
         try:
             await self._app(scope, receive, watched)
         except ClientGone:
-            await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
+            if not has_started:
+                await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
         except Exception as error:
+            if is_client_gone:
+                # FastAPI replaces an exception that it cannot answer after the start of the response.
+                return
             failure = failure_of(error)
             if has_started:
                 raise

@@ -221,7 +221,11 @@ class EventWriter:
             if self.is_writing or not self.is_head_sent or not body.is_ready():
                 return False
             if data := to_bytes(batch):
-                body.write(data if data.isascii() else without_line_separators(data))
+                try:
+                    body.write(data if data.isascii() else without_line_separators(data))
+                except OSError:
+                    # The caller is the generation, which has not failed. It yields the batch, whose write fails again.
+                    return False
                 self.last_write_at = self.now()
             return True
 
@@ -234,7 +238,7 @@ class EventWriter:
             await self._head_waiter
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Write whole events; the `last` write ends the response."""
+        """Write whole events; the `last` write ends the response. Raises ClientGone."""
         # asyncio's lock would add three calls per write.
         while self.is_writing:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -250,6 +254,8 @@ class EventWriter:
             self.last_write_at = self.now()
             body = data if data.isascii() else without_line_separators(data)
             await self._send_body({"type": "http.response.body", "body": body, "more_body": not last})
+        except OSError:  # of a server, for a client that has disconnected
+            raise ClientGone from None
         finally:
             self.is_writing = False
             # All of them, since one may be cancelled at the same moment.
@@ -358,7 +364,7 @@ class EventStream(Response):
             await self._source.batches.aclose()
 
     async def _drain(self, writer: EventWriter) -> UnisonoError | None:
-        """Write all events; return None on success, else the client-visible error."""
+        """Write all events; return the client-visible error, if any. Raises ClientGone."""
         write = self._source.write
         take = writer.sink_for(write)
         self._source.connect(writer)
@@ -368,6 +374,8 @@ class EventStream(Response):
                     await writer.write(data)
             if data := self._source.end():
                 await writer.write(data)
+        except ClientGone:
+            raise
         except Exception as error:
             return failure_of(error)
         return None
