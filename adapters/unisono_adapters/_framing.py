@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import repeat
 from operator import contains
@@ -21,6 +22,9 @@ MAX_LINE_BYTES = 10 * 1024 * 1024
 # machine instructions instead of 100.
 CR: Final = 0x0D
 LF: Final = 0x0A
+
+# Line of a comment, or its beginning.
+COMMENT: Final = re.compile(rb"^:.*\n?", re.MULTILINE)
 
 
 class EventTooLong(Exception):
@@ -69,26 +73,30 @@ class LineCutter:
 class EventCutter:
     """Splitter from reads to the data of complete events.
 
-    Linear in the bytes, however they are split.
+    Linear in the bytes, however they are split. Comments of a server that keeps the connection open take no memory.
     """
 
-    __slots__ = ("_first", "_partial", "_partial_size", "_skip_newline")
+    __slots__ = ("_first", "_in_comment", "_partial", "_partial_size", "_skip_newline")
 
     def __init__(self) -> None:
         # Bytes of the incomplete event, with LF as its only line end.
         self._partial: list[bytes] = []
         self._partial_size = 0
         self._skip_newline = False
+        self._in_comment = False  # the incomplete line is a comment, whose beginning was dropped
         self._first = True
 
     def feed(self, read: bytes) -> list[bytes]:
         """Return the data of the events completed by `read`, in order. Raises EventTooLong."""
         if self._skip_newline or CR in read:
             read = self._with_newlines(read)
+        if self._in_comment:
+            _, end, read = read.partition(b"\n")
+            self._in_comment = not end
         partial = self._partial
         events, blank_line, rest = read.rpartition(b"\n\n")
         if not blank_line and not (partial and read.startswith(b"\n") and partial[-1].endswith(b"\n")):
-            if read:
+            if read := self._without_comments(read):
                 partial.append(read)
                 self._partial_size += len(read)
                 if self._partial_size > MAX_LINE_BYTES:
@@ -128,6 +136,18 @@ class EventCutter:
             self._skip_newline = read.endswith(b"\r")
             read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         return read
+
+    def _without_comments(self, read: bytes) -> bytes:
+        """Return part of an incomplete event without its comments."""
+        line_rest = b""
+        if self._partial and not self._partial[-1].endswith(b"\n"):
+            # The first line is the rest of another one.
+            line_rest, end, read = read.partition(b"\n")
+            line_rest += end
+        if not read.startswith(b":") and b"\n:" not in read:
+            return line_rest + read
+        self._in_comment = read.rpartition(b"\n")[2].startswith(b":")
+        return line_rest + COMMENT.sub(b"", read)
 
     def _split(self, events: bytes) -> list[bytes]:
         if self._first:

@@ -20,6 +20,7 @@ STREAMS: dict[str, tuple[bytes, list[bytes]]] = {
     "several data lines": (b"data: a\ndata: b\ndata\n\n", [b"a\nb\n"]),
     "an empty data line": (b"data: \nx\n\ndata: \ndata: y\n\n", [b"", b"\ny"]),
     "comments": (b": keepalive 1/2\n\ndata: a\n: x\n\n:\n\n", [b"a"]),
+    "comments in an event": (b": a\n: b\ndata: a\n:\n: c\ndata: : b\n: d\n\n: e\n: f", [b"a\n: b"]),
     "other fields": (b"event: e\nid: 7\nretry: 1\nfoo\ndata: a\ndatum: b\n\n", [b"a"]),
     "byte order mark": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
     "multi-byte characters": ("data: 👩‍👩‍👧 é\n\n".encode(), ["👩‍👩‍👧 é".encode()]),
@@ -71,3 +72,24 @@ def test_endless_event_is_refused_in_linear_time(reads: itertools.repeat[bytes])
             break
     assert MAX_LINE_BYTES * 0.9 < fed < MAX_LINE_BYTES * 1.1
     assert perf_counter() - started < 2
+
+
+COMMENTS: dict[str, tuple[bytes, int]] = {
+    "whole": (b": ping\n" * 8192, 57344),
+    "cut": (b": ping\n" * 8192, 1001),
+    "CRLF": (b": ping\r\n" * 8192, 999),
+    "one long comment": (b": " + b"x" * 65534, 65536),
+}
+
+
+@pytest.mark.parametrize(("comments", "size"), COMMENTS.values(), ids=COMMENTS)
+@pytest.mark.parametrize("before", [b"", b"data: a\n", b"event: token\ndata: a\n"])
+def test_comments_of_a_waiting_server_do_not_count_towards_the_size_of_an_event(
+    before: bytes, comments: bytes, size: int
+) -> None:
+    cutter = EventCutter()
+    cutter.feed(before)
+    for _ in range(2 * MAX_LINE_BYTES // len(comments)):
+        for at in range(0, len(comments), size):
+            assert cutter.feed(comments[at : at + size]) == []
+    assert cutter.feed(b"\n\ndata: b\n\n") == ([b"a", b"b"] if before else [b"b"])
