@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message
 
 from tests.api.asgi import Exchange
@@ -57,6 +58,10 @@ def gateway(*, authenticate: Authenticate | None = None, origins: Iterable[str] 
         await read_json(request)
         await until_disconnect(request, asyncio.sleep(0.15))
         return {"done": True}
+
+    @app.post("/v1/named")
+    async def named() -> Response:
+        return Response(b"{}", headers={"X-Request-Id": "mine", "x-more": "1"})
 
     @app.get("/health/liveliness")
     async def alive() -> dict[str, Any]:
@@ -380,3 +385,10 @@ async def test_every_response_has_a_unique_request_id() -> None:
     ids = [response.headers["x-request-id"] for response in responses]
     assert len(set(ids)) == 3
     assert all(id.startswith("req_") for id in ids)
+
+
+async def test_request_id_of_a_route_is_replaced() -> None:
+    response = await post(keyed_gateway(), BEARER, path="/v1/named")
+    ids = [value for name, value in response.sent[0]["headers"] if name == b"x-request-id"]
+    assert ids == [b"req_0"]
+    assert response.headers["x-more"] == "1"

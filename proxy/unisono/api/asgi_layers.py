@@ -82,6 +82,8 @@ class RequestIds:
         state, headers_in = scope.setdefault("state", {}), request_headers(scope)
         state["request_id"] = request_id
         failure_format = state[FORMAT] = format_at(scope["path"], self._formats, headers_in)
+        other_name = failure_format.id_header.encode()
+        id_headers = (b"x-request-id", other_name) if other_name else (b"x-request-id",)
         at, started_at, status = time(), monotonic(), CLIENT_CLOSED_REQUEST
         generations: list[GenerationDone] = []
 
@@ -89,9 +91,9 @@ class RequestIds:
             nonlocal status
             if message["type"] in ANSWERS:
                 status = message.get("status", SWITCHED)
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-                if failure_format.id_header:
-                    headers.append((failure_format.id_header.encode(), request_id.encode()))
+                # Records and logs have this id, so one that a route has set is replaced.
+                headers = [header for header in message.get("headers", ()) if header[0] not in id_headers]
+                headers += [(name, request_id.encode()) for name in id_headers]
                 if fields := _noted(state):
                     headers.append((b"x-unisono-notes", ", ".join(fields[:MAX_HEADER_FIELDS]).encode("latin-1")))
                 message["headers"] = headers
