@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import pytest
 
+from unisono.api.n_choices import MergedStreams, collect_all
 from unisono.core.conversation import Conversation, Preamble
 from unisono.core.events import Event, Finished, Opened, Reasoning
 from unisono.core.generation import FinishReason, Usage
@@ -231,3 +232,56 @@ async def test_the_shutdown_of_the_gateway_ends_a_stream(waits: bool) -> None:
         OPEN.reset(token)
     assert (task.cancelling(), request.streams) == (0, set())
     assert calls[-2:] == ["b.end ShuttingDown", "a.end ShuttingDown"]
+
+
+class LateRefusal(Gate):
+    """Gate that refuses its generation while others run."""
+
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        await asyncio.sleep(0.05)
+        raise REFUSAL
+
+
+async def collected(streams: Sequence[GenerationStream]) -> None:
+    await collect_all(streams)
+
+
+async def read_merged(streams: Sequence[GenerationStream]) -> None:
+    merged = MergedStreams(streams)
+    try:
+        async for _ in merged:
+            pass
+    finally:
+        await merged.aclose()
+
+
+def three_choices(calls: list[str], third: Gate | None) -> list[GenerationStream]:
+    """Return a complete choice, one that never ends, and one behind the gate `third`."""
+    scripts = {"whole": Script(), "endless": Script([FIRST], hangs=True), "third": Script([FIRST], hangs=True)}
+    streams = []
+    for name, script in scripts.items():
+        gates = [lambda _, name=name: Recorded(name, calls), lambda _, name=name: third if name == "third" else None]
+        streams.append(GuardedService(script, gates).start(REQUEST))
+    return streams
+
+
+@pytest.mark.parametrize("read", [collected, read_merged])
+async def test_a_failed_choice_ends_the_others_with_its_error(
+    read: Callable[[Sequence[GenerationStream]], Awaitable[None]],
+) -> None:
+    calls: list[str] = []
+    with pytest.raises(LimitReached):
+        await asyncio.wait_for(read(three_choices(calls, LateRefusal())), 2)
+    ends = [call for call in calls if ".end " in call]
+    assert sorted(ends) == ["endless.end LimitReached", "third.end LimitReached", "whole.end NoneType"]
+
+
+@pytest.mark.parametrize("read", [collected, read_merged])
+async def test_a_client_that_leaves_ends_all_choices(
+    read: Callable[[Sequence[GenerationStream]], Awaitable[None]],
+) -> None:
+    calls: list[str] = []
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(read(three_choices(calls, None)), 0.05)
+    ends = [call for call in calls if ".end " in call]
+    assert sorted(ends) == ["endless.end CancelledError", "third.end CancelledError", "whole.end NoneType"]

@@ -67,6 +67,9 @@ async def merged(streams: Sequence[GenerationStream]) -> AsyncGenerator[tuple[in
                 if batch is not None:
                     pending[asyncio.create_task(step(index))] = index
                     yield index, batch
+    except Exception as error:
+        _note_failure(streams, error)
+        raise
     finally:
         await cancel_all(*pending)
 
@@ -85,10 +88,19 @@ async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnsw
     tasks = [asyncio.create_task(collect_run(stream)) for stream in streams]
     try:
         return await asyncio.gather(*tasks)
+    except Exception as error:
+        _note_failure(streams, error)
+        raise
     finally:
         # After a failure the others still run. They must end before their streams are closed.
         await cancel_all(*tasks)
         await close_all(streams)
+
+
+def _note_failure(streams: Sequence[GenerationStream], error: Exception) -> None:
+    """Note the failure of one choice for the others, which it ends: no client has left them."""
+    for stream in streams:
+        stream.report.facts.sibling_failure = error
 
 
 async def start_all(service: GenerationService, choices: Iterable[GenerationRequest]) -> list[GenerationStream]:

@@ -180,6 +180,7 @@ class GenerationFacts:
     cost: int = 0  # price of the usage, in the unit of `quotas.TokenUsage`; 0 before the end
     part_backends: Sequence[str] = ()  # all deployments, if several answered parts of the request
     is_masked: bool = False  # a hook has changed the text of the answer, so that its tokens must not be emitted
+    sibling_failure: Exception | None = None  # error of another choice of the request, which ended this generation
 
     @property
     def usage(self) -> Usage:

@@ -100,6 +100,7 @@ class GuardedStream(BatchStream):
         self._interruption = interruption
         self._stream: GenerationStream | None = None
         self._is_iterated = False
+        self._is_finished = False
         for gate in gates:
             gate.report = self.report
 
@@ -154,12 +155,7 @@ class GuardedStream(BatchStream):
                     if whole and not batch:
                         continue
                     if batch and isinstance(last := batch[-1], Finished):
-                        # Each gate accepts the end after the gates inside of it.
-                        for gate in outward:
-                            if gate.observes:
-                                gate.observe(batch)
-                            if gate.finishes:
-                                await gate.finish(last)
+                        await self._finish(batch, last)
                     else:
                         for observe in observers:
                             observe(batch)
@@ -181,7 +177,19 @@ class GuardedStream(BatchStream):
             interruption.leave()
             self._end(failure)
 
+    async def _finish(self, batch: list[Event], last: Finished) -> None:
+        """Pass the end of the answer through the gates, each after the gates inside of it."""
+        self._is_finished = True
+        for gate in self._gates[::-1]:
+            if gate.observes:
+                gate.observe(batch)
+            if gate.finishes:
+                await gate.finish(last)
+
     def _end(self, error: BaseException | None) -> None:
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) and not self._is_finished:
+            # Another choice of the request may have failed, and no client has left then.
+            error = self.report.facts.sibling_failure or error
         for gate in reversed(self._gates):
             gate.end(error)
 
