@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from unisono.core.quotas import Account, LedgerLine, TokenUsage, UsageRecord
 from unisono.core.state_store import Retention
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore, keys
+from unisono.store.redis.command_client import Command, CommandClient
 from unisono.store.redis.connection import Link
 
 DAY = "2026-11-21"
@@ -104,6 +106,38 @@ async def test_settlement_without_an_answer_from_a_server_that_lost_its_data_is_
                 await store.settle(record)
         await store.settle(record)
         assert [entry.used for entry in await store.ledger(DAY, DAY)] == [USED]
+    finally:
+        await store.aclose()
+        server.end()
+
+
+async def test_settlements_between_which_the_script_is_lost_run_once_and_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path / "redis").start()
+    store = RedisStore(server.url, Retention(), deadline_s=5.0)
+    owners = [Account("ann", fresh("key")) for _ in range(3)]
+    exchange, sent = CommandClient.exchange, list[str]()
+
+    async def flushed_after_the_first(client: CommandClient, commands: Sequence[Command]) -> list[Any]:
+        sent.extend(str(name) for name, *_ in commands)
+        if len(commands) < 3 or commands[0][0] != "EVALSHA":
+            return await exchange(client, commands)
+        first, _, *others = await exchange(client, [commands[0], ("SCRIPT", "FLUSH"), *commands[1:]])
+        return [first, *others]
+
+    def settlements() -> list[UsageRecord]:
+        return [UsageRecord(fresh("turn"), LedgerLine(owner, "m", DAY, USED)) for owner in owners]
+
+    try:
+        await store.settle(*settlements())
+        with server.client() as client:
+            # The server has lost its data, and the scripts while it runs one of several.
+            client.flushall()
+        monkeypatch.setattr(CommandClient, "exchange", flushed_after_the_first)
+        await store.settle(*settlements())
+        assert [name for name in sent if name.startswith("EVAL")] == ["EVALSHA"] * 3 + ["EVAL"] * 2
+        assert {entry.account: entry.used for entry in await store.ledger(DAY, DAY)} == dict.fromkeys(owners, USED)
     finally:
         await store.aclose()
         server.end()

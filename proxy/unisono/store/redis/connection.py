@@ -15,14 +15,14 @@ from typing import Any, ParamSpec, TypeVar
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.exceptions import ClusterDownError, MovedError, NoPermissionError, NoScriptError, ResponseError
+from redis.exceptions import MovedError, NoPermissionError, NoScriptError, ResponseError
 
 from unisono.errors import StoreUnavailable, UnisonoError
 from unisono.store.redis.address import open_clients
 from unisono.store.redis.command_client import Command
 from unisono.store.redis.primary import majority_address, primary_seen_by, replicas_in, text
 from unisono.store.redis.script import Script
-from unisono.store.redis.trouble import NO_NODE, message_of
+from unisono.store.redis.trouble import NO_NODE, is_failure_of_node, message_of, raise_first
 from unisono.store.write_errors import refusal
 
 AT_ONCE = 64  # maximum concurrent operations; further ones wait within their own deadline
@@ -111,11 +111,18 @@ class Link:
     async def _run_script(self, script: Script, calls: Sequence[ScriptCall]) -> list[Any]:
         written = [] if script.is_read else [keys[0] for keys, _ in calls]
         commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
+        answers: list[Any] = [NoScriptError()] * len(commands)
         if script.sha in self._loaded:
-            with suppress(NoScriptError):
-                return await self._send(commands, written)
-        answers = await self._send([("EVAL", script.text, *rest) for _, _, *rest in commands], written)
-        self._loaded.add(script.sha)
+            answers = await self._send(commands, written)
+        # A server may lose its scripts between two commands. Those before have run, and another run may answer
+        # otherwise.
+        missed = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if missed:
+            again = [("EVAL", script.text, *commands[at][2:]) for at in missed]
+            values = await self._send(again, [written[at] for at in missed] if written else ())
+            for at, value in zip(missed, values, strict=True):
+                answers[at] = value
+            self._loaded.add(script.sha)
         return answers
 
     async def read(self, *commands: Command) -> list[Any]:
@@ -132,7 +139,10 @@ class Link:
             await self._bounded(self._send, together, [str(command[1]) for command in together])
 
     async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
-        """Run commands and return their answers. Each key in `written` is that of one command."""
+        """Run commands and return their answers. Each key in `written` is that of one command.
+
+        An error is raised, except that of a missing script, which is the answer of its command.
+        """
         if written and self._replicas is None and not self._copies_until:
             await self._refresh_replicas()
         if isinstance(self._client, RedisCluster):
@@ -142,7 +152,7 @@ class Link:
         checks = self._checks(copies) if copies else ()
         answers = await self._server.commands.exchange([*commands, *checks])
         values = answers[: len(commands)]
-        _raise_first(values)
+        raise_first(values)
         if copies:
             self._check_copied("", copies, *answers[len(commands) :])
         return values
@@ -173,12 +183,15 @@ class Link:
 
     async def _send_uncopied(self, client: RedisCluster, commands: Sequence[Command]) -> list[Any]:
         if len(commands) == 1:
-            return [await client.execute_command(*commands[0])]
+            try:
+                return [await client.execute_command(*commands[0])]
+            except NoScriptError as error:
+                return [error]
         pipe: Any = client.pipeline(transaction=False)
         for command in commands:
             pipe.execute_command(*command)
         values = await self._run(pipe, "")
-        _raise_first(values)
+        raise_first(values)
         return values
 
     async def _send_copied(
@@ -199,7 +212,7 @@ class Link:
                 pipe.execute_command(*command, target_nodes=targets[name])
         answers = await self._run(pipe, next(iter(copies)) if len(copies) == 1 else "", allow_redirections=False)
         values, checks = answers[: len(commands)], answers[len(commands) :]
-        _raise_first(values)
+        raise_first(values)
         for (name, count), reached, role in zip(copies.items(), checks[::2], checks[1::2], strict=True):
             self._check_copied(name, count, reached, role)
         return values
@@ -212,7 +225,7 @@ class Link:
         except BaseException:
             self._failed_node = node
             raise
-        if any(map(_is_failure_of_node, answers)):
+        if any(map(is_failure_of_node, answers)):
             self._failed_node = node
         return answers
 
@@ -378,16 +391,3 @@ def _node_of(client: RedisCluster, key: str) -> ClusterNode:
     if node is None:
         raise StoreUnavailable(NO_NODE)
     return node
-
-
-def _raise_first(answers: Sequence[Any]) -> None:
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-
-
-def _is_failure_of_node(answer: Any) -> bool:
-    """Return True if an answer reports a failed node. Other errors concern the command."""
-    return isinstance(answer, ClusterDownError) or (
-        isinstance(answer, Exception) and not isinstance(answer, ResponseError)
-    )

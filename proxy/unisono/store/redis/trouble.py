@@ -1,16 +1,17 @@
-"""Messages of `StoreUnavailable` for failed Redis operations."""
+"""Failed Redis operations: messages of `StoreUnavailable`, and errors among answers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
+    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
@@ -51,3 +52,17 @@ def message_of(error: Exception) -> str:
     refusal = REFUSAL.search(str(error))
     failed = REFUSED[refusal[1] or refusal[2]] if refusal else type(error)
     return next(words for kind, words in TROUBLE if issubclass(failed, kind))
+
+
+def raise_first(answers: Sequence[Any]) -> None:
+    """Raise the first error except those of missing scripts, whose commands have not run."""
+    for answer in answers:
+        if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
+            raise answer
+
+
+def is_failure_of_node(answer: Any) -> bool:
+    """Return True if an answer reports a failed node. Other errors concern the command."""
+    return isinstance(answer, ClusterDownError) or (
+        isinstance(answer, Exception) and not isinstance(answer, ResponseError)
+    )
