@@ -19,12 +19,11 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from tests.e2e.gateway import Gateway, config_of
-from tests.e2e.keyed import MASTER, Place, Ring, bearing, keyed, places_of, raw_answer, with_keys
+from tests.e2e.keyed import MASTER, Place, Ring, bearing, keyed, places_of, raw_answer
 from tests.fakes import FakeVllm
 from unisono.access.keys import Mint
 from unisono.api.admin.roles import PERMISSIONS
-from unisono.app import build
-from unisono.config import parse
+from unisono.bootstrap import fastapi_routes
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.harmony.encoding import load_encoding
 
@@ -42,7 +41,7 @@ def config() -> dict[str, Any]:
     return {**config_, **settings}
 
 
-ROUTES = tuple(places_of(build(parse(with_keys(config(), "memory://"), {}).config).routes))
+ROUTES = tuple(places_of(fastapi_routes.ROUTES))
 # `/` is the page, which contains no data; its files are open as well.
 OPEN_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/ping", "/", "/docs"})
 CLOSED_ROUTES = [place for place in ROUTES if place.path not in OPEN_PATHS]
