@@ -6,6 +6,7 @@ import asyncio
 import sys
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,12 @@ def workers() -> list[str]:
     """Return the ids of all extracting processes that this process started."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            line = Path(f"/proc/{child}/cmdline")
-            found += [child] if line.exists() and b"documents/worker.py" in line.read_bytes() else []
+        # A thread or a process may end at any time.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in (task / "children").read_text().split():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    line = Path(f"/proc/{child}/cmdline").read_bytes()
+                    found += [child] if b"documents/worker.py" in line else []
     return found
 
 
