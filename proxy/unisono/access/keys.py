@@ -55,6 +55,8 @@ class Mint:
         self._seal_key = hmac.digest(salt, b"unisono virtual keys: seal", hashlib.sha256)
         self._pepper = hmac.digest(salt, b"unisono virtual keys: digest", hashlib.sha256)
         self._derivation_key = hmac.digest(salt, b"unisono virtual keys: derivation", hashlib.sha256)
+        # Digests of issued keys, by a mark that takes a tenth of the time to compute and is no plaintext either.
+        self._digests: dict[bytes, str] = {}
 
     def new(self) -> str:
         """Return a new unguessable key. Its plaintext is not stored."""
@@ -84,6 +86,15 @@ class Mint:
         content = urlsafe_b64decode(presented[len(PREFIX) :])
         entropy, seal = content[:ENTROPY_BYTES], content[ENTROPY_BYTES:]
         return hmac.compare_digest(self._seal(entropy), seal)
+
+    def issued_digest(self, presented: str) -> str | None:
+        """Return the digest of a key that was issued with this salt, else None."""
+        mark = hashlib.blake2b(presented.encode(), key=self._pepper, digest_size=32).digest()
+        if mark not in self._digests and self.issued(presented):
+            if len(self._digests) >= MAX_CACHED_KEYS:
+                self._digests.clear()
+            self._digests[mark] = self.digest(presented)
+        return self._digests.get(mark)
 
     def _seal(self, entropy: bytes) -> bytes:
         return hmac.digest(self._seal_key, entropy, hashlib.sha256)[:SEAL_BYTES]
@@ -226,11 +237,7 @@ class VirtualKeys:
 
         The result does not reveal which of the two applies. Raises `StoreUnavailable`.
         """
-        if has_form(presented):
-            mint = await self._mint_of(presented)
-            digest = None if mint is None else mint.digest(presented)
-        else:
-            digest = await self._imported.digest(presented)
+        digest = await (self._own_digest(presented) if has_form(presented) else self._imported.digest(presented))
         if digest is None:
             return None
         found = await self._record(digest)
@@ -252,13 +259,13 @@ class VirtualKeys:
             return Caller(tenant, key, models=frozenset(), mcp_servers=frozenset())
         return await caller_with_shares(self._store, record) or record.caller
 
-    async def _mint_of(self, presented: str) -> Mint | None:
-        """Return the `Mint` of the gateway's secret if it issued the key, else None.
+    async def _own_digest(self, presented: str) -> str | None:
+        """Return the digest of a key that was made with the gateway's secret, else None.
 
         The secret may have changed: a store that lost its data gets a new secret when the next key is issued.
         """
-        if self._mint is not None and self._mint.issued(presented):
-            return self._mint
+        if self._mint is not None and (digest := self._mint.issued_digest(presented)) is not None:
+            return digest
         now = self._monotonic()
         if self._mint is None:
             self._mint, self._salted_at = Mint(await self._salt()), now
@@ -266,7 +273,7 @@ class VirtualKeys:
             self._salted_at = now
             with suppress(StoreUnavailable):
                 self._mint = Mint(await self._salt())
-        return self._mint if self._mint.issued(presented) else None
+        return self._mint.issued_digest(presented)
 
     # -- remembering
 
@@ -281,16 +288,13 @@ class VirtualKeys:
             may_stall = now >= self._down_until
             if may_stall and seen is not None and seen.found is not None and now - seen.at < STALLED_FRESH_S:
                 return await self._refresh(digest, seen.found)
-            return await self._look_up(digest)
+            # Concurrent requests share one lookup, which survives their cancellation.
+            return await asyncio.shield(self._lookup(digest))
         except StoreUnavailable:
             self._down_until = self._monotonic() + FRESH_S
             if seen is None or not self._valid_while_down:
                 raise
             return seen.found
-
-    async def _look_up(self, digest: str) -> FoundKey | None:
-        """Look up a record; concurrent callers share one lookup, which survives their cancellation."""
-        return await asyncio.shield(self._lookup(digest))
 
     async def _refresh(self, digest: str, known: FoundKey) -> FoundKey | None:
         """Look up a record, or return `known` if the store stalls: it was valid a moment ago."""

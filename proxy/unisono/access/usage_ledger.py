@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from unisono.access.budget_watch import BudgetWatch
@@ -147,8 +147,6 @@ class UsageLedger:
             # The claims may be reserved or not.
             self.release(*claims)
             raise
-        if len(claims) == 1:
-            status = replace(status, limits=claims[0].limits, account=claims[0].account)
         self._watch.reserved(status)
         # Settlements that could not be written still hold their reservations.
         self._store_is_back.set()
@@ -169,8 +167,7 @@ class UsageLedger:
 
     def reserve_locally(self, *claims: QuotaReservation) -> QuotaStatus:
         """Reserve in this process alone, for claims without a budget, while the store is down."""
-        status = self._local.reserve(*claims)
-        return replace(status, limits=claims[0].limits, account=claims[0].account) if len(claims) == 1 else status
+        return self._local.reserve(*claims)
 
     async def _try_reserve(self, *claims: QuotaReservation, insist: bool) -> QuotaStatus:
         if insist:

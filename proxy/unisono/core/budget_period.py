@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta, tzinfo
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from unisono.core.frozen import dataclass
@@ -56,6 +57,7 @@ class Period:
         return first, first + timedelta(days=days)
 
 
+@lru_cache(maxsize=64)
 def _midnight(day: date, zone: tzinfo) -> float:
     """Return the start of a day in seconds since 1970.
 

@@ -168,9 +168,9 @@ class QuotaStatus:
     requests_reset_s: float = 0.0
     tokens_left: int | None = None
     tokens_reset_s: float = 0.0
-    # Limits of the account; the store sets them only for several claims.
+    # Limits of the account.
     limits: KeyLimits = NO_LIMITS
-    # Account whose limit refused the request; the store sets it only for several claims.
+    # Account of the claim; None for several claims, unless the limit of one of them refused the request.
     account: Account | None = None
     # Money budgets that were checked.
     budgets: tuple[BudgetState, ...] = ()
@@ -203,8 +203,7 @@ def combined(claims: Sequence[QuotaReservation], statuses: Sequence[QuotaStatus]
     last = statuses[-1]
     budgets = tuple(budget for status in statuses for budget in status.budgets)
     if last.refused is not None:
-        claim = claims[len(statuses) - 1]
-        return replace(last, limits=claim.limits, account=claim.account, budgets=budgets)
+        return replace(last, budgets=budgets)
     outputs = [status.output for status in statuses if status.output is not None]
     both = list(zip(claims, statuses, strict=False))
     requests = min((each for each in both if each[1].requests_left is not None), key=_requests_left, default=both[0])

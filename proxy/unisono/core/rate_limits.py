@@ -67,4 +67,6 @@ class Minute:
             self.free_after(1, 0)[1],
             None if tpm is None else max(0, tpm - self.tokens),
             self.free_after(2, 0)[1],
+            claim.limits,
+            claim.account,
         )

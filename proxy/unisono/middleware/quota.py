@@ -115,20 +115,23 @@ class Metering:
         limited = [shared for shared in caller.shared_limits if shared.limits.limited]
         whole = [caller.limits, *(shared.limits for shared in limited)]
         sent = await self._sent(request, any(limits.has_budget for limits in whole))
-        own = Account(request.origin.tenant, caller.key)
-        claims = [self._claim(request, own, caller.limits, sent)] if caller.limits.limited else []
-        claims += [self._claim(request, shared.account, shared.limits, sent) for shared in limited]
-        return tuple(replace(claim, once=claims[0].once) for claim in claims)
+        own, once = Account(request.origin.tenant, caller.key), urandom(12).hex()
+        claims = [self._claim(request, own, caller.limits, sent, once)] if caller.limits.limited else []
+        claims += [self._claim(request, shared.account, shared.limits, sent, once) for shared in limited]
+        return tuple(claims)
 
     async def claim(self, request: GenerationRequest, caller: Caller) -> QuotaReservation:
         """Return the reservation of the caller's own limits. Raises as `claims`."""
         sent = await self._sent(request, caller.limits.has_budget)
-        return self._claim(request, Account(request.origin.tenant, caller.key), caller.limits, sent)
+        own = Account(request.origin.tenant, caller.key)
+        return self._claim(request, own, caller.limits, sent, urandom(12).hex())
 
     async def _sent(self, request: GenerationRequest, has_budget: bool) -> int:
         return await self.service.count(request) if has_budget else _estimated_tokens(request)
 
-    def _claim(self, request: GenerationRequest, account: Account, limits: KeyLimits, sent: int) -> QuotaReservation:
+    def _claim(
+        self, request: GenerationRequest, account: Account, limits: KeyLimits, sent: int, once: str
+    ) -> QuotaReservation:
         # The shared budgets have a caller of their own; the routing belongs to the request.
         sender = request.origin.caller
         fallbacks = sender.routing.fallbacks or () if sender is not None else ()
@@ -143,7 +146,7 @@ class Metering:
         start, ends = limits.budget_period.window(self.clock(), limits.budget_since, self.zone)
         return QuotaReservation(
             account=account,
-            once=urandom(12).hex(),
+            once=once,
             limits=limits,
             input=sent,
             expected_output=least + len(request.resumption.journal),
@@ -272,9 +275,9 @@ class QuotaGate(Gate):
             return [record, *self._counted_only(record)]
         own = record.entry.account
         mine = next((claim for claim in self._reservations if claim.account == own), None)
-        others = (claim for claim in self._reservations if claim.account != own)
+        others = [claim for claim in self._reservations if claim is not mine]
         shared = [replace(record, entry=replace(record.entry, account=claim.account), claim=claim) for claim in others]
-        return [replace(record, claim=mine), *shared, *self._counted_only(record)]
+        return [UsageRecord(record.once, record.entry, mine), *shared, *self._counted_only(record)]
 
     def _counted_only(self, record: UsageRecord) -> list[UsageRecord]:
         """Return the records of accounts that count usage without a reservation."""

@@ -67,7 +67,8 @@ def spans_of(sample: float) -> NewTrace:
         arrived = ARRIVED.get()
         if arrived is not None:
             return replace(arrived, span_id=token_hex(8))
-        return TraceContext(token_hex(16), token_hex(8), sampled=random() < sample)  # noqa: S311 - nothing secret
+        ids = token_hex(24)
+        return TraceContext(ids[:32], ids[32:], sampled=random() < sample)  # noqa: S311 - nothing secret
 
     return new
 

@@ -189,6 +189,8 @@ def _to_status(claim: QuotaReservation, row: Sequence[Any]) -> QuotaStatus:
         requests_reset_s=requests_ms / 1000,
         tokens_left=None if tokens < 0 else tokens,
         tokens_reset_s=tokens_ms / 1000,
+        limits=claim.limits,
+        account=claim.account,
         budgets=() if spent < 0 else budgets_of(claim, spent),
     )
 

@@ -100,15 +100,15 @@ def counter(tenant: str, name: str, once: str) -> list[str]:
 def account(account: Account, period: str) -> list[str]:
     """Return the Redis keys of an account: last minute, open claims, reservations and sums."""
     here = tag(account.tenant, account.key) + "a:"
-    return [*(here + kind for kind in "moh"), f"{here}b:{quote(period, safe='')}"]
+    return [here + "m", here + "o", here + "h", f"{here}b:{_quoted(period)}"]
 
 
 def ledger(account: Account, day: str) -> str:
-    return f"{tag(account.tenant, account.key)}a:l:{quote(day, safe='')}"
+    return f"{tag(account.tenant, account.key)}a:l:{_quoted(day)}"
 
 
 def ledger_served(account: Account, day: str) -> str:
-    return f"{tag(account.tenant, account.key)}a:v:{quote(day, safe='')}"
+    return f"{tag(account.tenant, account.key)}a:v:{_quoted(day)}"
 
 
 def settlement(account: Account, day: str, once: str) -> list[str]:
