@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import pytest
 
 from tests.engine.scripted import ANSWER, CONVERSATION, IDS, TEXT, THOUGHT, Runner, Scripted, Step
@@ -237,3 +240,11 @@ async def test_a_prefilled_answer_is_cached_with_its_prefill(encoding: Encoding)
         assert isinstance(found, AssistantMessage)
         assert found.text == message.text
         assert bool(found.tokens) is is_cached
+
+
+def test_a_request_with_other_options_keeps_all_other_fields() -> None:
+    kind: Any = GenerationRequest
+    values = {field.name: object() for field in fields(kind)}
+    origin = object()
+    changed = kind(**values).with_options(origin=origin)
+    assert {name: getattr(changed, name) for name in values} == values | {"origin": origin}

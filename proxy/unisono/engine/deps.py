@@ -215,7 +215,8 @@ class EngineDeps:
         prepared = await self._prepared(request, loop)
         rendered = await render(self.renderer, prepared.conversation, prepared.tools, salt)
         if loop is None:
-            self.counted_prompts.record(request, replace(prepared, rendered=rendered))
+            counted = PreparedConversation(prepared.conversation, prepared.tools, rendered=rendered)
+            self.counted_prompts.record(request, counted)
         return len(rendered.prompt.tokens)
 
     async def _prepared(

@@ -262,6 +262,29 @@ class GenerationRequest:
     # They are in `GenerationReport.facts`.
     logprobs: int | None = None
 
+    def with_options(
+        self,
+        *,
+        origin: RequestOrigin | None = None,
+        prompt: PromptOptions | None = None,
+        routing: RoutingOptions | None = None,
+        resumption: Resumption | None = None,
+    ) -> GenerationRequest:
+        """Return the request with other options. `dataclasses.replace` takes five times as long."""
+        return GenerationRequest(
+            self.model,
+            self.conversation,
+            self.answer,
+            origin or self.origin,
+            prompt or self.prompt,
+            routing or self.routing,
+            resumption or self.resumption,
+            self.server_tools,
+            self.passthrough,
+            self.raw,
+            self.logprobs,
+        )
+
 
 @dataclass(slots=True)
 class GenerationReport:

@@ -25,7 +25,7 @@ class Engine:
     def start(self, request: GenerationRequest) -> GenerationStream:
         """Return a stream for the request, with the tenant's cache salt."""
         if salt := self._salt_of(request.origin.tenant):
-            request = replace(request, routing=replace(request.routing, cache_salt=salt))
+            request = request.with_options(routing=replace(request.routing, cache_salt=salt))
         if request.raw is None:
             return HarmonyGeneration(self._deps, request)
         return RawGeneration(self._deps.encoding, self._deps.pool, request, request.raw)

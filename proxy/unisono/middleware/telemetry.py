@@ -102,16 +102,16 @@ class GenerationObservation:
     def __call__(self, request: GenerationRequest) -> ObservationGate:
         span = self._new_trace() if self._new_trace is not None else None
         if self._recorded:
-            request = replace(
-                request,
-                origin=replace(request.origin, span=span),
+            earlier = request.resumption
+            request = request.with_options(
+                origin=None if span is None else replace(request.origin, span=span),
                 prompt=replace(request.prompt, records_prompts=True),
-                resumption=replace(request.resumption, seed=request.resumption.seed or token_hex(16)),
+                resumption=earlier if earlier.seed else replace(earlier, seed=token_hex(16)),
             )
         elif span is not None:
-            request = replace(request, origin=replace(request.origin, span=span))
-        if request.model in self._with_prompts:
-            request = replace(request, prompt=replace(request.prompt, records_prompts=True))
+            request = request.with_options(origin=replace(request.origin, span=span))
+        if request.model in self._with_prompts and not request.prompt.records_prompts:
+            request = request.with_options(prompt=replace(request.prompt, records_prompts=True))
         arrived, origin, caller = ARRIVED.get(), request.origin, request.origin.caller
         began = GenerationStarted(
             request_id=origin.request_id,

@@ -64,8 +64,11 @@ class RedisAccounts:
 
     async def _reserve(self, claims: Sequence[QuotaReservation]) -> list[QuotaStatus]:
         """Reserve in one operation. The status of a refused claim is the last one."""
-        named = [key for claim in claims for key in _named(claim)]
-        args: Args = [SHARE, *(part for claim in claims for part in _claim_args(claim))]
+        named: list[str] = []
+        args: Args = [SHARE]
+        for claim in claims:
+            named += _named(claim)
+            args += _claim_args(claim)
         rows = await self._link.act(RESERVE, named, args)
         return [_to_status(claim, row) for claim, row in zip(claims, rows, strict=False)]
 
