@@ -25,6 +25,8 @@ OBJECT: Final = "unisono.trace"
 VERSION: Final = 1
 # Maximum JSON bytes of a token id and its comma.
 BYTES_PER_TOKEN: Final = 7
+# Bytes of a document for which a small window of the compressor is enough.
+SHORT_BYTES: Final = 8192
 # Hexadecimal digits of a text's SHA-256 that are stored.
 DIGEST: Final = 16
 
@@ -64,12 +66,17 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
         "waits": [_with_times(_fields_of(wait)) for wait in done.waits],
         "tools": [_with_times(_fields_of(tool)) | {"outcome": tool.outcome.value} for tool in done.tools],
         "asked": None if start.recorded_request is None else dict(start.recorded_request),
-        "output": list(done.journal),
+        "output": [],
         "said": output_records(done.output),
         "left_out": [],
         "steps": [_step(step) for step in done.steps],
     }
-    _fit(document, [step.prompt for step in done.steps], max_bytes)
+    # Writing the tokens takes most of the time, so their size is estimated first.
+    room = max_bytes - len(dumped(document)) - BYTES_PER_TOKEN * len(done.journal)
+    document["output"] = list(done.journal)
+    if room < 0:
+        room = _shrink(document, max_bytes)
+    _add_prompts(document, [step.prompt for step in done.steps], room)
     return document
 
 
@@ -141,7 +148,8 @@ def _kind(item: Item) -> tuple[str, str]:
 # -- fitting
 
 
-def _fit(document: Document, prompts: Sequence[Sequence[int]], max_bytes: int) -> None:
+def _shrink(document: Document, max_bytes: int) -> int:
+    """Leave out members until the document fits; return the bytes that remain for prompts."""
     room = max_bytes - len(dumped(document))
     for name, nothing in (("asked", None), ("output", []), ("said", [])):
         if room >= 0:
@@ -149,6 +157,10 @@ def _fit(document: Document, prompts: Sequence[Sequence[int]], max_bytes: int) -
         document[name] = nothing
         document["left_out"].append(name)
         room = max_bytes - len(dumped(document))
+    return room
+
+
+def _add_prompts(document: Document, prompts: Sequence[Sequence[int]], room: int) -> None:
     same = [0, *map(_common_prefix, prompts, prompts[1:])]
     rests = [list(prompt[reused:]) for prompt, reused in zip(prompts, same, strict=False)]
     most = _share([len(rest) for rest in rests], max(room, 0) // BYTES_PER_TOKEN)
@@ -202,7 +214,11 @@ def packed(document: Mapping[str, Any]) -> bytes:
 
     A higher level takes several times as long and saves a twentieth of the bytes.
     """
-    return zlib.compress(dumped(document), zlib.Z_BEST_SPEED)
+    data = dumped(document)
+    # A compressor clears 128 KiB of memory by default, which evicts much else from the caches of the CPU.
+    window, memory = (12, 5) if len(data) < SHORT_BYTES else (15, 8)
+    compressor = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=window, memLevel=memory)
+    return compressor.compress(data) + compressor.flush()
 
 
 def unpacked(data: bytes) -> Document:
