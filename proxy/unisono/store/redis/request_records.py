@@ -50,7 +50,7 @@ local function is_deleted(value)
 end
 local for_ms, most, new = tonumber(arg()), tonumber(arg()), cjson.decode(arg())
 local now = clock()
-local added = {}
+local added, sets = {}, {}
 for _, record in ipairs(new) do
   local id, ended, value = unpack(record)
   if has_deleted and is_deleted(value) then
@@ -58,12 +58,18 @@ for _, record in ipairs(new) do
   elseif redis.call('HSETNX', records, id, value) == 1 then
     added[#added + 1] = 1
     for set in string.gmatch(string.match(value, '^(.-)\\n\\n'), '[^\\n]+') do
-      redis.call('ZADD', set, ended, id)
-      redis.call('PEXPIRE', set, for_ms)
+      local members = sets[set] or {}
+      members[#members + 1], members[#members + 2] = ended, id
+      sets[set] = members
     end
   else
     added[#added + 1] = 0
   end
+end
+-- One call for all new ids of a set: a call takes longer than what it does.
+for set, members in pairs(sets) do
+  redis.call('ZADD', set, unpack(members))
+  redis.call('PEXPIRE', set, for_ms)
 end
 redis.call('PEXPIRE', records, for_ms)
 local function delete(id)
