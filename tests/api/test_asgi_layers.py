@@ -18,8 +18,8 @@ from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers, is_loopback
 from unisono.api.authentication import Authenticate
 from unisono.api.body import read_json
 from unisono.api.body_limits import ARRIVED_BYTES
+from unisono.api.disconnects import until_disconnect
 from unisono.api.fastapi_app import register
-from unisono.api.sse import until_disconnect
 from unisono.core.access import Caller
 from unisono.errors import NotAuthenticated
 

@@ -13,17 +13,9 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from tests.api.asgi import Exchange, events_of
+from unisono.api.disconnects import WATCH_DISCONNECT, until_disconnect
 from unisono.api.error_responses import ClientGone
-from unisono.api.sse import (
-    BODY_WRITER,
-    KEEP_ALIVE,
-    WATCH_DISCONNECT,
-    EventSource,
-    EventStream,
-    EventWriter,
-    KeepAlives,
-    until_disconnect,
-)
+from unisono.api.sse import BODY_WRITER, KEEP_ALIVE, EventSource, EventStream, EventWriter, KeepAlives
 from unisono.errors import BackendOverloaded, BackendUnavailable
 
 Step = bytes | float | Exception | asyncio.Event

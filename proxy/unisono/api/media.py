@@ -18,12 +18,12 @@ from pydantic import ModelWrapValidatorHandler, ValidationInfo, model_validator
 from starlette.requests import Request
 
 from unisono.api.body import OFF_LOOP_BYTES, off_loop
+from unisono.api.disconnects import until_disconnect
 from unisono.api.field_types import OpenModel
 from unisono.api.history_builder import MEDIA_PARTS
 from unisono.api.image_descriptions import ImageDescriber, ImageDescription, VisionRequest
 from unisono.api.input_files import SOURCES, ReplacedFile, replaced_files
 from unisono.api.model_rules import ModelRules
-from unisono.api.sse import until_disconnect
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader

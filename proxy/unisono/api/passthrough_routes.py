@@ -18,17 +18,11 @@ from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header
 from unisono.api.body import off_loop
+from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import to_body
 from unisono.api.json_response import to_whole
 from unisono.api.request_options import request_fields
-from unisono.api.sse import (
-    DONE,
-    EventSource,
-    EventStream,
-    error_event,
-    event,
-    until_disconnect,
-)
+from unisono.api.sse import DONE, EventSource, EventStream, error_event, event
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantMessage,

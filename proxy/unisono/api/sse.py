@@ -11,7 +11,7 @@ received the previous write. A client that reads nothing at all loses its connec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import ClientGone, failure_of, to_body, to_response, with_attempts
 from unisono.api.json_response import encoded
 from unisono.core.events import Event
@@ -52,11 +53,6 @@ BODY_WRITER = "body_writer"
 # They begin after the head, and the end of the response waits for the last of them for a moment.
 COMMENTS = "stream_comments"
 LAST_COMMENTS_S = 0.5
-
-# Key in the request's state of a function of the server. It calls its argument when the client disconnects, and returns
-# a function that prevents this call. It returns None if only `receive` can report the disconnect.
-WATCH_DISCONNECT = "watch_disconnect"
-WatchDisconnect = Callable[[Callable[[], None]], Callable[[], None] | None]
 
 
 class Batches(Protocol[T_co]):
@@ -128,59 +124,6 @@ def without_line_separators(events: bytes) -> bytes:
 def error_event(error: UnisonoError, about: Mapping[str, Any] | None = None) -> bytes:
     """Return the error event. `about` holds additional top-level fields."""
     return event(orjson.dumps({**to_body(error), **(about or {})}))
-
-
-async def disconnected(receive: Receive) -> None:
-    """Wait until the client disconnects. The request's body must have been read before."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-class DisconnectWatch:
-    """Watch that calls `notify` when the client of a request disconnects.
-
-    `notify` may still be called soon after `stop`. The request's body must be read before the watch begins.
-    """
-
-    def __init__(self, request: Request, notify: Callable[[], None]) -> None:
-        watch: WatchDisconnect | None = request.scope.get("state", {}).get(WATCH_DISCONNECT)
-        self._unwatch = None if watch is None else watch(notify)
-        self._reading: asyncio.Task[None] | None = None
-        if self._unwatch is None:
-            self._reading = asyncio.create_task(disconnected(request.receive))
-            self._reading.add_done_callback(lambda _: notify())
-
-    def stop(self) -> Sequence[asyncio.Task[None]]:
-        """End the watch, and return the tasks to cancel, if any."""
-        if self._unwatch is not None:
-            self._unwatch()
-        return () if self._reading is None else (self._reading,)
-
-
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`.
-
-    If the client disconnects first, cancel `work` and raise ClientGone.
-    """
-    loop = asyncio.get_running_loop()
-    working = loop.create_task(work)
-    # A future, because `asyncio.wait` would need a second task for the disconnect.
-    ended = loop.create_future()
-
-    def end(_: object = None) -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    working.add_done_callback(end)
-    watch = DisconnectWatch(request, end)
-    try:
-        await ended
-        # A result that is complete is returned even if the client has closed at the same moment.
-        if working.done():
-            return working.result()
-        raise ClientGone
-    finally:
-        await cancel_all(working, *watch.stop())
 
 
 class EventWriter:

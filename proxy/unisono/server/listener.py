@@ -28,8 +28,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.body_limits import ARRIVED_BYTES
+from unisono.api.disconnects import WATCH_DISCONNECT
 from unisono.api.error_responses import Formats
-from unisono.api.sse import WATCH_DISCONNECT
 from unisono.core.frozen import dataclass
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError

@@ -18,6 +18,7 @@ from unisono.api.chat.answers import ChatCompletion, ChatCompletionChunk
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
+from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import REPORTS
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
 from unisono.api.image_descriptions import ImageDescriber
@@ -36,7 +37,7 @@ from unisono.api.passthrough_routes import (
 from unisono.api.request_notes import NOTES
 from unisono.api.request_options import ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
+from unisono.api.sse import KEEP_ALIVE_S, EventStream
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader

@@ -22,12 +22,13 @@ from unisono.api.completions.outbound import (
     to_completion,
 )
 from unisono.api.completions.schema import CompletionRequest
+from unisono.api.disconnects import until_disconnect
 from unisono.api.end_user_fields import identify_end_user
 from unisono.api.json_response import to_whole
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import chunk_source, collect_all, start_all
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import KEEP_ALIVE_S, EventStream, until_disconnect
+from unisono.api.sse import KEEP_ALIVE_S, EventStream
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.core.request_identity import identify

@@ -14,6 +14,7 @@ from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import off_loop, read_json
 from unisono.api.caller_options import with_options
 from unisono.api.compacting import request_to_count, start_answer
+from unisono.api.disconnects import until_disconnect
 from unisono.api.end_user_fields import identify_end_user
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.json_response import to_whole
@@ -32,7 +33,7 @@ from unisono.api.messages.inbound import (
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import KEEP_ALIVE_S, EventStream, generation_source, until_disconnect
+from unisono.api.sse import KEEP_ALIVE_S, EventStream, generation_source
 from unisono.api.summary import sealed_items
 from unisono.core.access import Caller
 from unisono.core.conversation import Item

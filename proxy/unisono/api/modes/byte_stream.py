@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from unisono.api.answer_headers import backend_header
+from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import ClientGone, outcome
-from unisono.api.sse import until_disconnect
 from unisono.core.events import Event, PassedBytes
 from unisono.engine.request import GenerationStream
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from unisono.api.answer_headers import backend_header
 from unisono.api.body import off_loop, read_model_request
 from unisono.api.caller_options import REQUESTED_MODEL, caller_with_options, without_options
+from unisono.api.disconnects import until_disconnect
 from unisono.api.end_user_fields import identify_end_user
 from unisono.api.json_response import to_whole
 from unisono.api.modes.byte_stream import started_bytes
@@ -34,7 +35,6 @@ from unisono.api.modes.upload import SpooledUpload, read_upload
 from unisono.api.passthrough_routes import whole
 from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.sse import until_disconnect
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import Api, answers_bytes

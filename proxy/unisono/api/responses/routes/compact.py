@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import read_model_request
+from unisono.api.disconnects import until_disconnect
 from unisono.api.json_response import to_whole
 from unisono.api.responses.answers import Compaction
 from unisono.api.responses.compaction import EFFECTIVE_FIELDS, compacted, to_compaction
@@ -18,7 +19,6 @@ from unisono.api.responses.prepared_request import Sender
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties
-from unisono.api.sse import until_disconnect
 
 
 class CompactRequest(ResponsesRequest):

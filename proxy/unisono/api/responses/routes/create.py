@@ -13,6 +13,7 @@ from starlette.responses import Response
 from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import read_model_request
 from unisono.api.caller_options import GUARDRAILS
+from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import failure_of
 from unisono.api.json_response import to_whole
 from unisono.api.media import MediaSource, with_file_texts
@@ -46,7 +47,7 @@ from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.routing_fields import chosen_fields
-from unisono.api.sse import DONE, EventSource, EventStream, EventWriter, until_disconnect
+from unisono.api.sse import DONE, EventSource, EventStream, EventWriter
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.state_store import Status, StoredResponse

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from unisono.api.body import read_json
 from unisono.api.compacting import request_to_count
+from unisono.api.disconnects import until_disconnect
 from unisono.api.json_response import to_whole
 from unisono.api.responses.answers import InputTokens
 from unisono.api.responses.deps import ResponsesDeps
@@ -20,7 +21,6 @@ from unisono.api.responses.prior_state import recall
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties
-from unisono.api.sse import until_disconnect
 
 # Fields that affect a count, which is never stored.
 EFFECTIVE_FIELDS = frozenset(ResponsesRequest.model_fields) - {"store", "background", "context_management"}
