@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from tests.api.asgi import Exchange, events_of
+from unisono.api.body_writer import BODY_WRITER
 from unisono.api.disconnects import WATCH_DISCONNECT, until_disconnect
 from unisono.api.error_responses import ClientGone
-from unisono.api.sse import BODY_WRITER, KEEP_ALIVE, EventSource, EventStream, EventWriter, KeepAlives
+from unisono.api.sse import COMMENTS, DONE, KEEP_ALIVE, EventSource, EventStream, EventWriter, KeepAlives
 from unisono.errors import BackendOverloaded, BackendUnavailable
 
 Step = bytes | float | Exception | asyncio.Event
@@ -62,6 +63,34 @@ async def test_each_nonempty_step_is_one_write() -> None:
     assert response.bodies == [b"data: 1\n\ndata: 2\n\n", b"data: 3\n\n"]
     assert response.complete
     assert source.closed == 1
+
+
+async def test_done_ends_the_response_in_the_same_write() -> None:
+    source = ScriptedSource(b"data: 1\n\n", b"data: 2\n\n" + DONE)
+    response = await exchange(source).run()
+    assert [(message["body"], message["more_body"]) for message in response.sent[1:]] == [
+        (b"data: 1\n\n", True),
+        (b"data: 2\n\n" + DONE, False),
+    ]
+    assert source.closed == 1
+
+
+async def test_comments_follow_done() -> None:
+    async def comments() -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.01)
+        yield b": tokens\n\n"
+
+    response = exchange(ScriptedSource(DONE))
+    response.scope["state"][COMMENTS] = comments
+    await response.run()
+    assert response.bodies == [DONE, b": tokens\n\n"]
+    assert response.complete
+
+
+async def test_an_error_after_done_is_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+    response = await exchange(ScriptedSource(DONE, ValueError("after the end"))).run()
+    assert response.bodies == [DONE]
+    assert "after the end" in caplog.text
 
 
 async def test_the_headers_disable_caching_and_proxy_buffering() -> None:
@@ -195,6 +224,9 @@ class ScriptedBody:
         self.is_paused = False
         self.written: list[bytes] = []
 
+    def join_head(self) -> None:
+        self.written.append(b"head")
+
     def is_ready(self) -> bool:
         return not self.is_paused
 
@@ -235,7 +267,7 @@ async def test_a_sink_writes_at_once_or_has_no_effect() -> None:
     await writing
     assert take("three")
     assert encoded == ["one", "", "two\u2028", "three"]
-    assert body.written == [b"one", b"two\\u2028", b"three"]
+    assert body.written == [b"head", b"one", b"two\\u2028", b"three"]
 
 
 class LostBody(ScriptedBody):

@@ -16,6 +16,7 @@ from tests.e2e.slow_clients import over_http
 from unisono.api.body_limits import ARRIVED_BYTES
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.server import listener
+from unisono.server.delivery import chunk_writer
 from unisono.server.listener import connections
 
 HEADER_TIMEOUT_S = 0.25
@@ -30,6 +31,7 @@ async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[
 
     `/slow` takes longer than the header deadline, `/endless` streams, `/unread` does not read the body, `/arrived`
     responds with the size of a body that was complete at the start, and `/headers` with the number of headers.
+    `/joined` sends its head together with its body, or alone if `/joined?none` closes the connection without one.
     """
     arrived = scope["state"].get(ARRIVED_BYTES, -1)
     size, more = 0, scope["path"] != "/unread"
@@ -44,11 +46,16 @@ async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[
     if scope["path"] == "/arrived":
         size = arrived
     body = str(size).encode().ljust(LARGE_RESPONSES.get(scope["path"], 0) % 10**9)
+    if scope["path"] == "/joined":
+        writer = chunk_writer(send)
+        assert writer is not None
+        writer.join_head()
     if scope["path"] == "/endless":
         await endless(receive, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
-    await send({"type": "http.response.body", "body": body})
+    if not scope["query_string"]:
+        await send({"type": "http.response.body", "body": body})
 
 
 # Size in bytes of each `/endless` response that has ended.
@@ -351,6 +358,36 @@ async def test_pipelined_requests_are_all_answered() -> None:
         assert [await read_response(reader) for _ in range(5)] == [
             (200, size) for size in (b"0", b"0", b"0", b"9000", b"0")
         ]
+        writer.close()
+
+
+JOINED = {
+    "a body": (b"GET /joined HTTP/1.1", b"0"),
+    "a head without a body": (b"HEAD /joined HTTP/1.1", b""),
+    "a response that breaks off": (b"GET /joined?none HTTP/1.1", b""),
+}
+
+
+@pytest.mark.parametrize(("line", "body"), JOINED.values(), ids=JOINED)
+async def test_a_head_that_waits_for_its_body_is_always_sent(line: bytes, body: bytes) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(line + b"\r\nhost: x\r\nconnection: close\r\n\r\n")
+        head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"content-length: 1" in head
+        assert rest == body
+        writer.close()
+
+
+async def test_a_head_and_its_body_are_sent_in_one_write() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(3):
+            writer.write(b"GET /joined HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await reader.read(10_000)).endswith(b"\r\n\r\n0")
+        writer.write(GET)
+        assert await read_response(reader) == (200, b"0")
         writer.close()
 
 

@@ -15,8 +15,8 @@ import aiohttp
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from unisono.api.body_writer import BODY_WRITER, SEND_BODY
 from unisono.api.layered_app import LayeredApp
-from unisono.api.sse import BODY_WRITER, SEND_BODY
 from unisono.app import build
 from unisono.config import parse
 from unisono.server.delivery import chunk_writer

@@ -7,6 +7,9 @@ from typing import Any, TypeAlias
 
 import orjson
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from unisono.api.body_writer import BODY_WRITER, BodyWriter
 
 RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -17,7 +20,13 @@ def encoded(headers: Mapping[str, str]) -> RawHeaders:
 
 
 class WholeResponse(Response):
-    """Response with a JSON body."""
+    """Response with a JSON body, sent in one write."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer: BodyWriter | None = scope.get("state", {}).get(BODY_WRITER)
+        if writer is not None:
+            writer.join_head()
+        await super().__call__(scope, receive, send)
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
         # Starlette also looks for a type and a length among the headers.

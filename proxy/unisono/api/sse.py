@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from unisono.api.body_writer import BODY_WRITER, SEND_BODY, BodyWriter
 from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import ClientGone, failure_of, to_body, to_response, with_attempts
 from unisono.api.json_response import encoded
@@ -44,11 +45,6 @@ LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u00
 # Key in the request's state of a function that writes a keep-alive now. The write detects a disconnected client.
 PROBE = "probe_client"
 
-# Keys, in the request's state, of the server's own `send` and `BodyWriter`. The ASGI layers change only the head of a
-# response, so the body of a stream bypasses them.
-SEND_BODY = "send_body"
-BODY_WRITER = "body_writer"
-
 # Key in the request's state of a function that returns comments to write between the events, each a whole line of SSE.
 # They begin after the head, and the end of the response waits for the last of them for a moment.
 COMMENTS = "stream_comments"
@@ -63,14 +59,6 @@ class Batches(Protocol[T_co]):
     async def aclose(self) -> None:
         """Release the stream, also if it was never iterated."""
         ...
-
-
-class BodyWriter(Protocol):
-    """Writer of parts of a response's body. `write` requires that `is_ready` returns True."""
-
-    def is_ready(self) -> bool: ...
-
-    def write(self, body: bytes) -> None: ...
 
 
 class EventSource(Generic[T]):
@@ -149,6 +137,7 @@ class EventWriter:
         self._head_waiter: asyncio.Future[None] | None = None
         self.now = asyncio.get_running_loop().time
         self.is_head_sent = False
+        self.is_complete = False  # the last write was made, and nothing may follow
         self.last_write_at = self.now()
 
     def sink_for(self, to_bytes: Callable[[T], bytes]) -> Callable[[T], bool] | None:
@@ -174,6 +163,18 @@ class EventWriter:
 
         return take
 
+    def write_now(self, data: bytes) -> bool:
+        """Write whole events at once and return True; or do nothing. Raises ClientGone."""
+        body = self._body
+        if body is None or self.is_writing or not self.is_head_sent or not body.is_ready():
+            return False
+        try:
+            body.write(data if data.isascii() else without_line_separators(data))
+        except OSError:
+            raise ClientGone from None
+        self.last_write_at = self.now()
+        return True
+
     async def wait_for_head(self) -> None:
         """Wait until the head is sent; for one task."""
         if not self.is_head_sent:
@@ -190,6 +191,8 @@ class EventWriter:
         self.is_writing = True
         try:
             if not self.is_head_sent:
+                if self._body is not None:
+                    self._body.join_head()
                 await self._send(self._head())
                 self.is_head_sent = True
                 if self._head_waiter is not None and not self._head_waiter.done():
@@ -197,6 +200,7 @@ class EventWriter:
             self.last_write_at = self.now()
             body = data if data.isascii() else without_line_separators(data)
             await self._send_body({"type": "http.response.body", "body": body, "more_body": not last})
+            self.is_complete = last
         except OSError:  # of a server, for a client that has disconnected
             raise ClientGone from None
         finally:
@@ -224,7 +228,8 @@ class KeepAlives:
 
     def probe(self) -> None:
         """Write a keep-alive now if the head was sent. A write in progress detects the same."""
-        if self._writer.is_head_sent and not self._writer.is_writing:
+        writer = self._writer
+        if writer.is_head_sent and not (writer.is_writing or writer.is_complete):
             self._write()
 
     async def stop(self) -> None:
@@ -236,7 +241,7 @@ class KeepAlives:
     def _on_timer(self) -> None:
         silent_s = self._writer.now() - self._writer.last_write_at
         is_silent = silent_s >= self._interval_s
-        if is_silent and not self._writer.is_writing:
+        if is_silent and not (self._writer.is_writing or self._writer.is_complete):
             self._write()
         self._timer = self._call_later(self._interval_s - (0.0 if is_silent else silent_s), self._on_timer)
 
@@ -284,12 +289,14 @@ class EventStream(Response):
         keep_alives = KeepAlives(writer, self._keep_alive, self._keep_alive_s)
         state[PROBE] = keep_alives.probe
         try:
-            failure = await until_disconnect(request, self._drain(writer))
+            failure = await until_disconnect(request, self._drain(writer, can_end=not comments))
             if comments and writer.is_head_sent:
                 await until_disconnect(request, _wait_for_all(comments, LAST_COMMENTS_S))
             await cancel_all(*comments)
             # Nothing may be written after the last event.
             await keep_alives.stop()
+            if writer.is_complete:
+                return
             if failure is None:
                 await writer.write(b"", last=True)
             # The status 200 is sent, so the failure can only be an event.
@@ -306,17 +313,23 @@ class EventStream(Response):
             # The source holds slots on backends, so it is closed on every path.
             await self._source.batches.aclose()
 
-    async def _drain(self, writer: EventWriter) -> UnisonoError | None:
-        """Write all events; return the client-visible error, if any. Raises ClientGone."""
+    async def _drain(self, writer: EventWriter, *, can_end: bool) -> UnisonoError | None:
+        """Write all events; return the client-visible error, if any. Raises ClientGone.
+
+        With `can_end`, the last events also end the response: a write of its own would cost a system call.
+        """
         write = self._source.write
-        take = writer.sink_for(write)
         self._source.connect(writer)
         try:
             async for batch in self._source.batches:
-                if (take is None or not take(batch)) and (data := write(batch)):
-                    await writer.write(data)
-            if data := self._source.end():
-                await writer.write(data)
+                if not (data := write(batch)):
+                    continue
+                # Nothing follows DONE.
+                is_last = can_end and data.endswith(DONE)
+                if is_last or not writer.write_now(data):
+                    await writer.write(data, last=is_last)
+            if not writer.is_complete and (data := self._source.end()):
+                await writer.write(data, last=can_end)
         except ClientGone:
             raise
         except Exception as error:

@@ -14,7 +14,7 @@ import asyncio
 import socket
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from unisono.api.sse import PROBE
 
@@ -30,6 +30,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIRST_CHECK_S = 0.01
 MAX_CHECK_INTERVAL_S = 0.5
 
+
+# What a transport writes.
+Data: TypeAlias = bytes | bytearray | memoryview
 
 PASSED_ON = (
     *("write", "get_write_buffer_size", "set_write_buffer_limits", "pause_reading", "resume_reading"),
@@ -53,9 +56,29 @@ class LingeringTransport(Transport):
         self._discarded = 0
         self._timer: TimerHandle | None = None
         self.is_lingering = False
+        self._joined = b""  # bytes that wait for the next write
         # `write` runs for every token, so all methods are the transport's own, without a call in between.
         for name in PASSED_ON:
             setattr(self, name, getattr(transport, name))
+
+    def join_next(self) -> None:
+        """Send the next write together with the one after it, or at `flush`."""
+        if not self.is_closing():
+            self.write = self._keep_for_next  # type: ignore[method-assign]
+
+    def flush(self) -> None:
+        """Send what waits for the next write."""
+        if self._joined:
+            self.write(b"")
+
+    def _keep_for_next(self, data: Data) -> None:
+        self._joined = bytes(data)
+        self.write = self._write_joined  # type: ignore[method-assign]
+
+    def _write_joined(self, data: Data) -> None:
+        joined, self._joined = self._joined, b""
+        self.write = self._transport.write  # type: ignore[method-assign]
+        self._transport.write(joined + data)
 
     def is_closing(self) -> bool:
         return self.is_lingering or self._transport.is_closing()
@@ -63,6 +86,7 @@ class LingeringTransport(Transport):
     def close(self) -> None:
         if self.is_closing():
             return
+        self.flush()
         if not self._has_unread_input():
             self._transport.close()
             return

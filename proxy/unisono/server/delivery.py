@@ -22,6 +22,8 @@ from typing import Final
 from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from unisono.server.connection_ends import LingeringTransport
+
 # Bytes the system buffers before the client reads them. The default is megabytes, and a backend would generate all of
 # them for a client that may have stopped reading.
 UNSENT_BYTES: Final = 16 * 1024
@@ -121,6 +123,11 @@ class ChunkWriter:
         """Return whether a write now would be neither delayed nor lost. The body must be chunked."""
         cycle = self._cycle
         return not (cycle.flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
+
+    def join_head(self) -> None:
+        """Send the head, which comes next, together with the first part of the body."""
+        if isinstance(transport := self._cycle.transport, LingeringTransport):
+            transport.join_next()
 
     def write(self, body: bytes) -> None:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))

@@ -158,6 +158,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._answering)
 
     def on_response_complete(self) -> None:
+        # The response to a HEAD request ends without another write.
+        self._lingering.flush()
         super().on_response_complete()
         if self.transport.is_closing():
             self._delivery.watch()
