@@ -19,6 +19,7 @@ from unisono.api.body_writer import BODY_WRITER, SEND_BODY
 from unisono.api.layered_app import LayeredApp
 from unisono.app import build
 from unisono.config import parse
+from unisono.server.app_switch import OF_THE_SERVER
 from unisono.server.delivery import chunk_writer
 from unisono.server.server import server_config
 
@@ -94,9 +95,14 @@ def with_body_writer(app: ASGIApp) -> ASGIApp:
     """Return `app` with the server's writer of bodies, as `AppSwitch` provides it."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope.setdefault("state", {})
         if scope["type"] == "http":
-            scope.setdefault("state", {}).update({SEND_BODY: send, BODY_WRITER: chunk_writer(send)})
-        await app(scope, receive, send)
+            state.update({SEND_BODY: send, BODY_WRITER: chunk_writer(send)})
+        try:
+            await app(scope, receive, send)
+        finally:
+            for key in OF_THE_SERVER:
+                state.pop(key, None)
 
     return run
 

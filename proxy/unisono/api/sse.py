@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
@@ -283,7 +284,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
-        writer = self._writer = EventWriter(send, state.get(SEND_BODY, send), self._head, state.get(BODY_WRITER))
+        writer = self._writer = EventWriter(
+            send, state.get(SEND_BODY, send), partial(_head, self._more_headers), state.get(BODY_WRITER)
+        )
         request = Request(scope, receive)
         comments = [asyncio.create_task(_write_comments(writer, state[COMMENTS]))] if COMMENTS in state else []
         keep_alives = KeepAlives(writer, self._keep_alive, self._keep_alive_s)
@@ -337,11 +340,14 @@ class EventStream(Response):
         return None
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        # `_head` returns the headers.
+        # `_head` adds the headers.
         self.raw_headers = []
 
-    def _head(self) -> Message:
-        return {"type": "http.response.start", "status": 200, "headers": [*HEADERS, *encoded(self._more_headers())]}
+
+def _head(more_headers: Callable[[], Mapping[str, str]]) -> Message:
+    """Return the head of a stream."""
+    # A function, not a method of the response, whose source may refer to the writer: that would be a cycle.
+    return {"type": "http.response.start", "status": 200, "headers": [*HEADERS, *encoded(more_headers())]}
 
 
 async def _wait_for_all(tasks: Collection[asyncio.Task[None]], within_s: float) -> None:

@@ -139,19 +139,10 @@ class HeldSlot:
     @asynccontextmanager
     async def _limited_to(self, patience_s: float) -> AsyncGenerator[None]:
         loop, live = asyncio.get_running_loop(), self._live
-        began_at = live.clock()
-
-        def check() -> None:
-            now = live.clock()
-            left_s = max(began_at, live.generation.last_at(now)) + patience_s - now
-            if left_s > 0.0:
-                self._timer = loop.call_later(left_s, check)
-            else:
-                limit.reschedule(loop.time())
-
         try:
             async with asyncio.timeout(None) as limit:
-                self._limit, self._timer = limit, loop.call_later(patience_s, check)
+                self._limit = limit
+                self._timer = loop.call_later(patience_s, self._check_limit, live, limit, live.clock(), patience_s)
                 try:
                     yield
                 finally:
@@ -160,6 +151,15 @@ class HeldSlot:
             if not limit.expired():
                 raise
             raise BackendTimeout("the backend sent no first token in time") from error
+
+    def _check_limit(self, live: LiveDeployment, limit: asyncio.Timeout, began_at: float, patience_s: float) -> None:
+        """Let `limit` expire if the deployment has sent nothing for `patience_s` seconds."""
+        loop, now = asyncio.get_running_loop(), live.clock()
+        left_s = max(began_at, live.generation.last_at(now)) + patience_s - now
+        if left_s > 0.0:
+            self._timer = loop.call_later(left_s, self._check_limit, live, limit, began_at, patience_s)
+        else:
+            limit.reschedule(loop.time())
 
     def _end_limit(self) -> None:
         limit, self._limit = self._limit, None

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.api.body_writer import BODY_WRITER, SEND_BODY
+from unisono.api.disconnects import WATCH_DISCONNECT
 from unisono.api.error_responses import to_event, to_response
 from unisono.api.layered_app import LayeredApp
 from unisono.app import build
@@ -54,6 +55,9 @@ LAST_WORDS_S = 1.5
 FOLLOW_EVERY_S = 0.5
 # Interval between checks whether the requests have ended, in seconds.
 LOOK_S = 0.05
+
+# Keys in the request's state with a reference to uvicorn's request.
+OF_THE_SERVER = (SEND_BODY, BODY_WRITER, WATCH_DISCONNECT)
 
 log = logging.getLogger("unisono.serve")
 
@@ -274,6 +278,11 @@ class AppSwitch:
                 )
             else:
                 await to_response(shutdown_error(), scope)(scope, receive, watched)
+        finally:
+            # uvicorn's request refers to its scope. With references back to it, all objects of a request would stay
+            # until the next garbage collection.
+            for key in OF_THE_SERVER:
+                state.pop(key, None)
 
     async def _websocket(self, app: ASGIApp, request: OpenRequest, scope: Scope, receive: Receive, send: Send) -> None:
         async def heard() -> Message:
