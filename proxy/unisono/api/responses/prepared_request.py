@@ -29,7 +29,7 @@ from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.outbound.summary_events import SUMMARY_CHARS
 from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_conversation, recall
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.responses.server_tools.approvals import Approvals, approvals_in
+from unisono.api.responses.server_tools.approval_claims import ApprovalClaims, approvals_in
 from unisono.api.responses.server_tools.servers import to_servers
 from unisono.api.server_rules import ServerRules
 from unisono.api.summary import ItemSealing, replaces_history, sealed_items
@@ -74,7 +74,7 @@ class PreparedRequest:
     request: ResponsesRequest
     generation: ResponsesGeneration
     frame: ResponseFrame
-    approvals: Approvals
+    approvals: ApprovalClaims
     lease: Lease | None = None
     revision: int | None = None
 
@@ -247,7 +247,8 @@ async def assembled(
         window=model.window,
     )
     generation = await off_loop(parse, size)
-    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, generation.request.server_tools))
+    fields = approvals_in(request, generation.request.server_tools)
+    approvals = ApprovalClaims(deps, sender.tenant, response_id, fields)
     generation = replace(generation, request=approvals.attach_to(generation.request))
     frame = _frame(sender, request, past, model, generation, response_id, created_at, today, seals)
     return PreparedRequest(sender, request, generation, frame, approvals, lease, past.revision)

@@ -152,15 +152,16 @@ PAGE_BYTES = 64 * 1024
 
 
 async def logged_events(
-    store: Store, tenant: str, response_id: str, first: int, dialect: Dialect
+    store: Store, tenant: str, response_id: str, dialect: Dialect, *, starting_after: int | None = None
 ) -> AsyncGenerator[list[WireEvent]]:
-    """Yield every logged event from number `first` on.
+    """Yield every logged event, or only those after number `starting_after`.
 
     Yields nothing if there is no log. Waits while the store does not answer. Raises NotFound when the response is
     deleted meanwhile.
     """
     has_sent_events = False
     limit = FIRST_PAGE
+    first = 0 if starting_after is None else starting_after + 1
 
     async def read() -> EventPage | None:
         return await store.events(tenant, response_id, first, limit=limit, wait_s=WAIT_S)

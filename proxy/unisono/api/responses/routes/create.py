@@ -225,7 +225,7 @@ class ResponseCreation:
         """
         tenant, dialect = self._sender.tenant, self._sender.dialect
         has_started = False
-        async with aclosing(logged_events(self._deps.store, tenant, response_id, 0, dialect)) as events:
+        async with aclosing(logged_events(self._deps.store, tenant, response_id, dialect)) as events:
             async for batch in events:
                 has_started = True
                 if claim is not None and batch[-1].type == LAST_EVENTS[Status.FAILED]:
@@ -316,10 +316,11 @@ class ResponseCreation:
         """
         store, tenant = self._deps.store, self._sender.tenant
         response = await self.found(response_id)
-        seen = 0
+        last_seen: int | None = None
         while not response.status.terminal:
-            async for batch in logged_events(store, tenant, response_id, seen, self._sender.dialect):
-                seen += len(batch)
+            events = logged_events(store, tenant, response_id, self._sender.dialect, starting_after=last_seen)
+            async for batch in events:
+                last_seen = batch[-1].number
             response = await self.found(response_id)
             # There may be no log to wait on.
             await asyncio.sleep(0 if response.status.terminal else LOOK_EVERY_S)

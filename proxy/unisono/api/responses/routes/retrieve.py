@@ -57,8 +57,7 @@ def _stored_table(table: RouteTable, dialect: Dialect) -> RouteTable:
                 "ago. Retrieve it without 'stream'.",
                 param="stream",
             )
-        first = 0 if query.starting_after is None else query.starting_after + 1
-        events = logged_events(store, caller.tenant, response.id, first, dialect)
+        events = logged_events(store, caller.tenant, response.id, dialect, starting_after=query.starting_after)
         return EventStream(to_sse(events), keep_alive_s=api.keep_alive_s)
 
     @table.add("DELETE", path, READ_404_409)

@@ -7,66 +7,24 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import orjson
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
-from unisono.api.field_types import FieldInput, OpenModel, Text, invalid_field, refused
+from unisono.api.field_types import FieldInput, OpenModel, Text, refused
+from unisono.api.responses.server_tools.required_approvals import (
+    ApprovalSpec,
+    FilterSpec,
+    ToolNames,
+    to_approval,
+    to_filter,
+)
 from unisono.api.summary import ItemSealing
 from unisono.core.conversation import UserMessage
-from unisono.core.tools import Approval, ToolFilter
 from unisono.errors import StoreUnreadable
 
 # Type of an MCP tool.
 MCP = "mcp"
-MAX_NAMES = 1024
 
 ServerLabel = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
-ToolNames = Annotated[list[Text], Field(max_length=MAX_NAMES)]
-
-
-class FilterSpec(OpenModel):
-    tool_names: ToolNames | None = None
-    read_only: bool | None = None
-
-    @model_validator(mode="after")
-    def _is_not_empty(self) -> FilterSpec:
-        # An empty filter matches everything. As `never` it would disable approval for all tools by accident.
-        if self.tool_names is None and self.read_only is None:
-            raise invalid_field("must contain 'tool_names' or 'read_only'")
-        return self
-
-    def filter(self) -> ToolFilter:
-        return ToolFilter(None if self.tool_names is None else frozenset(self.tool_names), self.read_only)
-
-
-class ApprovalSpec(OpenModel):
-    """Filters for tools that need approval. A single word applies to all tools."""
-
-    always: FilterSpec | None = None
-    never: FilterSpec | None = None
-    word: SkipJsonSchema[str | None] = None
-
-    def approval(self) -> Approval:
-        if self.word is not None:
-            return Approval(always=ToolFilter()) if self.word == "always" else Approval(otherwise=False)
-        always = None if self.always is None else self.always.filter()
-        never = None if self.never is None else self.never.filter()
-        approval = Approval(always, never)
-        return Approval(always=ToolFilter()) if approval == Approval() else approval
-
-
-def _to_approval(value: Any) -> Any:
-    if isinstance(value, str):
-        if value not in ("always", "never"):
-            raise invalid_field("must be 'always', 'never' or an object with tool filters")
-        return {"word": value}
-    if isinstance(value, dict):
-        return {name: inner for name, inner in value.items() if name != "word"}
-    return value
-
-
-def _to_filter(value: Any) -> Any:
-    return {"tool_names": value} if isinstance(value, list) else value
 
 
 class McpSpec(OpenModel):
@@ -78,11 +36,11 @@ class McpSpec(OpenModel):
     authorization: SecretStr | None = None
     headers: dict[Text, SecretStr] | None = None
     allowed_tools: Annotated[
-        FilterSpec | None, BeforeValidator(_to_filter), FieldInput(FilterSpec | ToolNames | None)
+        FilterSpec | None, BeforeValidator(to_filter), FieldInput(FilterSpec | ToolNames | None)
     ] = None
     require_approval: Annotated[
         ApprovalSpec | None,
-        BeforeValidator(_to_approval),
+        BeforeValidator(to_approval),
         FieldInput(ApprovalSpec | Literal["always", "never"] | None),
     ] = None
     defer_loading: bool | None = None

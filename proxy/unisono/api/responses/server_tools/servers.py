@@ -15,10 +15,11 @@ from typing import Final
 from unisono.api.gateway_tools import builtin_for, missing_setting
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
+from unisono.api.responses.server_tools.required_approvals import combined_approval
 from unisono.api.server_rules import MAX_SERVERS, RequestedServer, ServerRules
 from unisono.api.tool_choice import SERVER, HostedTool, NamedTool, OfferedTools, not_declared
 from unisono.api.tools import TOOL_SEARCH, Toolbox
-from unisono.core.tools import SEARCH_LABEL, Approval, ToolServer
+from unisono.core.tools import SEARCH_LABEL, ToolServer
 from unisono.errors import InvalidRequest, UnsupportedValue
 
 # Server tools in `tool_choice`: named by server label, or by kind for builtin tools.
@@ -94,18 +95,7 @@ def _to_server(at: str, spec: McpSpec, rules: ServerRules, owner: str) -> ToolSe
         label=spec.server_label,
         owner=owner,
         allowed=server.allowed if narrowed is None else narrowed,
-        approval=_joined(server.approval, spec),
+        approval=combined_approval(server.approval, spec.require_approval),
         description=spec.server_description or server.description,
         deferred=bool(spec.defer_loading),
     )
-
-
-def _joined(operator: Approval, spec: McpSpec) -> Approval:
-    """Combine approval rules: either side can require approval.
-
-    Without any rule, every call requires approval.
-    """
-    if spec.require_approval is None:
-        return operator
-    requested = spec.require_approval.approval()
-    return requested if operator == Approval() else replace(requested, second=operator)

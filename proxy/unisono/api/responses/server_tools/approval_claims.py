@@ -47,7 +47,7 @@ def approvals_in(request: ResponsesRequest, server_tools: ServerTools | None) ->
     }
 
 
-class Approvals:
+class ApprovalClaims:
     """Approvals of tool calls that one response uses; each is valid for one call.
 
     `fields` maps the id of each approval to its field in the request, for errors.
