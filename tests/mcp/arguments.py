@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from unisono.core.conversation import Json
-from unisono.core.tool_arguments import ToolArguments, read_arguments
+from unisono.core.server_tool_arguments import ToolArguments, read_arguments
 
 
 def sent(arguments: Mapping[str, Json]) -> ToolArguments:

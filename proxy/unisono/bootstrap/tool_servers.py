@@ -17,7 +17,7 @@ from unisono.config import Config
 from unisono.core.access import Caller
 from unisono.core.elicitation import UserAnswer
 from unisono.core.frozen import dataclass
-from unisono.core.tool_arguments import ToolArguments
+from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tools import Approval, LeftOutTool, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
 

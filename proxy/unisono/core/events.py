@@ -18,7 +18,7 @@ from unisono.core.conversation import Json, Phase, Tokens
 from unisono.core.elicitation import ToolQuestion
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.tool_arguments import ToolArguments
+from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolOutcome
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from unisono.core.generation import NO_USAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome
+from unisono.core.recorded_errors import error_of_request
 
 # Maximum characters of a value that the client chooses.
 MAX_VALUE_LENGTH: Final = 256
@@ -63,11 +64,10 @@ class RequestRecord(NamedTuple):
         if not generations:
             return self
         first, last = generations[0], generations[-1]
-        error, served_model, first_token_s = self.error, "", None
+        served_model, first_token_s = "", None
         usage, cost, waited_s = NO_USAGE, 0, 0.0
         attempts: list[tuple[str, str]] = []
         for done in generations:
-            error = error or done.error
             usage += done.usage or done.usage_so_far
             waited_s += done.waited_s
             cost += done.cost
@@ -79,7 +79,7 @@ class RequestRecord(NamedTuple):
                 served_model = attempt.model
         span = first.start.span
         return self._replace(
-            error=error,
+            error=error_of_request(self.error, generations),
             model=self.model or first.start.model,
             served_model=served_model,
             deployment=last.backend,

@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeAlias
 from unisono.core.conversation import FunctionTool, Json, Tokens
 from unisono.core.elicitation import ToolQuestion, UserAnswer
 from unisono.core.frozen import dataclass
-from unisono.core.tool_arguments import ToolArguments
+from unisono.core.server_tool_arguments import ToolArguments
 
 # Unique wire names for server tools; models allow 64 letters, digits, `_` and `-`.
 #

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from unisono.core.elicitation import UserAnswer
 from unisono.core.frozen import dataclass
-from unisono.core.tool_arguments import ToolArguments
+from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, Progress, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING
 from unisono.errors import ToolServerError, ToolServerProtocolError

@@ -26,7 +26,7 @@ from unisono.core.events import (
 )
 from unisono.core.hooks import Hook, Request
 from unisono.core.passthrough_request import UPLOAD_APIS, passed_texts, transcript_texts
-from unisono.core.tool_arguments import read_arguments
+from unisono.core.server_tool_arguments import read_arguments
 from unisono.engine.request import GenerationRequest
 from unisono.errors import Refused
 from unisono.middleware.hook_gates import AnswerHookGate, request_of

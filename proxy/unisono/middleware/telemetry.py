@@ -6,7 +6,6 @@ first events, the outcome, and token counts by kind. Errors of an observer are l
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,11 +37,11 @@ from unisono.core.observer import (
     RequestDetails,
     TokenInfluences,
 )
+from unisono.core.recorded_errors import outcome_of
 from unisono.core.request_identity import IDENTITY
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.engine.replay import to_record
 from unisono.engine.request import GenerationReport, GenerationRequest
-from unisono.errors import InternalError, UnisonoError
 from unisono.middleware.pipeline import Gate
 
 log = logging.getLogger("unisono.middleware.telemetry")
@@ -251,27 +250,13 @@ class ObservationGate(Gate):
     def end(self, error: BaseException | None) -> None:
         if self._seen is None:
             return
-        outcome, code = _outcome(error, has_finished=self._seen.finished is not None)
+        outcome, code = outcome_of(error, has_finished=self._seen.finished is not None)
         done = to_done(self._start, self.report, self._seen, outcome, code)
         for observer in self._observers:
             try:
                 observer.ended(done)
             except Exception as error:
                 log.exception("an observer failed", exc_info=error)
-
-
-def _outcome(error: BaseException | None, *, has_finished: bool) -> tuple[GenerationOutcome, str]:
-    """Return the outcome of a generation, and the code of the error that ended it."""
-    match error:
-        case None:
-            return GenerationOutcome.COMPLETED, ""
-        case UnisonoError():
-            return GenerationOutcome.FAILED, error.code
-        case asyncio.CancelledError() | GeneratorExit():
-            # After the last event, consumers do not iterate to the end.
-            return (GenerationOutcome.COMPLETED if has_finished else GenerationOutcome.LEFT), ""
-        case _:
-            return GenerationOutcome.FAILED, InternalError.code
 
 
 def to_done(

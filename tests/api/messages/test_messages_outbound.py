@@ -31,7 +31,7 @@ from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_messag
 from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Opened, Ran, Repaired
 from unisono.core.generation import FinishReason
-from unisono.core.tool_arguments import read_arguments
+from unisono.core.server_tool_arguments import read_arguments
 from unisono.core.tools import ToolOutcome
 from unisono.engine.collect import collect
 from unisono.engine.interventions.requirements import UNMET_FORM

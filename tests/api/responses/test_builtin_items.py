@@ -18,7 +18,7 @@ from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.core.conversation import AssistantCall, Json, Phase, ToolResult
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Opened, Ran, Text
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.tool_arguments import read_arguments
+from unisono.core.server_tool_arguments import read_arguments
 from unisono.core.tools import Approval, Command, ToolFilter, ToolOutcome, ToolServer, ToolTransport
 from unisono.engine.request import GenerationReport
 

@@ -33,7 +33,7 @@ from unisono.api.tool_search import found_text, with_search
 from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
-from unisono.core.tool_arguments import ToolArguments
+from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tools import SEARCH_LABEL, ToolFilter, ToolServer, found_names
 from unisono.engine.request import Choice, ForcedCalls, ServerTools
 from unisono.engine.server_tools.policy import BAD_ARGUMENTS, NO_CALLS_LEFT

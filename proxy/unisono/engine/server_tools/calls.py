@@ -16,7 +16,7 @@ from unisono.core.conversation import Conversation, Item, Json, ToolResult
 from unisono.core.elicitation import ToolQuestion
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
 from unisono.core.frozen import dataclass
-from unisono.core.tool_arguments import ToolArguments, read_arguments
+from unisono.core.server_tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import SEARCH_LABEL, ServerToolCall, ToolOutcome, found_names
 from unisono.engine.server_tools.policy import (
     ASK,

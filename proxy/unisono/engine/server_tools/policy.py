@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from unisono.core.frozen import dataclass
-from unisono.core.tool_arguments import ToolArguments
+from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tools import ServerToolCall
 
 # Verdicts, and names of rules (see `core.recovery_rules.RULES`).

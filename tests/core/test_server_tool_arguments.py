@@ -7,7 +7,7 @@ import json
 import pytest
 
 from unisono.core.json_syntax import MAX_LEVELS, leaf_tokens, levels
-from unisono.core.tool_arguments import MAX_MEMBER_LEVELS, read_arguments
+from unisono.core.server_tool_arguments import MAX_MEMBER_LEVELS, read_arguments
 
 DIGITS = "7" * 5_000
 

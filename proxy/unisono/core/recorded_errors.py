@@ -1,0 +1,29 @@
+"""Error codes in logs and records: of a generation, and of the request that it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from unisono.core.observer import GenerationDone, GenerationOutcome
+from unisono.errors import InternalError, UnisonoError
+
+
+def outcome_of(error: BaseException | None, *, has_finished: bool) -> tuple[GenerationOutcome, str]:
+    """Return the outcome of a generation, and the code of the error that ended it."""
+    match error:
+        case None:
+            return GenerationOutcome.COMPLETED, ""
+        case UnisonoError():
+            return GenerationOutcome.FAILED, error.code
+        case asyncio.CancelledError() | GeneratorExit():
+            # After the last event, consumers do not iterate to the end.
+            return (GenerationOutcome.COMPLETED if has_finished else GenerationOutcome.LEFT), ""
+        case _:
+            return GenerationOutcome.FAILED, InternalError.code
+
+
+def error_of_request(code: str, generations: Iterable[GenerationDone]) -> str:
+    """Return the error code of a request: `code`, or that of the first generation that failed."""
+    # `code` is that of an error body. A stream has begun as a success, so only its generation knows the error.
+    return code or next((done.error for done in generations if done.error), "")
