@@ -13,7 +13,7 @@ import click
 
 from unisono.cli.discover import DiscoveredBackend, discover
 from unisono.config import Loaded, load, parse
-from unisono.config.load import MASTER_KEY_VARIABLE
+from unisono.config.environment import MASTER_KEY_VARIABLE
 from unisono.core.frozen import dataclass
 from unisono.core.install_commands import install_command
 from unisono.errors import ConfigError

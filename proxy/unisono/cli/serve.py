@@ -19,7 +19,7 @@ from unisono.app import build
 from unisono.bootstrap.gateway import Gateway
 from unisono.cli.resolve_config import prepared
 from unisono.config import Config, Loaded, load
-from unisono.config.load import MASTER_KEY_VARIABLE
+from unisono.config.environment import MASTER_KEY_VARIABLE
 from unisono.errors import ConfigError, ConfigErrors
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from unisono.config.section import Name, Section
+from unisono.config.unvalidated_values import entries_of
 
 CONTENT_FILTER = "litellm_content_filter"
 PRESIDIO = "presidio"
@@ -113,3 +115,13 @@ class GuardrailSettings(Section):
     """Kind of the guardrail, where it applies, and its rules."""
     guardrail_info: dict[str, JsonValue] = Field(default_factory=dict)
     """Description for people; no effect."""
+
+
+def guardrails_of(raw: object) -> dict[str, bool]:
+    """Return the names of the guardrails of a file, and whether Unisono supports each of them."""
+    found: dict[str, bool] = {}
+    for _, entry in entries_of(raw, "guardrails"):
+        name, params = entry.get("guardrail_name"), entry.get("litellm_params")
+        if isinstance(name, str) and isinstance(params, Mapping):
+            found[name] = params.get("guardrail") in GUARDRAIL_KINDS
+    return found

@@ -15,7 +15,8 @@ from urllib.parse import quote
 import yaml
 
 from unisono.config.config_file import read
-from unisono.config.load import ENVIRONMENT_PREFIX, effective_part, parse
+from unisono.config.environment import ENVIRONMENT_PREFIX
+from unisono.config.load import effective_part, parse
 from unisono.config.model_settings import KIND_ALIASES
 
 HEAD: Final = "# Converted from a LiteLLM configuration by `unisono import-litellm`."

@@ -1,7 +1,7 @@
 """Loader of the configuration, the only reader of the environment.
 
-`os.environ/NAME` reads an environment variable. Every error is a ConfigError that begins with the path of the key. It
-contains no value, because values may be secret. Known keys without effect are returned as warnings.
+Every error is a ConfigError that begins with the path of the key. It contains no value, because values may be secret.
+Known keys without effect are returned as warnings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +17,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from unisono.config.addresses import SUPPORTED_STORES, without_route
 from unisono.config.config_file import ConfigFile, read
-from unisono.config.guardrail_settings import GUARDRAIL_KINDS
+from unisono.config.credentials import Credentials, credentials_of
+from unisono.config.environment import MASTER_KEY_VARIABLE, EnvironmentReferences, master_key_variable, own_environment
+from unisono.config.guardrail_settings import GUARDRAIL_KINDS, guardrails_of
 from unisono.config.litellm_keys import (
     LITELLM,
     UNSERVED,
@@ -31,14 +32,12 @@ from unisono.config.litellm_keys import (
 )
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, RequestDefaults, is_of_litellm
-from unisono.config.raw_lookups import acknowledged_of, credentials_of, described, guardrails_of, own_environment
+from unisono.config.protective_settings import acknowledged_of, check_protective
 from unisono.config.sections import Config, StoreSettings
+from unisono.config.unvalidated_values import described
 from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surrogates, validated
 from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
-
-ENVIRONMENT_PREFIX = "os.environ/"
-MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +76,12 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration must be a mapping of sections, not {described(raw)}")
     # As in LiteLLM, references in all other sections may name a variable of this section.
-    reading = _Reading({**environ, **own_environment(raw)})
+    reading = _Reading(EnvironmentReferences({**environ, **own_environment(raw)}))
     tree = reading.all_of(raw)
     refuse_lone_surrogates(tree, "")
-    reading.check_protective(acknowledged_of(tree), keeps=keeps_protective)
+    remarks, errors = check_protective(reading.protective, acknowledged_of(tree), keeps=keeps_protective)
+    reading.warnings += remarks
+    reading.errors.extend(errors)
     positions = FilePositions(reading.left_out)
     config = validated(tree, reading.errors, positions)
     if reading.errors:
@@ -90,11 +91,7 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
         for index, entry in enumerate(config.model_list)
         for hint in entry.hints()
     )
-    general = raw.get("general_settings")
-    key = general.get("master_key") if isinstance(general, Mapping) else None
-    is_reference = isinstance(key, str) and key.startswith(ENVIRONMENT_PREFIX)
-    variable = key.removeprefix(ENVIRONMENT_PREFIX) if is_reference and isinstance(key, str) else MASTER_KEY_VARIABLE
-    return Loaded(config, (*reading.warnings, *reading.summary, *hints), variable, positions)
+    return Loaded(config, (*reading.warnings, *reading.summary, *hints), master_key_variable(raw), positions)
 
 
 def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -103,7 +100,7 @@ def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     References to the environment are not resolved. Unsupported protective settings stay, so that the result does not
     start without a decision about them. Raises ConfigError.
     """
-    reading = _Reading({}, resolves=False)
+    reading = _Reading(EnvironmentReferences({}, resolves=False))
     tree = reading.all_of(raw)
     refuse_lone_surrogates(tree, "")
     if reading.errors:
@@ -119,15 +116,18 @@ class _Reading:
     It removes keys without effect, resolves references to the environment, and rejects unknown keys.
     """
 
-    environ: Mapping[str, str]
+    references: EnvironmentReferences
     warnings: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
     cosmetic: list[str] = field(default_factory=list)  # paths of cosmetic keys, which one warning lists
     protective: list[tuple[str, str]] = field(default_factory=list)  # paths of such keys, and without list indices
-    resolves: bool = True
-    credentials: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # values by the credential's name
     guardrails: Mapping[str, bool] = field(default_factory=dict)  # whether each one is supported
     left_out: dict[str, set[int]] = field(default_factory=dict)  # positions of entries without effect, by list
+    credentials: Credentials = field(init=False)
+
+    @property
+    def errors(self) -> list[str]:
+        """Return the errors so far, among them those of references."""
+        return self.references.errors
 
     @property
     def summary(self) -> tuple[str, ...]:
@@ -135,29 +135,12 @@ class _Reading:
         names = sorted({path.rpartition(".")[2] for path in self.cosmetic})
         return (f"LiteLLM settings without effect in Unisono: {', '.join(names)}",) if names else ()
 
-    def check_protective(self, acknowledged: Sequence[str], *, keeps: bool) -> None:
-        """Add an error for each protective key that is not acknowledged, else a warning."""
-        unused = dict.fromkeys(acknowledged)
-        for path, general in self.protective:
-            names = [name for name in acknowledged if _covers(name, general)]
-            for name in names:
-                unused.pop(name, None)
-            if names:
-                self.warnings.append(f"{path}: not supported, as acknowledged in `unisono.acknowledge`")
-                continue
-            message = (
-                f"{path}: this LiteLLM setting protects the gateway, and Unisono does not support it; replace it, or "
-                f"add `{general.rpartition('.')[2]}` to `unisono.acknowledge` to serve without it"
-            )
-            (self.warnings if keeps else self.errors).append(message)
-        self.warnings += (f"unisono.acknowledge: `{name}` matches no protective setting; remove it" for name in unused)
-
     def all_of(self, raw: object) -> object:
         """Return the part of the file that has an effect, and add errors to `errors`.
 
-        With `resolves`, references to the environment are resolved. Raises ConfigError for a file that contains itself.
+        Raises ConfigError for a file that contains itself.
         """
-        self.credentials = credentials_of(raw, self.errors)
+        self.credentials = Credentials(credentials_of(raw, self.errors), self.references)
         self.guardrails = guardrails_of(raw)
         try:
             return self.section(raw, Config, "")
@@ -191,7 +174,7 @@ class _Reading:
                 if key not in known and (close := get_close_matches(str(key), [*model.model_fields, *known], 1, 0.9)):
                     self.errors.append(f"{key_path}: unknown key `{key}` (did you mean `{close[0]}`?)")
                     continue
-                more[str(key)] = self._resolved(value, key_path)
+                more[str(key)] = self.references.resolved(value, key_path)
                 if key not in known:
                     self.warnings.append(f"{key_path}: unknown key `{key}`; it is passed to litellm unchanged")
             elif key not in model.model_fields:
@@ -215,7 +198,7 @@ class _Reading:
             return self._with_limits(raw, path)
         if model is not LitellmParams:
             return raw
-        raw = self._with_credential(raw, path)
+        raw = self.credentials.added_to(raw, path)
         if "base_url" not in raw:
             return raw
         # LiteLLM accepts both names. Two addresses would leave open which one is used.
@@ -223,20 +206,6 @@ class _Reading:
             self.errors.append(f"{path}.base_url: same setting as `api_base`; remove one of them")
             return {key: value for key, value in raw.items() if key != "base_url"}
         return {("api_base" if key == "base_url" else key): value for key, value in raw.items()}
-
-    def _with_credential(self, params: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
-        """Add the values of the credential that the section names. The section's own keys win."""
-        name = self._peeked(params.get("litellm_credential_name"))
-        if not isinstance(name, str) or name.startswith(ENVIRONMENT_PREFIX):
-            return params
-        if name not in self.credentials:
-            self.errors.append(
-                f"{path}.litellm_credential_name: unknown credential `{name}`; add it to `credential_list`"
-            )
-        # The file that `import-litellm` writes keeps the reference.
-        values = self.credentials.get(name, {}) if self.resolves else {}
-        own = {"api_base", "base_url"} if {"api_base", "base_url"} & params.keys() else set()
-        return {**{key: value for key, value in values.items() if key not in own}, **params}
 
     def _with_limits(self, entry: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
         """Move `rpm` and `tpm` of an entry and of its `model_info` to `litellm_params`.
@@ -271,7 +240,7 @@ class _Reading:
             return [self.section(entry, ModelEntry, f"{path}[{index}]") for index, entry in entries]
         if (model, key) == (Config, "guardrails") and isinstance(value, list):
             entries = self._effective(value, path, self._is_supported)
-            return [self._resolved(entry, f"{path}[{index}]") for index, entry in entries]
+            return [self.references.resolved(entry, f"{path}[{index}]") for index, entry in entries]
         if (model, key) == (LitellmParams, "guardrails") and isinstance(value, list):
             value = [name for name in value if self._is_applied(name, path)]
         if (model, key) == (Config, "mcp_servers"):
@@ -279,7 +248,7 @@ class _Reading:
                 self.errors.append(f"{path}: must be a mapping of labels to servers, not {described(value)}")
                 return {}
             return {label: self.section(entry, McpServerSettings, f"{path}.{label}") for label, entry in value.items()}
-        return self._resolved(value, path)
+        return self.references.resolved(value, path)
 
     def _effective(
         self, values: Sequence[object], path: str, has_effect: Callable[[object, str], bool]
@@ -297,7 +266,7 @@ class _Reading:
         if name not in self.guardrails:
             self.errors.append(f"{path}: unknown guardrail `{name}`; add it to `guardrails`")
         # The entry of an unsupported guardrail decides whether the gateway starts without it.
-        return self.guardrails.get(name, True) or not self.resolves
+        return self.guardrails.get(name, True) or not self.references.resolves
 
     def _is_supported(self, guardrail: object, path: str) -> bool:
         """Return whether a guardrail stays in the tree. Record an unsupported one as protective."""
@@ -307,7 +276,7 @@ class _Reading:
             return True
         name = guardrail.get("guardrail_name")
         self.protective.append((f"{path} ({kind})", f"guardrails.{name}"))
-        return not self.resolves
+        return not self.references.resolves
 
     def _has_effect(self, entry: object, path: str) -> bool:
         """Return whether an entry is neither blocked nor of an unsupported type, else warn about it."""
@@ -325,33 +294,9 @@ class _Reading:
     def _is_true(self, value: object) -> bool:
         """Return whether a value means true, in any form that the validation accepts."""
         try:
-            return TypeAdapter(bool).validate_python(self._peeked(value))
+            return TypeAdapter(bool).validate_python(self.references.peeked(value))
         except ValidationError:
             return False  # the validation reports it
-
-    def _peeked(self, value: object) -> object:
-        """Return a value that is resolved if it refers to a known variable of the environment."""
-        is_reference = isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX) and self.resolves
-        return self.environ.get(str(value).removeprefix(ENVIRONMENT_PREFIX), value) if is_reference else value
-
-    def _resolved(self, value: object, path: str) -> object:
-        """Return `value` with every `os.environ/NAME` in it resolved."""
-        match value:
-            case str() if value.startswith(ENVIRONMENT_PREFIX) and self.resolves:
-                name = value.removeprefix(ENVIRONMENT_PREFIX)
-                if name not in self.environ:
-                    self.errors.append(f"{path}: the environment variable {name} is not set")
-                    return value
-                return self.environ[name]
-            case Mapping():
-                return {key: self._resolved(inner, f"{path}.{key}") for key, inner in value.items()}
-            case list():
-                return [self._resolved(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
-            case date():
-                # YAML parses `api_version: 2024-02-01` as a date.
-                return value.isoformat()
-            case _:
-                return value
 
     def _is_protective(self, section: str, key: str, path: str, value: object, fields: Sequence[str]) -> bool:
         """Record a key without effect, or an error for an unknown key.
@@ -361,7 +306,7 @@ class _Reading:
         match class_of(section, key, value):
             case KeyClass.PROTECTIVE:
                 self.protective.append((path, f"{section}.{key}".lstrip(".")))
-                return not self.resolves
+                return not self.references.resolves
             case KeyClass.NOTED:
                 self.warnings.append(f"{path}: {LITELLM}")
             case KeyClass.COSMETIC:
@@ -373,12 +318,6 @@ class _Reading:
                 meant = f" (did you mean `{close[0]}`?)" if close else ""
                 self.errors.append(f"{path}: unknown key `{key}`{meant}")
         return False
-
-
-def _covers(acknowledged: str, general: str) -> bool:
-    """Return whether an entry of `unisono.acknowledge` is about a protective key."""
-    covers_all = acknowledged == "guardrails" and general.startswith("guardrails.")
-    return covers_all or f".{general}".endswith(f".{acknowledged}")
 
 
 def _may_be_empty(model: type[BaseModel], key: str) -> bool:

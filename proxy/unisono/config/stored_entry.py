@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from unisono.config.load import ENVIRONMENT_PREFIX, parse
+from unisono.config.environment import ENVIRONMENT_PREFIX
+from unisono.config.load import parse
 from unisono.config.model_settings import ModelEntry
 from unisono.config.sections import Config
 from unisono.errors import ConfigError

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from unisono.bootstrap.gateway import Gateway
-from unisono.config.load import MASTER_KEY_VARIABLE
+from unisono.config.environment import MASTER_KEY_VARIABLE
 
 STATES = {
     "ready": "ready",

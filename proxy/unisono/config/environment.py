@@ -1,0 +1,67 @@
+"""References to the environment, `os.environ/NAME`, and the section `environment_variables`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from datetime import date
+from typing import Any
+
+from unisono.config.unvalidated_values import described
+from unisono.core.frozen import dataclass
+from unisono.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "os.environ/"
+MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
+
+
+def own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the section `environment_variables`, which wins over the environment."""
+    own = raw.get("environment_variables") or {}
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"environment_variables: must be a mapping of names to values, not {described(own)}")
+    return {str(name): str(value) for name, value in own.items()}
+
+
+def master_key_variable(raw: Mapping[Any, Any]) -> str:
+    """Return the name of the variable with the master key: that in the file, or the default."""
+    general = raw.get("general_settings")
+    key = general.get("master_key") if isinstance(general, Mapping) else None
+    is_reference = isinstance(key, str) and key.startswith(ENVIRONMENT_PREFIX)
+    return key.removeprefix(ENVIRONMENT_PREFIX) if is_reference and isinstance(key, str) else MASTER_KEY_VARIABLE
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentReferences:
+    """Resolver of references; without `resolves`, they stay as they are.
+
+    `errors` has all errors of the file, among them one for each variable that is not set.
+    """
+
+    environ: Mapping[str, str]
+    resolves: bool = True
+    errors: list[str] = field(default_factory=list)
+
+    def peeked(self, value: object) -> object:
+        """Return a value that is resolved if it refers to a known variable of the environment."""
+        is_reference = isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX) and self.resolves
+        return self.environ.get(str(value).removeprefix(ENVIRONMENT_PREFIX), value) if is_reference else value
+
+    def resolved(self, value: object, path: str) -> object:
+        """Return `value` with every `os.environ/NAME` in it resolved."""
+        match value:
+            case str() if value.startswith(ENVIRONMENT_PREFIX) and self.resolves:
+                name = value.removeprefix(ENVIRONMENT_PREFIX)
+                if name not in self.environ:
+                    self.errors.append(f"{path}: the environment variable {name} is not set")
+                    return value
+                return self.environ[name]
+            case Mapping():
+                return {key: self.resolved(inner, f"{path}.{key}") for key, inner in value.items()}
+            case list():
+                return [self.resolved(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
+            case date():
+                # YAML parses `api_version: 2024-02-01` as a date.
+                return value.isoformat()
+            case _:
+                return value

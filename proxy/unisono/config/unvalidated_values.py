@@ -1,0 +1,22 @@
+"""Values of a parsed file before its validation: list entries, and names of types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def described(value: object) -> str:
+    """Return the name of the type of a value, for people."""
+    names = {"NoneType": "empty", "str": "text", "int": "a number", "float": "a number", "bool": "true or false"}
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return names.get(type(value).__name__, f"a {type(value).__name__}")
+
+
+def entries_of(raw: object, section: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the entries of the list `section` that are mappings, with their positions."""
+    listed = raw.get(section) if isinstance(raw, Mapping) else None
+    for index, entry in enumerate(listed if isinstance(listed, list) else []):
+        if isinstance(entry, Mapping):
+            yield index, entry
