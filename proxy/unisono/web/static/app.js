@@ -1,9 +1,8 @@
-// Page shell: current view, session, theme, keyboard shortcuts.
+// Page shell: current view, connection, theme, keyboard shortcuts.
 
-import { hasKey, useKey, whenRefused } from "/page/lib/api.js";
-import { dialog, el, say, visible } from "/page/lib/dom.js";
-import { ZONE } from "/page/lib/format.js";
-import { forget, refresh, state, watch } from "/page/lib/store.js";
+import { dialog, el, say } from "/page/lib/dom.js";
+import { whenSignedIn } from "/page/lib/session.js";
+import { refresh, state, watch } from "/page/lib/store.js";
 import { overview } from "/page/views/overview.js";
 
 // Views other than the first are loaded when they are opened.
@@ -70,65 +69,7 @@ function decoded(text) {
   }
 }
 
-// -- the session
-
-const asking = byId("ask-key");
-const keyField = byId("key-field");
-const PLAIN_REASON = "The gateway requires a key. It is sent in the Authorization header only.";
-let answered = [];
-
-function askKey(why) {
-  const wrong = hasKey() && why;
-  byId("key-why").replaceChildren(visible(wrong ? `${why} It may have expired or been revoked.` : PLAIN_REASON));
-  byId("key-why").className = wrong ? "trouble" : "muted";
-  byId("key-keep").checked = true;
-  keyField.value = "";
-  if (!asking.open) asking.showModal();
-  keyField.focus();
-  return new Promise((resolve) => answered.push(resolve));
-}
-
-function answer(given) {
-  const waiting = answered;
-  answered = [];
-  asking.close();
-  for (const resolve of waiting) resolve(given);
-}
-
-byId("key-form").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const given = keyField.value.trim();
-  keyField.value = "";
-  if (!given) return;
-  useKey(given, byId("key-keep").checked);
-  forget();
-  answer(true);
-  // The new key may have another role, so the view is built again.
-  await refresh({ quiet: false });
-  if (state.status) go();
-});
-byId("key-close").addEventListener("click", () => answer(false));
-asking.addEventListener("cancel", (event) => { event.preventDefault(); answer(false); });
-byId("key").addEventListener("click", () => {
-  if (!hasKey()) {
-    askKey("");
-    return;
-  }
-  // A reload removes everything that the views remember.
-  useKey("", false);
-  sessionStorage.clear();
-  location.reload();
-});
-whenRefused((why) => askKey(why));
-
-const ROLES = { master: "master key", admin: "admin", viewer: "viewer", team_admin: "team admin", user: "user", user_viewer: "user, read only", key: "key" };
-
-function showSession({ status, reachable, trouble }) {
-  const button = byId("key");
-  button.hidden = Boolean(status?.keyless);
-  button.textContent = hasKey() ? "Sign out" : "Sign in";
-  const who = !status ? "" : status.keyless ? "No key needed" : `Signed in: ${status.key ?? ""} ${ROLES[status.role] ?? status.role}`.replace("  ", " ");
-  byId("session").replaceChildren(visible(who), who ? " · " : "", el("span", { title: "Time zone of all times on this page" }, ZONE));
+function showOffline({ reachable, trouble }) {
   const offline = byId("offline");
   const lost = !reachable || (trouble && !trouble.status);
   const words = lost ? "The gateway does not answer. Reconnecting …" : "";
@@ -200,8 +141,9 @@ addEventListener("keydown", (event) => {
 byId("help").addEventListener("click", help);
 
 themed(document.documentElement.dataset.theme ?? "auto");
-watch(showSession);
-showSession(state);
+watch(showOffline);
+showOffline(state);
+whenSignedIn(go);
 addEventListener("hashchange", go);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && state.status) refresh(); });
