@@ -14,7 +14,8 @@ from starlette.types import Message
 
 from tests.api.asgi import Exchange
 from unisono.access.keys import MasterKey, NoKeys
-from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers, is_loopback
+from unisono.api.allowed_clients import is_loopback
+from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
 from unisono.api.authentication import Authenticate
 from unisono.api.body import read_json
 from unisono.api.body_limits import ARRIVED_BYTES

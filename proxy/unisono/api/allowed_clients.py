@@ -1,0 +1,90 @@
+"""Layers that refuse clients: other machines if there are no keys, or by `allowed_ips`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Collection, Container
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from unisono.api.body_limits import header_values
+from unisono.api.request_routes import REQUESTS
+from unisono.errors import NotAllowed
+from unisono.net.client_networks import client_address
+
+
+class LocalOnly:
+    """Layer that restricts a gateway without keys to this machine.
+
+    Allows loopback hosts, and only the gateway's own origin or a listed one.
+    """
+
+    def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._allowed_origins = frozenset(origins)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] in REQUESTS:
+            # A web page can send requests to localhost. With DNS rebinding it names its own host; otherwise the browser
+            # adds its origin.
+            hosts = header_values(scope, b"host")
+            if len(hosts) != 1 or not is_loopback(f"//{hosts[0]}"):
+                raise NotAllowed(
+                    "This gateway has no API key and accepts only requests to localhost: "
+                    "set a master key to allow other hosts."
+                )
+            # Another port of this machine is another origin: any local program may serve a page there.
+            own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
+            for origin in header_values(scope, b"origin"):
+                if origin not in self._allowed_origins and origin not in own:
+                    raise NotAllowed(
+                        "This gateway has no API key and refuses requests from other origins: "
+                        "set a master key, or list the origin in 'unisono.cors_origins'."
+                    )
+        return self._app(scope, receive, send)
+
+
+class AllowedAddresses:
+    """Layer that restricts all paths except `open_paths` to clients in `networks`.
+
+    A connection from one of `proxies` has the address of its client in `X-Forwarded-For`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, networks: Container[str], proxies: Container[str], open_paths: Collection[str]
+    ) -> None:
+        self._app = app
+        self._networks = networks
+        self._proxies = proxies
+        self._open_paths = frozenset(open_paths)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] in REQUESTS and scope["path"] not in self._open_paths and not self._is_allowed(scope):
+            raise NotAllowed(
+                "This client address may not use the gateway. Its operator can add the address to `allowed_ips`."
+            )
+        return self._app(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        if (client := scope.get("client")) is None:
+            return False
+        forwarded = header_values(scope, b"x-forwarded-for")
+        return client_address(client[0], forwarded, self._proxies) in self._networks
+
+
+def is_loopback(url: str) -> bool:
+    """Return True if a URL's host is a name or address of this machine."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or parts.username is not None or parts.path not in {"", "/"} or parts.query or parts.fragment:
+        return False
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,60 @@
+"""Layer for requests of web pages from other origins (CORS)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from unisono.api.body_limits import header_values
+
+# Headers that a web page may read.
+EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries, "
+EXPOSED += "x-unisono-notes"
+
+
+class Cors:
+    """Layer that lets listed origins read responses and send preflights."""
+
+    def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._allowed_origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origins = header_values(scope, b"origin") if scope["type"] == "http" else ()
+        if len(origins) != 1 or self._allowed_origins.isdisjoint((origins[0], "*")):
+            await self._app(scope, receive, send)
+            return
+        origin = origins[0]
+        requested_methods = header_values(scope, b"access-control-request-method")
+        if scope["method"] == "OPTIONS" and requested_methods:
+            await self._preflight(scope, origin, send)
+            return
+
+        async def shared(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["access-control-allow-origin"] = origin
+                headers["access-control-expose-headers"] = EXPOSED
+                headers.add_vary_header("Origin")
+            await send(message)
+
+        await self._app(scope, receive, shared)
+
+    @staticmethod
+    async def _preflight(scope: Scope, origin: str, send: Send) -> None:
+        # SDKs in browsers add headers of their own (x-stainless-*): a listed origin may send any.
+        requested_headers = ", ".join(header_values(scope, b"access-control-request-headers"))
+        headers = [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (
+                b"access-control-allow-headers",
+                (requested_headers or "authorization, content-type, x-api-key, api-key").encode("latin-1"),
+            ),
+            (b"access-control-max-age", b"600"),
+            (b"vary", b"Origin, Access-Control-Request-Headers"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
