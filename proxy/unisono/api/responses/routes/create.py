@@ -39,7 +39,8 @@ from unisono.api.responses.idempotency import (
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, failure_in, to_echo, to_response
-from unisono.api.responses.outbound.serializer import WireEvent, sse_of
+from unisono.api.responses.outbound.serializer import WireEvent
+from unisono.api.responses.outbound.sse_stream import to_sse
 from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import Sender, understood, validate_body
@@ -47,7 +48,7 @@ from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.routing_fields import chosen_fields
-from unisono.api.sse import DONE, EventSource, EventStream, EventWriter
+from unisono.api.sse import EventStream, EventWriter
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.state_store import Status, StoredResponse
@@ -329,23 +330,6 @@ class ResponseCreation:
                 await release_claim(self._deps, claim, response_id)
             raise failure_in(response)
         return response
-
-
-def to_sse(
-    events: AsyncGenerator[list[WireEvent]], connect: Callable[[EventWriter], None] = lambda _: None
-) -> EventSource[list[WireEvent]]:
-    """Return the source of the events as bytes.
-
-    `[DONE]` follows every terminal event, independent of the outcome, and nothing else.
-    """
-    last = ""
-
-    def write(batch: list[WireEvent]) -> bytes:
-        nonlocal last
-        last = batch[-1].type
-        return sse_of(batch)
-
-    return EventSource(events, write, lambda: DONE if last in LAST_EVENTS.values() else b"", connect)
 
 
 def to_http_response(response: StoredResponse, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:
