@@ -73,7 +73,7 @@ class LineCutter:
 class EventCutter:
     """Splitter from reads to the data of complete events.
 
-    Linear in the bytes, however they are split. Comments of a server that keeps the connection open take no memory.
+    Linear in the bytes, however they are split. Comments, which servers send to keep a connection open, take no memory.
     """
 
     __slots__ = ("_first", "_in_comment", "_partial", "_partial_size", "_skip_newline")
@@ -83,7 +83,7 @@ class EventCutter:
         self._partial: list[bytes] = []
         self._partial_size = 0
         self._skip_newline = False
-        self._in_comment = False  # the incomplete line is a comment, whose beginning was dropped
+        self._in_comment = False  # the incomplete line is a comment; its beginning was dropped
         self._first = True
 
     def feed(self, read: bytes) -> list[bytes]:
@@ -141,7 +141,7 @@ class EventCutter:
         """Return part of an incomplete event without its comments."""
         line_rest = b""
         if self._partial and not self._partial[-1].endswith(b"\n"):
-            # The first line is the rest of another one.
+            # The first line continues the last one of the part before.
             line_rest, end, read = read.partition(b"\n")
             line_rest += end
         if not read.startswith(b":") and b"\n:" not in read:

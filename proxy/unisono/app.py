@@ -1,7 +1,7 @@
 """Composition root: builds the application of a gateway from a Config.
 
-With `bootstrap`, it alone knows all packages. Importing and building access neither the network nor a model. Backends
-are probed, and the store is opened, once the server runs.
+Only this module and `bootstrap` know all packages. Importing and building access neither the network nor a model.
+Backends are probed, and the store is opened, once the server runs.
 """
 
 from __future__ import annotations
@@ -185,7 +185,10 @@ async def _running(
 
 
 def _make_app(gateway: Gateway, lifespan: Lifespan, sinks: Sequence[RecordSink], share: int) -> LayeredApp:
-    """Return an application without dependencies. `sinks` receive the record of each request."""
+    """Return the application; the caller provides the dependencies of its routes.
+
+    `sinks` receive the record of each request.
+    """
     config = gateway.config
     master_key = config.general_settings.master_key
     keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), gateway.virtual_keys)
@@ -223,7 +226,7 @@ def _make_app(gateway: Gateway, lifespan: Lifespan, sinks: Sequence[RecordSink],
 
 
 def _state_sources(gateway: Gateway, ledger: UsageLedger) -> tuple[object, ...]:
-    """Return the sources of the routes on the models and the state of the gateway."""
+    """Return the dependencies of the routes for the list of models, readiness and metrics."""
     config, catalogue, pool, upkeep = gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep
     prices, names_keys = build_prices(config, catalogue), config.unisono.metrics_per_key
     return (

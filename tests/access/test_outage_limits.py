@@ -29,7 +29,7 @@ LIMITS = st.sampled_from(
 
 @settings(max_examples=50)
 @given(LIMITS, STEPS)
-def test_local_limits_match_those_of_a_store(limits: KeyLimits, steps: list[tuple[float, str, int]]) -> None:
+def test_outage_limits_match_those_of_a_store(limits: KeyLimits, steps: list[tuple[float, str, int]]) -> None:
     async def compare() -> list[tuple[QuotaStatus, QuotaStatus]]:
         clock, running, statuses = Clock(), list[QuotaReservation](), list[tuple[QuotaStatus, QuotaStatus]]()
         local = OutageLimits(clock)

@@ -287,7 +287,7 @@ async def test_a_client_that_is_gone_at_a_write_counts_as_a_disconnect(
     async def generation() -> AsyncIterator[bytes]:
         try:
             for batch in (b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n"):
-                # As the engine: a batch that the sink does not take is yielded.
+                # Like the engine, yield a batch that the sink does not accept.
                 if not (sinks and sinks[0](batch)):
                     yield batch
             ends.append(None)

@@ -86,7 +86,7 @@ def _app() -> Any:
 def _of_routes() -> Iterator[str]:
     """Yield each route with its method, and the fields of the OpenAPI document."""
     app = _app()
-    # The application knows all routes once it was asked for one that needs FastAPI.
+    # The application lists all routes after the first request that needs FastAPI.
     document = asyncio.run(_get(app, "/openapi.json"))
     for method, path in _routes(app.routes):
         yield f"route {method} {path}"

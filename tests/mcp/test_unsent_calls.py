@@ -58,7 +58,7 @@ class Modern(ModernHostile):
 
 
 class Legacy(Hostile):
-    """The same with a protocol version that only the SDK's transport speaks."""
+    """Server like `Modern`, with a protocol version that only the SDK's transport supports."""
 
     def _respond(self, seen: Seen) -> Iterable[Step]:
         return [*super()._respond(seen), Close()]

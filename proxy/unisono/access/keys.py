@@ -55,7 +55,7 @@ class Mint:
         self._seal_key = hmac.digest(salt, b"unisono virtual keys: seal", hashlib.sha256)
         self._pepper = hmac.digest(salt, b"unisono virtual keys: digest", hashlib.sha256)
         self._derivation_key = hmac.digest(salt, b"unisono virtual keys: derivation", hashlib.sha256)
-        # Digests of issued keys, by a mark that takes a tenth of the time to compute and is no plaintext either.
+        # Digests of issued keys, by a keyed hash, which takes a tenth of their time and hides the key as well.
         self._digests: dict[bytes, str] = {}
 
     def new(self) -> str:
@@ -89,12 +89,12 @@ class Mint:
 
     def issued_digest(self, presented: str) -> str | None:
         """Return the digest of a key that was issued with this salt, else None."""
-        mark = hashlib.blake2b(presented.encode(), key=self._pepper, digest_size=32).digest()
-        if mark not in self._digests and self.issued(presented):
+        keyed_hash = hashlib.blake2b(presented.encode(), key=self._pepper, digest_size=32).digest()
+        if keyed_hash not in self._digests and self.issued(presented):
             if len(self._digests) >= MAX_CACHED_KEYS:
                 self._digests.clear()
-            self._digests[mark] = self.digest(presented)
-        return self._digests.get(mark)
+            self._digests[keyed_hash] = self.digest(presented)
+        return self._digests.get(keyed_hash)
 
     def _seal(self, entropy: bytes) -> bytes:
         return hmac.digest(self._seal_key, entropy, hashlib.sha256)[:SEAL_BYTES]

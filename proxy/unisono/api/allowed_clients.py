@@ -1,4 +1,4 @@
-"""Layers that refuse clients: other machines if there are no keys, or by `allowed_ips`."""
+"""Layers that restrict clients: to this machine without a key, or to `allowed_ips`."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ class BodyWriter(Protocol):
     """Writer of parts of a response's body. `write` requires that `is_ready` returns True."""
 
     def join_head(self) -> None:
-        """Send the head, which comes next, together with the first part of the body.
+        """Join the next write, which is the head, to the first part of the body.
 
-        Each write costs a system call, and may wake the client.
+        Call it before the head is sent. Each write costs a system call and may wake the client.
         """
         ...
 

@@ -39,8 +39,9 @@ def provided(kind: type[Kind]) -> Any:
 def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
     """Return FastAPI's dependency on the body of a request.
 
-    With `may_lack`, no body is like an empty object. FastAPI's own parsing has none of the limits of `read_json`, and
-    validates large bodies on the event loop. Raises the errors of `read_json`, and pydantic's ValidationError.
+    With `may_lack`, a missing body counts as an empty object. FastAPI's own parsing has none of the limits of
+    `read_json`, and validates large bodies on the event loop. Raises the errors of `read_json`, and pydantic's
+    ValidationError.
     """
 
     async def parsed(request: Request) -> Model:

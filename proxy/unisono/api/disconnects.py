@@ -52,7 +52,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     If the client disconnects first, cancel `work` and raise ClientGone.
     """
-    # A task of its own: each wake-up of a task resumes all of its coroutines, and those of the ASGI layers are many.
+    # `work` has its own task: each wake-up of a task resumes all its coroutines, here also those of the ASGI layers.
     working = asyncio.get_running_loop().create_task(work)
     is_gone = False
 

@@ -5,7 +5,7 @@ anything can fail (`FailureFormat`), so that all layers use the same one.
 
 `failure_of` converts every caught exception. An exception outside the tree of `unisono.errors` is a fault of the
 gateway: it is logged with its traceback, and the client receives no detail. `ErrorResponses` is the outermost layer
-that answers exceptions. The handlers in `fastapi_app` answer FastAPI's own.
+that answers exceptions. The handlers in `fastapi_app` answer FastAPI's own exceptions.
 """
 
 from __future__ import annotations
@@ -239,9 +239,9 @@ class ErrorResponses:
     """ASGI layer that converts exceptions of the inner layers to responses.
 
     After a response has started, the fault is logged and the connection is cut, so that the client cannot mistake a
-    partial response for a complete one. A client that is gone at a write is no fault. A WebSocket before its
-    acceptance is refused with the same HTTP response as a request. An open WebSocket is closed with the error code as
-    the reason.
+    partial response for a complete one. A write that fails because the client has disconnected is not logged. A
+    WebSocket before its acceptance is refused with the same HTTP response as a request. An open WebSocket is closed
+    with the error code as the reason.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -262,7 +262,7 @@ class ErrorResponses:
             try:
                 await send(message)
             except OSError:
-                # A server may raise it for a client that has disconnected.
+                # A server may raise this for a client that has disconnected.
                 is_client_gone = True
                 raise ClientGone from None
 
@@ -273,7 +273,7 @@ class ErrorResponses:
                 await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
         except Exception as error:
             if is_client_gone:
-                # FastAPI replaces an exception that it cannot answer after the start of the response.
+                # After the start of a response, FastAPI raises another exception instead of ClientGone.
                 return
             failure = failure_of(error)
             if has_started:

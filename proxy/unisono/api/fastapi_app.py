@@ -1,4 +1,4 @@
-"""FastAPI application of the routes that are not `direct`.
+"""FastAPI application, which answers the routes that are not `direct`.
 
 Its exception handlers answer FastAPI's own exceptions: unknown paths, wrong methods, invalid bodies and queries.
 """
@@ -45,7 +45,7 @@ def fastapi_app(routes: Iterable[BaseRoute], state: State | None = None) -> Fast
 
 
 def register(app: FastAPI) -> None:
-    """Register the handlers that answer FastAPI's own exceptions in the same format."""
+    """Register handlers that answer FastAPI's own exceptions in the gateway's error format."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if request.scope["type"] == "websocket":

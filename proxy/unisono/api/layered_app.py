@@ -1,7 +1,7 @@
 """Application of a gateway: ASGI layers, `direct` routes, and FastAPI for the others.
 
-FastAPI and the modules of its routes take 0.2 s and 20 MB to import. They are imported in a thread, for the first
-request that needs them: many gateways serve only models.
+FastAPI and the modules of its routes take 0.2 s and 10 MB to import. They are imported in a thread, for the first
+request that needs them, because many gateways only serve models.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
-# Return the context of the application's lifetime.
+# Function that returns the context manager of the application's lifetime.
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class LayeredApp:
     """ASGI application with `layers`, outermost first, one of which must be `ErrorResponses`.
 
-    `routes` are the known ones, of which it calls WebSockets and `direct` endpoints with fixed paths itself: Starlette
-    and FastAPI need ten more layers for a request. `build_fastapi` returns the application of all routes, which must
-    share `state`.
+    The application calls the WebSockets and the `direct` endpoints with fixed paths among `routes` itself, because
+    Starlette and FastAPI need ten more layers for a request. For all other requests, `build_fastapi` returns the
+    FastAPI application of all routes. It must use the given state, which is `state` of this application.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LayeredApp:
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        """All routes, or the direct ones before a request needed another."""
+        """All routes once FastAPI is built; until then only the direct ones."""
         return [*self._direct.values()] if self._fastapi is None else self._fastapi.router.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +80,7 @@ class LayeredApp:
         return self._enter_with_fastapi(scope, receive, send)
 
     async def _enter_with_fastapi(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # In front of the layers, because the record of a request that a layer refuses names its route.
+        # FastAPI is built before the layers run, because the record of a request that they refuse names its route.
         async with self._building:
             if self._fastapi is None:
                 self._fastapi = await asyncio.to_thread(self._build_fastapi, self.state)

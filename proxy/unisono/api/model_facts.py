@@ -1,6 +1,7 @@
 """Facts about single models and model groups.
 
-The routes are `/v1/models/{model}` and LiteLLM's `/model_group/info`; entries of its `/model/info` are made here too.
+The routes are `/v1/models/{model}` and LiteLLM's `/model_group/info`. `to_litellm_model` returns an entry of LiteLLM's
+`/model/info`, a route of the admin API.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnsw
 
 
 def _note_failure(streams: Sequence[GenerationStream], error: Exception) -> None:
-    """Note the failure of one choice for the others, which it ends: no client has left them."""
+    """Report the failure of one choice to all streams: it ends the others, not a disconnect."""
     for stream in streams:
         stream.report.facts.sibling_failure = error
 

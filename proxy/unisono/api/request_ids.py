@@ -1,4 +1,4 @@
-"""Layer that gives each request its id and trace context, and hands on its record."""
+"""Layer that gives each request an id and a trace context, and passes on its record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unisono.core.trace_context import ARRIVED, TraceContext
 # ASGI messages that carry the response headers.
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
-# Status of a WebSocket.
+# Status in the record of an accepted WebSocket.
 SWITCHED = 101
 # Caller of a request without a valid key.
 NOBODY = Caller("")
@@ -66,7 +66,7 @@ class RequestIds:
             nonlocal status
             if message["type"] in ANSWERS:
                 status = message.get("status", SWITCHED)
-                # Records and logs have this id, so one that a route has set is replaced.
+                # Records and logs have this id, so it replaces one that a route has set.
                 headers = [header for header in message.get("headers", ()) if header[0] not in id_headers]
                 headers += [(name, request_id.encode()) for name in id_headers]
                 if fields := _noted(state):

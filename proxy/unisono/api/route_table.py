@@ -2,7 +2,8 @@
 
 A module has one table per API. Endpoints are functions that read their dependencies from the state of the application.
 FastAPI stores every endpoint in caches, so a closure would keep the gateway that a reload replaces. `direct` endpoints
-need no FastAPI, whose handler takes about 70 us (version 0.165, two cores). It is imported for the first of the others.
+need no FastAPI, whose handler takes about 70 us (version 0.165, two cores). The first request to another route imports
+FastAPI.
 """
 
 from __future__ import annotations

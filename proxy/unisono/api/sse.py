@@ -157,7 +157,7 @@ class EventWriter:
                 try:
                     body.write(data if data.isascii() else without_line_separators(data))
                 except OSError:
-                    # The caller is the generation, which has not failed. It yields the batch, whose write fails again.
+                    # The caller is the generation, which has not failed. It yields the batch, and `write` raises.
                     return False
                 self.last_write_at = self.now()
             return True
@@ -165,7 +165,7 @@ class EventWriter:
         return take
 
     def write_now(self, data: bytes) -> bool:
-        """Write whole events at once and return True; or do nothing. Raises ClientGone."""
+        """Write whole events at once and return True, or return False. Raises ClientGone."""
         body = self._body
         if body is None or self.is_writing or not self.is_head_sent or not body.is_ready():
             return False
@@ -202,7 +202,7 @@ class EventWriter:
             body = data if data.isascii() else without_line_separators(data)
             await self._send_body({"type": "http.response.body", "body": body, "more_body": not last})
             self.is_complete = last
-        except OSError:  # of a server, for a client that has disconnected
+        except OSError:  # raised by a server for a client that has disconnected
             raise ClientGone from None
         finally:
             self.is_writing = False
@@ -319,7 +319,7 @@ class EventStream(Response):
     async def _drain(self, writer: EventWriter, *, can_end: bool) -> UnisonoError | None:
         """Write all events; return the client-visible error, if any. Raises ClientGone.
 
-        With `can_end`, the last events also end the response: a write of its own would cost a system call.
+        With `can_end`, the write of the last events also ends the response, which saves a system call.
         """
         write = self._source.write
         self._source.connect(writer)
@@ -340,13 +340,13 @@ class EventStream(Response):
         return None
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        # `_head` adds the headers.
+        # `_head` returns all headers.
         self.raw_headers = []
 
 
 def _head(more_headers: Callable[[], Mapping[str, str]]) -> Message:
     """Return the head of a stream."""
-    # A function, not a method of the response, whose source may refer to the writer: that would be a cycle.
+    # Not a method: the writer would refer to the response, whose source may refer to the writer. That is a cycle.
     return {"type": "http.response.start", "status": 200, "headers": [*HEADERS, *encoded(more_headers())]}
 
 

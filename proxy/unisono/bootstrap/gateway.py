@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Components, at `app.state.gateway`."""
+    """Components of a gateway, stored in `app.state.gateway`."""
 
     config: Config
     catalogue: ModelRegistry

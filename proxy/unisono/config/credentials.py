@@ -11,7 +11,7 @@ from unisono.core.frozen import dataclass
 
 
 def credentials_of(raw: object, errors: list[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the values of each credential; a second one of the same name adds an error."""
+    """Return the values of each credential by its name; a repeated name adds an error."""
     found: dict[str, Mapping[str, Any]] = {}
     for index, entry in entries_of(raw, "credential_list"):
         name, values = entry.get("credential_name"), entry.get("credential_values")
@@ -27,7 +27,7 @@ def credentials_of(raw: object, errors: list[str]) -> dict[str, Mapping[str, Any
 class Credentials:
     """Values of the credentials of a file, by name.
 
-    An unknown name is added to the errors of `references`.
+    Each unknown name adds an error to `references.errors`.
     """
 
     values: Mapping[str, Mapping[str, Any]]

@@ -16,7 +16,10 @@ MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
 
 
 def own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the section `environment_variables`, which wins over the environment."""
+    """Return the section `environment_variables`, which wins over the environment.
+
+    Raises ConfigError if the section is not a mapping.
+    """
     own = raw.get("environment_variables") or {}
     if not isinstance(own, Mapping):
         raise ConfigError(f"environment_variables: must be a mapping of names to values, not {described(own)}")
@@ -24,7 +27,7 @@ def own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def master_key_variable(raw: Mapping[Any, Any]) -> str:
-    """Return the name of the variable with the master key: that in the file, or the default."""
+    """Return the name of the variable with the master key, from the file or the default."""
     general = raw.get("general_settings")
     key = general.get("master_key") if isinstance(general, Mapping) else None
     is_reference = isinstance(key, str) and key.startswith(ENVIRONMENT_PREFIX)
@@ -43,12 +46,18 @@ class EnvironmentReferences:
     errors: list[str] = field(default_factory=list)
 
     def peeked(self, value: object) -> object:
-        """Return a value that is resolved if it refers to a known variable of the environment."""
+        """Return the value of the variable that `value` refers to, or `value` itself.
+
+        Adds no error for a variable that is not set.
+        """
         is_reference = isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX) and self.resolves
         return self.environ.get(str(value).removeprefix(ENVIRONMENT_PREFIX), value) if is_reference else value
 
     def resolved(self, value: object, path: str) -> object:
-        """Return `value` with every `os.environ/NAME` in it resolved."""
+        """Return `value` with every `os.environ/NAME` in it resolved.
+
+        A reference to a variable that is not set stays, and adds an error.
+        """
         match value:
             case str() if value.startswith(ENVIRONMENT_PREFIX) and self.resolves:
                 name = value.removeprefix(ENVIRONMENT_PREFIX)

@@ -118,7 +118,7 @@ class GuardrailSettings(Section):
 
 
 def guardrails_of(raw: object) -> dict[str, bool]:
-    """Return the names of the guardrails of a file, and whether Unisono supports each of them."""
+    """Return, by the name of each guardrail of a file, whether Unisono supports it."""
     found: dict[str, bool] = {}
     for _, entry in entries_of(raw, "guardrails"):
         name, params = entry.get("guardrail_name"), entry.get("litellm_params")

@@ -1,4 +1,4 @@
-"""LiteLLM settings that protect a gateway but are not supported, and `acknowledge`."""
+"""Unsupported LiteLLM settings that protect a gateway, and `unisono.acknowledge`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_protective(
 ) -> tuple[list[str], list[str]]:
     """Return warnings and errors: an error for each protective setting that is not acknowledged.
 
-    `protective` has the path of each, and its path without indices. With `keeps`, the errors are warnings too.
+    `protective` has the path of each setting, with and without list indices. With `keeps`, all errors become warnings.
     """
     warnings: list[str] = []
     errors: list[str] = []

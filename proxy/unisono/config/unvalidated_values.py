@@ -7,7 +7,7 @@ from typing import Any
 
 
 def described(value: object) -> str:
-    """Return the name of the type of a value, for people."""
+    """Return the type of a value in words, for error messages."""
     names = {"NoneType": "empty", "str": "text", "int": "a number", "float": "a number", "bool": "true or false"}
     if isinstance(value, Mapping):
         return "a mapping"

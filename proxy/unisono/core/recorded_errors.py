@@ -1,4 +1,4 @@
-"""Error codes in logs and records: of a generation, and of the request that it answers."""
+"""Error codes of generations and of their requests, for logs and records."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def outcome_of(error: BaseException | None, *, has_finished: bool) -> tuple[Gene
 
 def error_of_request(code: str, generations: Iterable[GenerationDone]) -> str:
     """Return the error code of a request: `code`, or that of the first generation that failed."""
-    # `code` is that of an error body. A stream has begun as a success, so only its generation knows the error.
+    # `code` is that of an error body. A stream starts as a success, so only its generation has the code.
     return code or next((done.error for done in generations if done.error), "")

@@ -270,7 +270,10 @@ class GenerationRequest:
         routing: RoutingOptions | None = None,
         resumption: Resumption | None = None,
     ) -> GenerationRequest:
-        """Return the request with other options. `dataclasses.replace` takes five times as long."""
+        """Return a copy with the given options; None keeps the present ones.
+
+        `dataclasses.replace` takes five times as long.
+        """
         return GenerationRequest(
             self.model,
             self.conversation,

@@ -26,7 +26,7 @@ from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_tar
 
 # Status of the answer that replaces a failure for the SDK.
 STAND_IN: Final = 502
-# End of the name of the HTTP library's event before it writes the first byte of a request.
+# Suffix of the event that the HTTP library reports before it writes the first byte of a request.
 WRITING_BEGINS: Final = "send_request_headers.started"
 # Within the origin. The HTTP library counts token requests among them.
 MAX_REDIRECTS: Final = 10

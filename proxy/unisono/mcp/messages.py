@@ -23,7 +23,7 @@ MIRRORED_DIGITS: Final = 400
 
 @dataclass
 class OutgoingMessage(SessionMessage):
-    """Message with its record."""
+    """Message with the record of its exchange."""
 
     exchange: Exchange = field(default_factory=Exchange)
 

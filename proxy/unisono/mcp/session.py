@@ -140,7 +140,7 @@ class McpSession:
             _abort_task(task, exchange)
             raise TimeoutError
         if task.cancelled():
-            # What is not sent by now must not be sent later: the caller counts it as not executed.
+            # A message that is still unsent must not be sent later: its call counts as not executed.
             exchange.abort()
             raise NoAnswer
         return task.result()

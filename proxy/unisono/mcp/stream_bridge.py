@@ -117,7 +117,7 @@ class _Outbox(_Stream):
         exchange = (CALL.get() if is_request else None) or Exchange(aside=not is_request)
         token = EXCHANGE.set(exchange)
         try:
-            # Only the transport knows when it writes the message. An earlier message may have the same record.
+            # Only the transport knows when it writes the message. An earlier message may share this record.
             exchange.sent = False
             await self._inner.send(OutgoingMessage(item.message, item.metadata, exchange))
         finally:

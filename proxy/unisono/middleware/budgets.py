@@ -1,7 +1,7 @@
 """Budgets that several keys share: one for the whole gateway, and one for each provider.
 
-Part of the composition root. A request reserves its highest price in every budget that its answer may use. At its end
-it settles in the budgets of the deployment that answered. Deployments whose budget is spent are excluded from routing.
+A request reserves its highest price in every budget that its answer may use. At its end it settles in the budgets of
+the deployment that answered. Deployments whose budget is spent are excluded from routing.
 """
 
 from __future__ import annotations

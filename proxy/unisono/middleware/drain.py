@@ -1,8 +1,8 @@
 """Open requests, and their orderly end at shutdown with an error for the client.
 
-Part of the composition root. A request that must end early fails in the error format of its API surface: its
-generation streams fail with `ShuttingDown`, as if a backend had failed. Streams of background responses belong to no
-request and are not handled here.
+A request that must end early fails in the error format of its API surface: its generation streams fail with
+`ShuttingDown`, as if a backend had failed. Streams of background responses belong to no request and are not handled
+here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hooks around generations: choice of the hooks for a request, and of their gate.
 
-Part of the composition root, unknown to API surfaces and engine. This layer is inside the quota layer: a request over
-a limit never reaches a hook, and a refused request has used no tokens.
+This layer is inside the quota layer: a request over a limit never reaches a hook, and a refused request has used no
+tokens.
 """
 
 from __future__ import annotations

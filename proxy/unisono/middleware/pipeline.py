@@ -1,7 +1,7 @@
 """Gates around a generation: one loop that calls all of them with every batch.
 
-Part of the composition root, unknown to API surfaces and engine. A gate admits the request, sees the batches and
-accepts the end of the answer. Gates are ordered from the outside in: the first admits first and sees a batch last.
+A gate admits the request, sees the batches and accepts the end of the answer. Gates are ordered from the outside in:
+the first admits first and sees a batch last.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class GuardedStream(BatchStream):
             self._end(failure)
 
     async def _finish(self, batch: list[Event], last: Finished) -> None:
-        """Pass the end of the answer through the gates, each after the gates inside of it."""
+        """Pass the end of the answer to the gates, innermost first."""
         self._is_finished = True
         for gate in self._gates[::-1]:
             if gate.observes:
@@ -188,7 +188,7 @@ class GuardedStream(BatchStream):
 
     def _end(self, error: BaseException | None) -> None:
         if isinstance(error, asyncio.CancelledError | GeneratorExit) and not self._is_finished:
-            # Another choice of the request may have failed, and no client has left then.
+            # If another choice of the request has failed, its failure ended this generation; the client has not left.
             error = self.report.facts.sibling_failure or error
         for gate in reversed(self._gates):
             gate.end(error)

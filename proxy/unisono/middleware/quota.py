@@ -1,8 +1,7 @@
 """Quotas and usage: generations reserve against their key's limits and enter the ledger.
 
-Part of the composition root, unknown to API surfaces and engine. The usage is in the ledger before the last event,
-which reports it, is emitted. A request of a key with a budget generates no more than its reservation, so that the
-budget is never exceeded.
+The usage is in the ledger before the last event, which reports it, is emitted. A request of a key with a budget
+generates no more than its reservation, so that the budget is never exceeded.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ class Metering:
         )
 
     async def reserve(self, *claims: QuotaReservation) -> QuotaStatus | None:
-        """Reserve claims, as `UsageLedger.reserve_even_in_outage`."""
+        """Reserve claims; return and raise as `UsageLedger.reserve_even_in_outage`."""
         return await self.ledger.reserve_even_in_outage(*claims, is_lenient=self.is_lenient)
 
     async def journal_usage(self, request: GenerationRequest) -> Usage:

@@ -1,7 +1,7 @@
 """Changes by hooks to a generation request: their application, and a note for resumption.
 
-Part of the composition root. The note lets another process resume with the same request. It holds only the
-differences: for a long conversation, the replacement of its changed middle.
+The note lets another process resume with the same request. It holds only the differences: for a long conversation, the
+replacement of its changed middle.
 """
 
 from __future__ import annotations

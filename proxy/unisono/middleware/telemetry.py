@@ -1,7 +1,7 @@
 """Telemetry: reports the start and the end of every generation to observers.
 
-Part of the composition root. The engine gathers most facts during the generation. This layer adds the time of the
-first events, the outcome, and token counts by kind. Errors of an observer are logged and do not affect the answer.
+The engine gathers most facts during the generation. This layer adds the time of the first events, the outcome, and
+token counts by kind. Errors of an observer are logged and do not affect the answer.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def packed(document: Mapping[str, Any]) -> bytes:
     A higher level takes several times as long and saves a twentieth of the bytes.
     """
     data = dumped(document)
-    # A compressor clears 128 KiB of memory by default, which evicts much else from the caches of the CPU.
+    # By default, a compressor clears 128 KiB of memory, which evicts other data from the caches of the CPU.
     window, memory = (12, 5) if len(data) < SHORT_BYTES else (15, 8)
     compressor = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=window, memLevel=memory)
     return compressor.compress(data) + compressor.flush()

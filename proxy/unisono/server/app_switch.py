@@ -56,7 +56,7 @@ FOLLOW_EVERY_S = 0.5
 # Interval between checks whether the requests have ended, in seconds.
 LOOK_S = 0.05
 
-# Keys in the request's state with a reference to uvicorn's request.
+# Keys in the request's state whose values refer to uvicorn's request.
 OF_THE_SERVER = (SEND_BODY, BODY_WRITER, WATCH_DISCONNECT)
 
 log = logging.getLogger("unisono.serve")

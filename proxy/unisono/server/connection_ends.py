@@ -31,7 +31,7 @@ FIRST_CHECK_S = 0.01
 MAX_CHECK_INTERVAL_S = 0.5
 
 
-# What a transport writes.
+# Data that a transport writes.
 Data: TypeAlias = bytes | bytearray | memoryview
 
 PASSED_ON = (
@@ -67,7 +67,7 @@ class LingeringTransport(Transport):
             self.write = self._keep_for_next  # type: ignore[method-assign]
 
     def flush(self) -> None:
-        """Send what waits for the next write."""
+        """Send the bytes that wait for the next write, if any."""
         if self._joined:
             self.write(b"")
 

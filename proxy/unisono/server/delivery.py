@@ -125,7 +125,7 @@ class ChunkWriter:
         return not (cycle.flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
 
     def join_head(self) -> None:
-        """Send the head, which comes next, together with the first part of the body."""
+        """Join the next write, which is the head, to the first part of the body."""
         if isinstance(transport := self._cycle.transport, LingeringTransport):
             transport.join_next()
 

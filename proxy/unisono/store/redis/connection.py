@@ -114,8 +114,8 @@ class Link:
         answers: list[Any] = [NoScriptError()] * len(commands)
         if script.sha in self._loaded:
             answers = await self._send(commands, written)
-        # A server may lose its scripts between two commands. Those before have run, and another run may answer
-        # otherwise.
+        # A server may lose its scripts between two commands. The commands before have run and are not repeated: their
+        # answers might differ.
         missed = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if missed:
             again = [("EVAL", script.text, *commands[at][2:]) for at in missed]
@@ -141,7 +141,7 @@ class Link:
     async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
         """Run commands and return their answers. Each key in `written` is that of one command.
 
-        An error is raised, except that of a missing script, which is the answer of its command.
+        Raises the first error of a command. The error of a missing script is returned as the answer of its command.
         """
         if written and self._replicas is None and not self._copies_until:
             await self._refresh_replicas()

@@ -66,7 +66,7 @@ for _, record in ipairs(new) do
     added[#added + 1] = 0
   end
 end
--- One call for all new ids of a set: a call takes longer than what it does.
+-- One call adds all new ids of a set, because the calls take most of the time.
 for set, members in pairs(sets) do
   redis.call('ZADD', set, unpack(members))
   redis.call('PEXPIRE', set, for_ms)

@@ -14,7 +14,7 @@ def to_sse(
 ) -> EventSource[list[WireEvent]]:
     """Return the source of the events as bytes.
 
-    `[DONE]` follows every terminal event, independent of the outcome, and nothing else.
+    `[DONE]` follows the terminal event of every outcome. A stream that ends without one has no `[DONE]`.
     """
     last = ""
 

@@ -1,6 +1,6 @@
 """Routes of the Responses API that generate or count, in a separate table for each dialect.
 
-Those of stored responses are in `retrieve`, which needs FastAPI.
+The routes of stored responses are in `retrieve`, which needs FastAPI.
 """
 
 from __future__ import annotations

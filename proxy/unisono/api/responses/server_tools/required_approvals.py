@@ -1,4 +1,4 @@
-"""Approvals that a request requires for the calls of a server, with those of the operator."""
+"""Rules of a request for the approval of tool calls, combined with those of the operator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class ApprovalSpec(OpenModel):
 
 
 def to_approval(value: Any) -> Any:
-    """Return `require_approval` in the form of `ApprovalSpec`, before its validation."""
+    """Return `require_approval` in the form of `ApprovalSpec`, before its validation.
+
+    Raises PydanticCustomError for an unknown word.
+    """
     if isinstance(value, str):
         if value not in ("always", "never"):
             raise invalid_field("must be 'always', 'never' or an object with tool filters")

@@ -12,7 +12,7 @@ const PLAIN_REASON = "The gateway requires a key. It is sent in the Authorizatio
 let answered = [];
 let reopen = () => {};
 
-// `opening` opens the current view again, for another key.
+// Set the function that builds the current view again after a sign-in.
 export function whenSignedIn(opening) {
   reopen = opening;
 }
