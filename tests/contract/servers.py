@@ -79,10 +79,13 @@ class Server:
         while True:
             try:
                 with self.client() as client:
-                    process_id = client.info("server")["process_id"]
+                    info = client.info()
                 # Another server may occupy the port; this one is then about to exit.
-                if process_id != self.process.pid:
+                if info["process_id"] != self.process.pid:
                     raise redis.ConnectionError("another server answers")
+                # It answers this command already while it reads its log.
+                if info.get("loading"):
+                    raise redis.BusyLoadingError
             except redis.RedisError:
                 if time.monotonic() > deadline or self.process.poll() is not None:
                     raise RuntimeError((self.folder / "log").read_text()[-2_000:]) from None
