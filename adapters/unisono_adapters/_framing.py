@@ -147,6 +147,9 @@ class EventCutter:
         if not read.startswith(b":") and b"\n:" not in read:
             return line_rest + read
         self._in_comment = read.rpartition(b"\n")[2].startswith(b":")
+        if not self._partial and read.startswith(b":"):
+            # A byte order mark behind a comment is part of a field's name.
+            self._first = False
         return line_rest + COMMENT.sub(b"", read)
 
     def _split(self, events: bytes) -> list[bytes]:

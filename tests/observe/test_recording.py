@@ -117,6 +117,15 @@ def test_a_large_prompt_loses_its_middle_and_is_listed_as_left_out(max_bytes: in
     assert 0 < len(remaining) < len(prompts[1])
 
 
+@pytest.mark.parametrize(("output", "max_bytes"), [([5] * 2_000, 15_000), ([5] * 100, 9_000)])
+def test_a_document_that_fits_is_not_shortened(output: list[int], max_bytes: int) -> None:
+    # These tokens are shorter than estimated.
+    done = replace(COMPLETED, journal=output, steps=[step(0, [10] * 1_000)])
+    document = to_document(done, "", max_bytes)
+    assert document["left_out"] == []
+    assert prompts_of(document) == [[10] * 1_000]
+
+
 def test_parts_above_the_size_limit_are_left_out_and_listed() -> None:
     request = {"tools": ["x" * 5_000]}
     done = replace(

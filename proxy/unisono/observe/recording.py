@@ -71,10 +71,10 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
         "left_out": [],
         "steps": [_step(step) for step in done.steps],
     }
-    # Writing the tokens takes most of the time, so their size is estimated first.
+    # Writing the output takes most of the time, so it is only measured if the document may be too large.
     room = max_bytes - len(dumped(document)) - BYTES_PER_TOKEN * len(done.journal)
     document["output"] = list(done.journal)
-    if room < 0:
+    if room < BYTES_PER_TOKEN * sum(len(step.prompt) for step in done.steps):
         room = _shrink(document, max_bytes)
     _add_prompts(document, [step.prompt for step in done.steps], room)
     return document
