@@ -11,63 +11,47 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from os import urandom
 from typing import TYPE_CHECKING
 
 from starlette.middleware import Middleware
 
-from unisono import __version__
 from unisono.access.end_users import EndUsers
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
-from unisono.access.model_access import permitted_name
 from unisono.access.usage_ledger import UsageLedger
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
-from unisono.api.chat.routes import ChatRoute
-from unisono.api.completions.routes import CompletionRoute
 from unisono.api.health import ReadinessCheck
 from unisono.api.layered_app import LayeredApp, Lifespan
-from unisono.api.messages.routes import FORMATS, MessagesDeps
+from unisono.api.messages.error_format import ERROR_FORMATS
 from unisono.api.metrics import MetricsSource
 from unisono.api.models import ModelCards
-from unisono.api.modes.routes import ModeRoute
-from unisono.api.responses.background.runner import BackgroundRunner
-from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.route_table import prepare_routes, provide
-from unisono.api.server_rules import ServerRules
 from unisono.bootstrap.alerts import Alerting
+from unisono.bootstrap.api_parts import ApiParts, build_api_parts
+from unisono.bootstrap.background import BackgroundResponses
 from unisono.bootstrap.budgets import build_budgets, build_prices
+from unisono.bootstrap.chat_api import chat_route
 from unisono.bootstrap.components import build_components
 from unisono.bootstrap.direct_routes import DIRECT_ROUTES
 from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.fidelity import FidelityWatch
-from unisono.bootstrap.files import build_file_reader
 from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.hooks import Hookset
+from unisono.bootstrap.lazy_routes import lazy_routes
 from unisono.bootstrap.models import (
-    answer_modes,
     cards,
-    chat_model,
-    image_describer,
-    messages_model,
-    mode_model,
-    raw_model,
     readiness,
-    responses_model,
 )
 from unisono.bootstrap.request_rules import build_failures, request_rules
 from unisono.bootstrap.salt import Salt, cache_salts
 from unisono.bootstrap.store import build_ledger
 from unisono.bootstrap.stored_models import NO_MODELS, StoredModels
-from unisono.bootstrap.tool_servers import ServerToolSetup
-from unisono.config import Config, GatewaySettings
+from unisono.config import Config
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.request_record import RecordSink
 from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError
-from unisono.harmony.encoding import load_encoding
 from unisono.middleware.live_outputs import LiveObservation
 from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
@@ -82,6 +66,8 @@ from unisono.web.token_comments import TokenComments
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.datastructures import State
+
+    from unisono.api.responses.background.runner import BackgroundRunner
 
 
 def build(
@@ -113,21 +99,21 @@ def build(
     writers = observing.writers(config.unisono, store)
     sinks = observing.sinks(writers)
     in_background = GuardedService(engine, (observing.gates(pool, fidelity, recorder, sinks, background=True), *gates))
-    background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=metering.charge_journal)
-    runner = BackgroundRunner(background, process=urandom(8).hex())
-    gateway = replace(gateway, runner=runner)
+    background = _background(gateway, in_background, metering)
+    gateway = replace(gateway, background=background)
     live = LiveOutputs()
     # Live tokens would show what hooks and guardrails hold back.
     watching = () if config.unisono.hooks or config.guardrails else (LiveObservation(live),)
     outer = (observing.gates(pool, fidelity, recorder, sinks), *watching)
     service = GuardedService(engine, (*outer, *gates), can_drain=True)
+    api_parts = build_api_parts(gateway, service, background)
 
     queues = [*writers, *([] if recorder is None else [recorder])]
     watches: list[FidelityWatch | Alerting] = [fidelity, *([] if alerting is None else [alerting])]
-    lifespan = partial(_running, gateway, hooks, ledger, queues, runner, watches)
+    lifespan = partial(_running, gateway, hooks, ledger, queues, background, watches)
     counted = [] if observing.metrics is None else [observing.metrics.answered]
-    app = _make_app(gateway, lifespan, [*counted, *sinks], share)
-    provide(app.state, live, *_state_sources(gateway, ledger), *_api_dependencies(gateway, service, runner))
+    app = _make_app(api_parts, lifespan, [*counted, *sinks], share)
+    provide(app.state, live, *_state_sources(gateway, ledger), chat_route(api_parts))
     app.state.gateway = gateway
     return app
 
@@ -151,7 +137,7 @@ async def _running(
     hooks: Hookset,
     ledger: UsageLedger,
     queues: Sequence[Recorder | RequestWriter | RequestFile],
-    runner: BackgroundRunner,
+    background: BackgroundResponses,
     watches: Sequence[FidelityWatch | Alerting],
 ) -> AsyncIterator[None]:
     """Start the components, and close them in reverse order at the end."""
@@ -178,18 +164,27 @@ async def _running(
             opened.push_async_callback(queue.aclose)
         opened.push_async_callback(ledger.aclose)
         ledger.start()
-        opened.push_async_callback(runner.aclose)
-        runner.start()
+        opened.push_async_callback(background.aclose)
+        background.start()
         prepare_routes(DIRECT_ROUTES)
         yield
 
 
-def _make_app(gateway: Gateway, lifespan: Lifespan, sinks: Sequence[RecordSink], share: int) -> LayeredApp:
+def _background(gateway: Gateway, service: GenerationService, metering: Metering) -> BackgroundResponses:
+    def build_runner(closing: bool) -> BackgroundRunner:
+        from unisono.bootstrap.responses_api import background_runner
+
+        return background_runner(gateway, service, metering.charge_journal, closing=closing)
+
+    return BackgroundResponses(gateway.store, gateway.config.store.lease_s, build_runner)
+
+
+def _make_app(parts: ApiParts, lifespan: Lifespan, sinks: Sequence[RecordSink], share: int) -> LayeredApp:
     """Return the application; the caller provides the dependencies of its routes.
 
     `sinks` receive the record of each request.
     """
-    config = gateway.config
+    gateway, config = parts.gateway, parts.gateway.config
     master_key = config.general_settings.master_key
     keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), gateway.virtual_keys)
 
@@ -200,6 +195,7 @@ def _make_app(gateway: Gateway, lifespan: Lifespan, sinks: Sequence[RecordSink],
 
     return LayeredApp(
         routes=DIRECT_ROUTES,
+        lazy=lazy_routes(parts),
         build_fastapi=build_fastapi,
         lifespan=lifespan,
         layers=[
@@ -214,7 +210,7 @@ def _make_app(gateway: Gateway, lifespan: Lifespan, sinks: Sequence[RecordSink],
                 max_upload_bytes=config.unisono.max_upload_bytes,
                 upload_deadline_s=config.unisono.upload_timeout_s,
                 sinks=sinks,
-                formats=FORMATS,
+                formats=ERROR_FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
                 proxies=ClientNetworks(config.general_settings.proxies),
                 failures=build_failures(config),
@@ -234,83 +230,3 @@ def _state_sources(gateway: Gateway, ledger: UsageLedger) -> tuple[object, ...]:
         ReadinessCheck(lambda: readiness(pool, upkeep, unaccounted=ledger.unwritten_records)),
         MetricsSource(gateway.parts.observing.metrics_page, names_keys=names_keys),
     )
-
-
-def _api_dependencies(gateway: Gateway, service: GenerationService, runner: BackgroundRunner) -> tuple[object, ...]:
-    """Return the dependencies of the routes of the APIs that generate."""
-    config, catalogue, hosting = gateway.config, gateway.catalogue, gateway.parts.server_tools.value
-    describer = image_describer(catalogue, service, gateway.parts.descriptions)
-    files = build_file_reader(config.unisono.files, gateway.parts.file_texts)
-    passing_files = files if config.unisono.hooks or config.guardrails else None
-    deps = responses_deps(gateway, service, hosting.rules)
-    deps = replace(deps, describer=describer, files=files, passing_files=passing_files)
-    chat = ChatRoute(
-        service=service,
-        resolve=lambda name, caller: chat_model(catalogue, gateway.rules, name, hosting, caller),
-        today=lambda: current_date(config.unisono),
-        new_id=lambda: urandom(16).hex(),
-        clock=time.time,
-        fingerprint=f"unisono-{__version__}",
-        find_way=answer_modes(catalogue),
-        describer=describer,
-        files=files,
-        passing_files=passing_files,
-    )
-    return (
-        chat,
-        CompletionRoute(
-            service=service,
-            resolve=lambda name, caller: raw_model(catalogue, gateway.rules, name, caller),
-            permitted_name=partial(permitted_name, catalogue),
-            switched_on=config.unisono.raw_completions,
-            spell=load_encoding().decode,
-            cut=load_encoding().encode_as_server,
-            new_id=lambda: urandom(16).hex(),
-            clock=time.time,
-            fingerprint=f"unisono-{__version__}",
-        ),
-        ModeRoute(service, partial(mode_model, catalogue)),
-        ResponsesApi(deps, runner),
-        replace(messages_deps(gateway, service, hosting), describer=describer, files=files),
-    )
-
-
-def responses_deps(gateway: Gateway, service: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
-    """Return the dependencies of the Responses API."""
-    return ResponsesDeps(
-        service=service,
-        store=gateway.store,
-        resolve=partial(responses_model, gateway.catalogue, gateway.rules, gateway.pool),
-        seals=gateway.sealer,
-        today=lambda: current_date(gateway.config.unisono),
-        new_id=lambda prefix: prefix + urandom(16).hex(),
-        clock=time.time,
-        lease_s=gateway.config.store.lease_s,
-        retention_s=gateway.config.store.ttl_s,
-        servers=servers or ServerRules(),
-        caller_of=gateway.caller,
-        find_way=answer_modes(gateway.catalogue),
-    )
-
-
-def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToolSetup) -> MessagesDeps:
-    """Return the dependencies of the Messages API."""
-    pause_after = gateway.config.unisono.pause_after_rounds
-    return MessagesDeps(
-        service=service,
-        resolve=lambda name, caller: messages_model(
-            gateway.catalogue, gateway.rules, gateway.pool, name, setup, caller, pause_after
-        ),
-        seals=gateway.sealer,
-        today=lambda: current_date(gateway.config.unisono),
-        new_id=lambda: urandom(12).hex(),
-        clock=time.time,
-    )
-
-
-def current_date(settings: GatewaySettings) -> str:
-    """Return the date for prompts as YYYY-MM-DD; empty for none."""
-    if settings.current_date == "none":
-        return ""
-    day = datetime.now(UTC).date() if settings.current_date == "today" else settings.current_date
-    return day.isoformat()

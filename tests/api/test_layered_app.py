@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,7 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import WebSocketRoute
+from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Message
 from starlette.websockets import WebSocket
 
@@ -21,7 +22,7 @@ from tests.api.asgi import Exchange
 from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.asgi_layers import asgi_layers
 from unisono.api.fastapi_app import fastapi_app
-from unisono.api.layered_app import LayeredApp
+from unisono.api.layered_app import LayeredApp, LazyRoutes
 from unisono.api.route_table import GatewayRoute
 from unisono.core.request_record import RequestRecord
 
@@ -57,8 +58,11 @@ OTHERS = (
     GatewayRoute("/described/{name}", described, methods=["GET"]),
     GatewayRoute("/broken", broken, methods=["POST"]),
 )
+LAZY = (GatewayRoute("/lazy/one", direct, methods=["POST"], direct=True), WebSocketRoute("/lazy/socket", socket))
 # States for which FastAPI was built.
 BUILT: list[State] = []
+# Beginnings of lazy routes that were loaded.
+LOADED: list[str] = []
 
 
 @asynccontextmanager
@@ -69,12 +73,22 @@ async def no_lifespan() -> AsyncIterator[None]:
 def build_fastapi(state: State) -> FastAPI:
     BUILT.append(state)
     state.shared = "from the state"
-    return fastapi_app([*DIRECT, *OTHERS], state)
+    return fastapi_app([*DIRECT, *LAZY, *OTHERS], state)
 
 
 @pytest.fixture(autouse=True)
 def nothing_built() -> None:
     BUILT.clear()
+    LOADED.clear()
+
+
+def lazy(beginning: str, routes: tuple[BaseRoute, ...] = ()) -> LazyRoutes:
+    def load(state: State) -> tuple[BaseRoute, ...]:
+        time.sleep(0.01)
+        LOADED.append(beginning)
+        return routes
+
+    return LazyRoutes((beginning,), load)
 
 
 def layered(key: str | None = None, records: list[RequestRecord] | None = None) -> LayeredApp:
@@ -85,13 +99,43 @@ def layered(key: str | None = None, records: list[RequestRecord] | None = None) 
         new_id=lambda: "0",
         sinks=[] if records is None else [records.append],
     )
-    return LayeredApp(layers=layers, routes=DIRECT, build_fastapi=build_fastapi, lifespan=no_lifespan)
+    return LayeredApp(
+        layers=layers,
+        routes=DIRECT,
+        lazy=[lazy("/lazy", LAZY), lazy("/other")],
+        build_fastapi=build_fastapi,
+        lifespan=no_lifespan,
+    )
 
 
 async def test_a_direct_route_is_answered_without_fastapi() -> None:
     response = await Exchange(layered(), "POST", "/direct", json={}).run()
     assert response.body == b"req_0"
     assert response.headers["x-request-id"] == "req_0"
+    assert (BUILT, LOADED) == ([], [])
+
+
+async def test_lazy_routes_are_loaded_once_for_their_first_requests_and_need_no_fastapi() -> None:
+    app = layered()
+    answers = await asyncio.gather(*(Exchange(app, "POST", "/lazy/one", json={}).run() for _ in range(5)))
+    assert [answer.body for answer in answers] == [b"req_0"] * 5
+    accepted, *_ = await websocket_messages(app, "/lazy/socket")
+    assert accepted["type"] == "websocket.accept"
+    assert (BUILT, LOADED) == ([], ["/lazy"])
+
+
+async def test_fastapi_is_built_after_all_lazy_routes_are_loaded() -> None:
+    app = layered()
+    assert (await Exchange(app, "GET", "/lazy/one").run()).status == 405
+    assert (["/lazy", "/other"], [app.state]) == (LOADED, BUILT)
+    assert (await Exchange(app, "POST", "/lazy/one", json={}).run()).body == b"req_0"
+    assert LOADED == ["/lazy", "/other"]
+
+
+async def test_the_record_of_a_refused_request_names_its_lazy_route() -> None:
+    records: list[RequestRecord] = []
+    assert (await Exchange(layered("sk-right", records), "POST", "/lazy/one").run()).status == 401
+    assert [record.route for record in records] == ["/lazy/one"]
     assert BUILT == []
 
 
@@ -170,11 +214,12 @@ async def test_an_unexpected_exception_is_logged_once_and_answered_as_json(
     assert [record.getMessage() for record in caplog.records] == ["unexpected exception: RuntimeError"]
 
 
-def test_a_start_imports_neither_fastapi_nor_the_modules_of_its_routes() -> None:
+def test_a_start_imports_neither_fastapi_nor_the_modules_of_lazy_routes() -> None:
     code = """
 import sys
 import unisono.cli.serve, unisono_adapters.vllm
-names = ("fastapi", "unisono.api.admin", "unisono.web.routes", "unisono.api.openapi", "unisono.api.model_facts")
+api = ("admin", "openapi", "model_facts", "completions", "modes", "responses.routes", "messages.routes")
+names = ("fastapi", "unisono.web.routes", *(f"unisono.api.{name}" for name in api))
 print([name for name in sys.modules if name.startswith(names)])
 """
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -22,8 +22,8 @@ from tests.e2e.keyed import MASTER, bearing, keyed, raw_answer, ring, with_keys
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
 from unisono.api.responses.background.job_record import rebuild_request
-from unisono.app import responses_deps
 from unisono.bootstrap.engine import build_engine
+from unisono.bootstrap.responses_api import responses_deps
 from unisono.cli import main
 from unisono.core.quotas import KeyLimits
 from unisono.core.state_store import Lease

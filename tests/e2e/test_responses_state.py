@@ -349,7 +349,7 @@ async def test_a_chain_may_branch_off_a_conversation(harness: Line) -> None:
 async def test_a_continued_conversation_keeps_its_first_date(days: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first_date = (datetime.now(UTC) - timedelta(days=days)).date().isoformat()
     dates = iter([first_date] * 2)
-    monkeypatch.setattr("unisono.app.current_date", lambda settings: next(dates, "2031-01-01"))
+    monkeypatch.setattr("unisono.bootstrap.responses_api.current_date", lambda settings: next(dates, "2031-01-01"))
     async with line(WIRES["vllm"]) as harness:
         first = await harness.whole()
         conversation = await harness.conversation()

@@ -1,7 +1,7 @@
 """Application of a gateway: ASGI layers, `direct` routes, and FastAPI for the others.
 
-FastAPI and the modules of its routes take 0.2 s and 10 MB to import. They are imported in a thread, for the first
-request that needs them, because many gateways only serve models.
+Modules of APIs, and FastAPI with those of its routes, are imported in a thread for the first request that needs them.
+Many gateways serve only one API. FastAPI alone takes 0.2 s and 10 MB.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from unisono.api.body import DirectRequest
 from unisono.api.path_aliases import PathAliases
 from unisono.api.route_table import GatewayRoute
+from unisono.core.frozen import dataclass
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -28,12 +29,25 @@ if TYPE_CHECKING:
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class LazyRoutes:
+    """Routes that are imported for the first request to one of them.
+
+    The path of such a request begins with one of `beginnings`. `load` is called in a thread. It puts the dependencies
+    of the routes into the state of the application.
+    """
+
+    beginnings: tuple[str, ...]
+    load: Callable[[State], Iterable[BaseRoute]]
+
+
 class LayeredApp:
     """ASGI application with `layers`, outermost first, one of which must be `ErrorResponses`.
 
-    The application calls the WebSockets and the `direct` endpoints with fixed paths among `routes` itself, because
-    Starlette and FastAPI need ten more layers for a request. For all other requests, `build_fastapi` returns the
-    FastAPI application of all routes. It must use the given state, which is `state` of this application.
+    The application calls the WebSockets and the `direct` endpoints with fixed paths among `routes` and `lazy` itself,
+    because Starlette and FastAPI need ten more layers for a request. For all other requests, `build_fastapi` returns
+    the FastAPI application of all routes. It is called after all of `lazy` are loaded, and must use the given state,
+    which is `state` of this application.
     """
 
     def __init__(
@@ -41,19 +55,18 @@ class LayeredApp:
         *,
         layers: Sequence[Middleware],
         routes: Iterable[BaseRoute],
+        lazy: Iterable[LazyRoutes] = (),
         build_fastapi: Callable[[State], FastAPI],
         lifespan: Lifespan,
     ) -> None:
         self.state = State()
         self.lifespan = lifespan
-        self._direct: dict[tuple[str | None, str], GatewayRoute | WebSocketRoute] = {
-            (method, route.path): route
-            for route in routes
-            if isinstance(route, GatewayRoute | WebSocketRoute) and "{" not in route.path
-            for method in _direct_methods(route)
-        }
+        self._direct: dict[tuple[str | None, str], GatewayRoute | WebSocketRoute] = {}
+        self._add_direct(routes)
+        # Those that are not loaded yet.
+        self._lazy = [*lazy]
         self._build_fastapi = build_fastapi
-        self._building = asyncio.Lock()
+        self._loading = asyncio.Lock()
         self._fastapi: FastAPI | None = None
         app: ASGIApp = self._answer
         for layer, args, kwargs in reversed(layers):
@@ -74,17 +87,31 @@ class LayeredApp:
         else:
             await self._app(scope, receive, send)
 
+    def _add_direct(self, routes: Iterable[BaseRoute]) -> None:
+        for route in routes:
+            if isinstance(route, GatewayRoute | WebSocketRoute) and "{" not in route.path:
+                self._direct |= {(method, route.path): route for method in _direct_methods(route)}
+
     def _enter(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if self._fastapi is not None or self._direct_route(scope) is not None:
             return self._layers(scope, receive, send)
-        return self._enter_with_fastapi(scope, receive, send)
+        return self._load_and_enter(scope, receive, send)
 
-    async def _enter_with_fastapi(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # FastAPI is built before the layers run, because the record of a request that they refuse names its route.
-        async with self._building:
-            if self._fastapi is None:
+    async def _load_and_enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Routes are loaded before the layers run, because the record of a request that they refuse names its route.
+        async with self._loading:
+            for lazy in [*self._lazy]:
+                if scope["path"].startswith(lazy.beginnings):
+                    await self._load(lazy)
+            if self._fastapi is None and self._direct_route(scope) is None:
+                for lazy in [*self._lazy]:
+                    await self._load(lazy)
                 self._fastapi = await asyncio.to_thread(self._build_fastapi, self.state)
         await self._layers(scope, receive, send)
+
+    async def _load(self, lazy: LazyRoutes) -> None:
+        self._add_direct(await asyncio.to_thread(lazy.load, self.state))
+        self._lazy.remove(lazy)
 
     def _direct_route(self, scope: Scope) -> GatewayRoute | WebSocketRoute | None:
         # A WebSocket has no method.

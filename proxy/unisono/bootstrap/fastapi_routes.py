@@ -1,4 +1,7 @@
-"""Routes that need FastAPI, and their dependencies; imported for the first such request."""
+"""All routes, and dependencies of those that need FastAPI.
+
+Imported for the first such request.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,24 @@ from starlette.datastructures import State
 from starlette.routing import BaseRoute
 
 from unisono.api.admin.routes import ADMIN, Administration, BackendHealth, ModelAdministration
-from unisono.api.chat.routes import ChatRoute
+from unisono.api.chat.routes import CHAT, ChatRoute
+from unisono.api.completions.routes import COMPLETIONS
 from unisono.api.fastapi_app import fastapi_app
+from unisono.api.health import HEALTH
+from unisono.api.messages.routes import MESSAGES
+from unisono.api.metrics import METRICS
 from unisono.api.model_facts import MODEL_FACTS
+from unisono.api.models import MODELS
+from unisono.api.modes.routes import OTHER_MODES, RERANK_V2
 from unisono.api.openapi import DOCUMENT
 from unisono.api.request_records import REQUESTS, RequestSource
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
+from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.routes.retrieve import STORED_OPEN_RESPONSES, STORED_RESPONSES
 from unisono.api.route_table import find_dependency, provide
 from unisono.api.tokenizer import TOKENIZER
 from unisono.api.usage import USAGE, UsageSource
-from unisono.bootstrap.direct_routes import DIRECT_ROUTES
 from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.model_admin import build_model_administration, health_of
 from unisono.bootstrap.observability import kinds_of
@@ -28,20 +37,24 @@ from unisono.bootstrap.status import Overview, deployment_health
 from unisono.bootstrap.stored_models import Build, file_config
 from unisono.bootstrap.tokenizer import build_tokenizer
 from unisono.core.live_outputs import LiveOutputs
+from unisono.web.files import PAGE
 from unisono.web.routes import WEB, WebDeps
 
 _TABLES = (
+    *(CHAT, RESPONSES, MESSAGES, COMPLETIONS, OTHER_MODES, RERANK_V2, OPEN_RESPONSES_ROUTES),
+    *(MODELS, METRICS, HEALTH, PAGE),
     *(STORED_RESPONSES, STORED_OPEN_RESPONSES, CONVERSATIONS),
     *(MODEL_FACTS, USAGE, REQUESTS, TOKENIZER, ADMIN, WEB, DOCUMENT),
 )
-# All routes of a gateway. The router tries them in order, so those that generate are first.
-ROUTES: tuple[BaseRoute, ...] = (*DIRECT_ROUTES, *(route for table in _TABLES for route in table.routes))
+# All routes of a gateway, in the order of the document.
+ROUTES: tuple[BaseRoute, ...] = tuple(route for table in _TABLES for route in table.routes)
 
 
 def build_fastapi(gateway: Gateway, state: State, *, check: Build[object], share: int) -> FastAPI:
     """Return the application of all routes, and put the missing dependencies into `state`.
 
-    `check` builds a gateway without running it, to check a configuration. This process is one of `share` processes.
+    All `LazyRoutes` were loaded. `check` builds a gateway without running it, to check a configuration. This process
+    is one of `share` processes.
     """
     config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
     observing, responses = gateway.parts.observing, find_dependency(state, ResponsesApi).deps

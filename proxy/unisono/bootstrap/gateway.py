@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from unisono.access.keys import VirtualKeys
-from unisono.api.responses.background.runner import BackgroundRunner
+from unisono.bootstrap.background import BackgroundResponses
 from unisono.bootstrap.models import Rules
 from unisono.bootstrap.reused_parts import Parts
 from unisono.bootstrap.salt import Salt
@@ -37,7 +37,7 @@ class Gateway:
     salt: Salt
     rules: Rules
     models: StoredModels = NO_MODELS
-    runner: BackgroundRunner | None = None
+    background: BackgroundResponses | None = None
     _sealers: list[Sealer] = field(default_factory=list)
 
     async def sealer(self) -> Sealer:
@@ -54,5 +54,5 @@ class Gateway:
 
     async def hand_over(self, grace_s: float) -> None:
         """Hand background responses to the next process; running tool calls get `grace_s` seconds."""
-        if self.runner is not None:
-            await self.runner.aclose(grace_s)
+        if self.background is not None:
+            await self.background.aclose(grace_s)

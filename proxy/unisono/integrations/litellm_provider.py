@@ -29,7 +29,7 @@ from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
 from unisono.api.n_choices import chunk_source, collect_all, start_all
 from unisono.api.request_options import ReasoningField
-from unisono.app import current_date
+from unisono.bootstrap.api_parts import current_date
 from unisono.config import GatewaySettings
 from unisono.core.access import LOCAL_TENANT, Caller
 from unisono.errors import ConfigError, ContextTooLong, InvalidRequest

@@ -23,7 +23,7 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from unisono.api.messages.routes import FORMATS
+from unisono.api.messages.error_format import ERROR_FORMATS
 from unisono.bootstrap.gateway import Gateway
 from unisono.config import Config
 from unisono.errors import ConfigError
@@ -64,7 +64,7 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
             settings.header_timeout_s,
             write_timeout_s=settings.write_timeout_s,
             max_connections=connection_limit(config, share),
-            formats=FORMATS,
+            formats=ERROR_FORMATS,
         ),
         ws="websockets-sansio",
         ws_max_size=settings.max_body_bytes,

@@ -10,8 +10,9 @@ from tests.api.asgi import Exchange, mount
 from unisono.access.keys import NoKeys
 from unisono.api.asgi_layers import asgi_layers
 from unisono.api.fastapi_app import register
+from unisono.api.messages.error_format import ERROR_FORMATS
 from unisono.api.messages.inbound import MessagesModel
-from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
+from unisono.api.messages.routes import MESSAGES, MessagesDeps
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
 from unisono.engine.request import GenerationService
@@ -42,7 +43,7 @@ def gateway(service: GenerationService, *, keep_alive_s: float = 10.0) -> FastAP
         docs_url=None,
         openapi_url=None,
         middleware=asgi_layers(
-            authenticate=NoKeys().identify, keyless=True, new_id=lambda: str(next(ids)), formats=FORMATS
+            authenticate=NoKeys().identify, keyless=True, new_id=lambda: str(next(ids)), formats=ERROR_FORMATS
         ),
     )
     register(app)

@@ -13,12 +13,14 @@ from tests.api.asgi import Exchange, by_name, mount
 from tests.api.responses.all_routes import RESPONSES_ROUTES
 from unisono.api.asgi_layers import asgi_layers
 from unisono.api.fastapi_app import register
+from unisono.api.responses.background.lapsed_search import LapsedSearch
 from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
 from unisono.api.responses.routes.responses_api import ResponsesApi
-from unisono.app import build, responses_deps
+from unisono.app import build
 from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.gateway import Gateway
+from unisono.bootstrap.responses_api import responses_deps
 from unisono.bootstrap.tool_servers import build_server_tools
 from unisono.config import parse
 from unisono.core.state_store import Store
@@ -82,10 +84,12 @@ async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> A
     mount(app, RESPONSES_ROUTES, ResponsesApi(deps, runner, keep_alive_s))
     gateway.pool.start()
     await gateway.upkeep.start()
-    runner.start()
+    search = LapsedSearch(deps.store, deps.lease_s, runner.take_over_lapsed)
+    search.start()
     try:
         yield Mounted(app, deps.store)
     finally:
+        await search.aclose()
         await runner.aclose()
         await hosting.host.aclose()
         await gateway.pool.aclose()

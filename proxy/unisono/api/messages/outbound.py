@@ -17,8 +17,9 @@ from typing import Any, Final, assert_never
 import orjson
 
 from unisono.api.gateway_tools import builtin_of
-from unisono.api.messages.answers import gateway_id, to_body
+from unisono.api.messages.answers import gateway_id
 from unisono.api.messages.content_blocks import TOOL_REMOVAL
+from unisono.api.messages.error_format import to_body
 from unisono.api.messages.inbound import Thinking
 from unisono.api.messages.server_tools import name_of, to_call_block, to_result
 from unisono.api.messages.stop_reason import ShownBlocks, stop_fields, to_usage

@@ -19,7 +19,7 @@ from unisono.api.end_user_fields import identify_end_user
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.json_response import to_whole
 from unisono.api.media import MediaSource, media_context
-from unisono.api.messages.answers import ANTHROPIC, Message, MessageEvent, MessageTokens
+from unisono.api.messages.answers import Message, MessageEvent, MessageTokens
 from unisono.api.messages.compaction_blocks import first_read_position
 from unisono.api.messages.context_editing import EditedRequest, edited
 from unisono.api.messages.history import SealedBlocks
@@ -46,11 +46,6 @@ from unisono.engine.request import GenerationReport, GenerationService, Generati
 
 # Length of an answer in characters that takes up to a millisecond to build. The arguments of calls are parsed for it.
 LONG_ANSWER: Final = 16_384
-# Error formats by path. Anthropic's clients send the version of the API, also for the list of models.
-FORMATS: Final = {
-    **dict.fromkeys(("/v1/messages", "/messages"), ANTHROPIC),
-    **dict.fromkeys(("/v1/models", "/models"), replace(ANTHROPIC, sign=b"anthropic-version")),
-}
 
 MESSAGES = RouteTable("messages", failure="MessagesFailure")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -26,7 +26,6 @@ from unisono.api.responses.prior_state import recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, StoredResponse
-from unisono.core.tasks import cancel_and_wait
 from unisono.errors import (
     BackendOverloaded,
     InvalidRequest,
@@ -49,22 +48,22 @@ log = logging.getLogger("unisono.responses")
 
 
 class BackgroundRunner:
-    """Runner of background responses. `process` is a unique owner name that is never reused."""
+    """Runner of background responses.
 
-    def __init__(self, deps: ResponsesDeps, *, process: str) -> None:
+    `process` is a unique owner name that is never reused. With `closing`, every job is handed over at once.
+    """
+
+    def __init__(self, deps: ResponsesDeps, *, process: str, closing: bool = False) -> None:
         self._deps = deps
         self._process = process
         self._numbers = count()
         self._jobs: dict[BackgroundRun, BackgroundJob] = {}
         self._takeover = Takeover(deps, self._lease, self._drive, self._has, self._running)
-        self._takeover_task: asyncio.Task[None] | None = None
-        self._closing = False
+        self._closing = closing
 
-    def start(self) -> None:
-        """Start to look for responses whose owners are gone."""
-        self._takeover_task = asyncio.create_task(
-            self._takeover.search_lapsed(MAX_CONCURRENT_RESPONSES), name="search for abandoned responses"
-        )
+    async def take_over_lapsed(self, lapsed: Sequence[BackgroundRun]) -> bool:
+        """Take over abandoned responses; return False if this process has no room for all of them."""
+        return await self._takeover.take_over_lapsed(lapsed, MAX_CONCURRENT_RESPONSES)
 
     async def aclose(self, grace_s: float = 0.0) -> None:
         """Hand over every response to other processes.
@@ -74,7 +73,6 @@ class BackgroundRunner:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + grace_s
         self._closing = True
-        await cancel_and_wait(self._takeover_task)
         while jobs := list(self._jobs.values()):
             await asyncio.gather(*(job.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for job in jobs))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from unisono.api.error_responses import failure_of
@@ -25,10 +25,6 @@ from unisono.errors import InternalError, StoreUnavailable, StoreUnreadable
 
 # Maximum number of takeovers without a new token. Such a response may be the cause of the crashes.
 MAX_TAKEOVERS = 3
-# Maximum time between two searches for responses without a watch, in seconds.
-LOOK_S = 1.0
-# Responses per search. A full page is followed by another search without a pause.
-AT_A_LOOK = 16
 # Maximum time between a watch and the creation of its response, in seconds.
 FORGET_S = 60.0
 # Time for which a response that this process cannot continue is left to others, in seconds.
@@ -44,7 +40,7 @@ class Acquire(Protocol):
 
 
 class Takeover:
-    """Search for abandoned responses, and their takeover.
+    """Takeover of abandoned responses.
 
     `acquire` acquires the lease of an anchor for a response, and `drive` starts a job. `has` returns True if this
     process generates a response already, and `running` the number of its responses.
@@ -65,26 +61,15 @@ class Takeover:
         self._running = running
         self._missing: set[BackgroundRun] = set()
 
-    # -- search
+    # -- abandoned responses
 
-    async def search_lapsed(self, most: int) -> None:
-        """Search until cancelled, and take over while fewer than `most` responses run here."""
-        while True:
-            more = False
-            try:
-                lapsed = await self._deps.store.lapsed(AT_A_LOOK)
-                for background_run in lapsed:
-                    if self._running() >= most:
-                        break
-                    await self._try_take_over(background_run)
-                else:
-                    more = len(lapsed) == AT_A_LOOK
-            except StoreUnavailable as error:
-                log.debug("search for abandoned responses failed", extra={"code": error.code})
-            except Exception as error:
-                log.warning("search for abandoned responses failed", extra={"code": failure_of(error).code})
-            if not more:
-                await asyncio.sleep(min(self._deps.lease_s / 2, LOOK_S))
+    async def take_over_lapsed(self, lapsed: Sequence[BackgroundRun], most: int) -> bool:
+        """Take over abandoned responses until `most` run here; return False if some are left."""
+        for background_run in lapsed:
+            if self._running() >= most:
+                return False
+            await self._try_take_over(background_run)
+        return True
 
     async def _try_take_over(self, background_run: BackgroundRun) -> None:
         """Take over a response. On failure, watch it again, so that it does not hide others."""

@@ -1,0 +1,58 @@
+"""Error bodies in Anthropic's format.
+
+Every process needs them, so this module imports nothing else of the Messages API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from unisono.api.error_responses import FailureFormat, Formats
+from unisono.core.error_texts import ANTHROPIC_PROMPT_TOO_LONG
+from unisono.errors import ContextTooLong, UnisonoError
+
+# Error types by status. Other statuses are client errors below 500, and server errors from 500.
+TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def to_type(status: int) -> str:
+    return TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+def to_body(error: UnisonoError, request_id: str) -> dict[str, Any]:
+    """Return the error object, as used in a body and in a stream.
+
+    The message names the field at fault. The details hold the code that all APIs of the gateway use.
+    """
+    error_object = {"type": to_type(error.status), "message": to_message(error), "details": {"error_code": error.code}}
+    return {"type": "error", "error": error_object} | ({"request_id": request_id} if request_id else {})
+
+
+def to_message(error: UnisonoError) -> str:
+    """Return the error text. It names the field at fault, except in texts that clients match."""
+    if isinstance(error, ContextTooLong) and 0 < error.limit <= error.tokens:
+        # A prompt that fills the window exactly leaves no room for the first output token.
+        maximum = min(error.limit, error.tokens - 1)
+        return ANTHROPIC_PROMPT_TOO_LONG.template.format(tokens=error.tokens, limit=maximum)
+    if error.param is not None and f"'{error.param}'" not in error.message:
+        return f"{error.param}: {error.message}"
+    return error.message
+
+
+ANTHROPIC: Final = FailureFormat(to_body, b"event: error\ndata: %b\n\n", "request-id")
+# Error formats by path. Anthropic's clients send the version of the API, also for the list of models.
+ERROR_FORMATS: Final[Formats] = {
+    **dict.fromkeys(("/v1/messages", "/messages"), ANTHROPIC),
+    **dict.fromkeys(("/v1/models", "/models"), replace(ANTHROPIC, sign=b"anthropic-version")),
+}

@@ -1,0 +1,67 @@
+"""Routes of Completions and of the APIs that generate no text, and their dependencies.
+
+They are imported for the first request to one of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from os import urandom
+
+from starlette.datastructures import State
+from starlette.routing import BaseRoute
+
+from unisono.access.model_access import allowed_model, permitted_name, text_model, wrong_mode
+from unisono.api.completions.routes import COMPLETIONS, CompletionRoute, RawModel
+from unisono.api.modes.inbound import ModeModel
+from unisono.api.modes.routes import OTHER_MODES, RERANK_V2, ModeRoute
+from unisono.api.route_table import provide
+from unisono.bootstrap.api_parts import FINGERPRINT, ApiParts
+from unisono.bootstrap.models import Rules
+from unisono.config import ModelRegistry
+from unisono.core.access import Caller
+from unisono.core.passthrough_request import MODES, Api
+from unisono.harmony.encoding import load_encoding
+
+
+def other_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
+    """Put the dependencies of these APIs into `state`, and return their routes."""
+    gateway = parts.gateway
+    completions = CompletionRoute(
+        service=parts.service,
+        resolve=partial(raw_model, gateway.catalogue, gateway.rules),
+        permitted_name=partial(permitted_name, gateway.catalogue),
+        switched_on=gateway.config.unisono.raw_completions,
+        spell=load_encoding().decode,
+        cut=load_encoding().encode_as_server,
+        new_id=lambda: urandom(16).hex(),
+        clock=time.time,
+        fingerprint=FINGERPRINT,
+    )
+    provide(state, completions, ModeRoute(parts.service, partial(mode_model, gateway.catalogue)))
+    return [*COMPLETIONS.routes, *OTHER_MODES.routes, *RERANK_V2.routes]
+
+
+def raw_model(catalogue: ModelRegistry, rules: Rules, name: str, caller: Caller) -> RawModel:
+    """Return the settings of a model for raw prompts. Raises as `text_model`."""
+    model = text_model(catalogue, name, caller)
+    return RawModel(model.name, rules[model.name])
+
+
+def mode_model(catalogue: ModelRegistry, api: Api, name: str, caller: Caller) -> ModeModel:
+    """Return the model for a request that generates no text.
+
+    Without a name, it is the only model whose mode fits the API. Raises as `allowed_model`, and UnsupportedValue for a
+    model whose mode does not fit.
+    """
+    if not name:
+        fitting = [model.name for model in catalogue.groups() if model.mode in MODES[api]]
+        name = fitting[0] if len(fitting) == 1 else ""
+    model = allowed_model(catalogue, name, caller)
+    if model.mode not in MODES[api]:
+        raise wrong_mode(name, model.mode)
+    sizes = (entry.unisono.max_embedding_batch_size for entry in model.entries)
+    # Any entry may answer a part.
+    return ModeModel(model.name, min((size for size in sizes if size is not None), default=None))
