@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from unisono.core.generation import Timeouts
-from unisono.net.http_connection import HttpResponse
+from unisono.net.http_response import HttpResponse
 
 LATE_READ_S = 0.05  # for reading bytes that arrived in time while the event loop was busy
 # Messages for expired time limits.

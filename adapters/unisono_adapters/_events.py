@@ -7,7 +7,7 @@ like one that stopped in the middle.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -16,7 +16,7 @@ from unisono.core.generation import VOCABULARY, Chunk, CompletionJob
 from unisono.errors import BackendError, BackendProtocolError, Symptom
 from unisono_adapters._constraints import refusal
 from unisono_adapters._framing import SSE, Framing
-from unisono_adapters._http import BackendHttp
+from unisono_adapters._http import BackendAnswer, BackendHttp
 
 T = TypeVar("T")
 
@@ -40,13 +40,13 @@ async def generate(
     wire: BackendHttp, path: str, body: bytes, job: CompletionJob, fold: Fold, framing: Framing = SSE
 ) -> AsyncGenerator[Chunk]:
     """Send `body` and yield the chunks that `fold` produces."""
-    has_started = False
     try:
         answer = await wire.post(path, body, job, framing)
     except BackendError as error:
         raise refusal(job, error) from error.__cause__
     # A long prompt's request, and the echo of its ids, would use most of the memory of a waiting stream.
     del body
+    chunks = _Chunks(answer, fold, job.take)
     try:
         while not fold.done:
             if answer.is_ended:
@@ -56,23 +56,53 @@ async def generate(
             # `BackendAnswer.read` inlined, which saves a coroutine per network read. Keep both in step.
             if answer.should_yield:
                 await asyncio.sleep(0)
-            read: bytes | None = None
-            while read is None and not answer.response.is_readable:
-                read = await answer.next_bytes()
-            events = answer.read_nowait() if read is None else answer.events_of(read)
             # The log probabilities of a whole prompt arrive in one event. Their conversion may take a second.
-            is_long = job.prompt_logprobs and not has_started
-            chunk = await asyncio.to_thread(fold.feed, events) if is_long else fold.feed(events)
-            del events
+            is_long = job.prompt_logprobs and not chunks.has_started
+            while chunks.unread is None and not answer.response.is_readable:
+                await answer.next_data(None if is_long else chunks.consume)
+            chunk, chunks.unread = chunks.unread, None
+            if chunk is None:
+                events = answer.read_nowait()
+                chunk = chunks.started(await asyncio.to_thread(fold.feed, events) if is_long else fold.feed(events))
+                del events
             if chunk is not None:
-                answer.delivered()
-                has_started = True
                 yield chunk
         await answer.settle()
     except BackendError as error:
-        raise (error if has_started else refusal(job, error)) from error.__cause__
+        raise (error if chunks.has_started else refusal(job, error)) from error.__cause__
     finally:
         answer.close()
+
+
+class _Chunks:
+    """Chunks of one answer that are made in the callback of the network.
+
+    `take` is that of the job. A chunk that it does not take is left in `unread`.
+    """
+
+    __slots__ = ("_answer", "_fold", "_take", "has_started", "unread")
+
+    def __init__(self, answer: BackendAnswer, fold: Fold, take: Callable[[Chunk], bool] | None) -> None:
+        self._answer = answer
+        self._fold = fold
+        self._take = take
+        self.has_started = False
+        self.unread: Chunk | None = None
+
+    def consume(self, events: list[bytes]) -> bool:
+        """Convert the events of a read; return True if the task need not wake for them."""
+        chunk = self.started(self._fold.feed(events))
+        if chunk is None or (self._take is not None and not self._fold.done and self._take(chunk)):
+            return True
+        self.unread = chunk
+        return False
+
+    def started(self, chunk: Chunk | None) -> Chunk | None:
+        """Return `chunk`, and record that it is a sign of life."""
+        if chunk is not None:
+            self._answer.delivered()
+            self.has_started = True
+        return chunk
 
 
 def decoded(event: bytes) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import itertools
 import re
 from asyncio import Future
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -25,7 +26,7 @@ from unisono.core.renamed import renamed
 from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, ConfigError
 from unisono.net.connection_pool import ConnectionPool
-from unisono.net.http_connection import HttpResponse
+from unisono.net.http_response import HttpResponse
 from unisono_adapters._abort import NOT_COMPLETE, NOT_STARTED, AbortTimer
 from unisono_adapters._failures import CAUGHT, MAX_DETAIL_LENGTH, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
@@ -71,18 +72,25 @@ class BackendAnswer:
         self.should_yield = False
         self.is_ended = False  # all events were returned
 
-    def next_bytes(self) -> Future[bytes | None]:
+    def next_data(self, consume: Callable[[list[bytes]], bool] | None = None) -> Future[None]:
         """Return a future for the next data, the end or a failure.
 
-        Call it only while nothing is readable. Its result may be the data, for `events_of`.
+        Call it only while nothing is readable. `consume` takes the data of the events of a short read, in the callback
+        of the network. It returns True if the caller goes on waiting, and its errors are those of the future.
         """
         watch = self._watch
         if watch.due_at is None:
             watch.start_silence()
-        return self.response.next_data(True)
+        return self.response.next_data(None if consume is None else partial(self._give, consume))
 
-    def events_of(self, read: bytes) -> list[bytes]:
-        """Return the data of the events that a read completes. Raises the `BackendError` family."""
+    def _give(self, consume: Callable[[list[bytes]], bool], read: bytes) -> bool:
+        if not consume(self._events_of(read)):
+            return False
+        if self._watch.due_at is None:
+            self._watch.start_silence()
+        return True
+
+    def _events_of(self, read: bytes) -> list[bytes]:
         if self._watch.expired is not None:
             raise BackendTimeout(self._watch.expired)
         self.should_yield = False
@@ -117,10 +125,9 @@ class BackendAnswer:
             return None
         if self.should_yield:
             await asyncio.sleep(0)
-        read: bytes | None = None
-        while read is None and not self.response.is_readable:
-            read = await self.next_bytes()
-        return self.read_nowait() if read is None else self.events_of(read)
+        while not self.response.is_readable:
+            await self.next_data()
+        return self.read_nowait()
 
     async def settle(self) -> None:
         """Read a finished answer briefly to its end, so that the connection can be reused."""

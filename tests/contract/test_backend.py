@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tests.fakes import (
     line_ends,
     recut,
 )
-from unisono.core.generation import Capabilities, FinishReason, OutputForm, Prompt, Sampling
+from unisono.core.generation import Capabilities, Chunk, FinishReason, OutputForm, Prompt, Sampling
 
 # Output
 
@@ -79,6 +80,45 @@ async def test_backend_answers_consecutive_requests(kind: Kind, tmp_path: Path) 
     async with kind.serve(tmp_path) as (backend, _):
         for _ in range(3):
             assert kind.delivered(await collect(backend)) == kind.answer
+
+
+# Chunks that are taken in the callback of the network
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+async def test_each_chunk_is_either_taken_or_yielded_in_order(kind: Kind, share: float, tmp_path: Path) -> None:
+    chance = random.Random(1)
+    chunks: list[Chunk] = []
+
+    def take(chunk: Chunk) -> bool:
+        is_taken = chance.random() < share
+        if is_taken:
+            chunks.append(chunk)
+        return is_taken
+
+    async with kind.serve(tmp_path, delay_s=0.001, per_chunk=1) as (backend, _):
+        async for chunk in backend.complete(replace(JOB, take=take)):
+            chunks.append(chunk)
+    assert kind.delivered(chunks) == kind.answer
+    assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
+
+
+async def test_only_the_end_is_yielded_if_all_chunks_are_taken(wired: Kind, tmp_path: Path) -> None:
+    async with wired.serve(tmp_path, delay_s=0.001, per_chunk=1) as (backend, _):
+        chunks = await collect(backend, replace(JOB, take=lambda _: True))
+    assert len(chunks) < 5 < len(wired.answer)
+    assert chunks[-1].finish is FinishReason.STOP
+
+
+async def test_an_error_while_taking_is_raised_to_the_reader(wired: Kind, tmp_path: Path) -> None:
+    def take(chunk: Chunk) -> bool:
+        raise ZeroDivisionError
+
+    async with wired.serve(tmp_path, delay_s=0.001, per_chunk=1) as (backend, _):
+        with pytest.raises(ZeroDivisionError):
+            await collect(backend, replace(JOB, take=take))
+        # The connection to the server still works.
+        assert wired.delivered(await collect(backend)) == wired.answer
 
 
 # Framing

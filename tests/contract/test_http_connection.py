@@ -12,6 +12,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import ip_address
 from itertools import zip_longest
 from pathlib import Path
@@ -40,7 +41,8 @@ from unisono.net.connection_faults import (
     ResponseCutShort,
 )
 from unisono.net.connection_pool import ConnectionPool
-from unisono.net.http_connection import BUFFER_BYTES, MAX_HEAD_BYTES, HttpClientConnection
+from unisono.net.http_connection import MAX_HEAD_BYTES, HttpClientConnection
+from unisono.net.http_response import BUFFER_BYTES
 from unisono_adapters._http import BackendHttp
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -589,6 +591,12 @@ class Transport(asyncio.Transport):
         self.is_paused = False
 
 
+def keep(given: list[bytes], read: bytes) -> bool:
+    """Take a read, and go on waiting after every second one."""
+    given.append(read)
+    return len(read) % 2 > 0
+
+
 async def read_response(
     reads: list[bytes], limit: int, *, closes: bool, waits: Sequence[bool] = ()
 ) -> tuple[int, bytes, str]:
@@ -604,9 +612,11 @@ async def read_response(
     try:
         for read, is_waiting in zip_longest(reads, waits[: len(reads)], fillvalue=False):
             if is_waiting and response.status and not response.is_readable:
-                waiter = response.next_data(True)
+                given: list[bytes] = []
+                waiter = response.next_data(partial(keep, given))
                 connection.data_received(read)
-                body += (waiter.done() and waiter.result()) or b""
+                body += b"".join(given)
+                waiter.cancel()
             else:
                 connection.data_received(read)
             if taken := response.read_nowait(limit):

@@ -72,10 +72,15 @@ class Scripted(DeploymentDouble):
     name: str = "scripted"
     timeouts: Timeouts = field(default_factory=Timeouts)
     jobs: list[CompletionJob] = field(default_factory=list)
+    offers: bool = False  # offer each chunk to the job's `take` first
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
-        step = self.steps[len(self.jobs) - 1]
+        async for chunk in self._chunks(self.steps[len(self.jobs) - 1]):
+            if not (self.offers and job.take is not None and chunk.finish is None and job.take(chunk)):
+                yield chunk
+
+    async def _chunks(self, step: Step) -> AsyncIterator[Chunk]:
         if step.cached is not None:
             yield Chunk(cached_tokens=step.cached)
         output = self.encoding.encode_as_server(step.output) if self.caps.output is OutputForm.IDS else step.output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from typing import ClassVar, Final, TypeAlias
@@ -214,6 +214,9 @@ class CompletionJob:
     prompt_logprobs: bool = False
     # Parent span for the spans of the backend.
     trace: TraceContext | None = None
+    # Reads a chunk before it is yielded, and returns True if it must not be yielded. A backend may call it from a
+    # callback of the network, which saves a switch of tasks per token. It may also ignore it.
+    take: Callable[[Chunk], bool] | None = None
 
 
 # Not frozen: creating a frozen instance takes three times as long, once per network read.

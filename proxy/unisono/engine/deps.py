@@ -1,113 +1,31 @@
 """Dependencies shared by all generations, and preparation of a request before rendering.
 
-The memory is bounded. It holds prompts that token counts rendered, and constraints that backends failed on.
+The memory of prompts that token counts rendered is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from hashlib import blake2b
-from time import monotonic
 from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from unisono.core.conversation import AnswerForm, Conversation, DeveloperMessage
 from unisono.core.frozen import dataclass
-from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Violation
 from unisono.core.route_protocol import DeploymentPool
 from unisono.core.tools import SEARCH_LABEL, LeftOutTool, ToolHost
+from unisono.engine.constraints import RefusedConstraints
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.prompt import RenderedPrompt, render
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey, ServerTools
 from unisono.engine.server_tools.loop import ToolLoop
 from unisono.engine.server_tools.tools import LEFT_OUT, OfferedServerTools, ServerOffer, notes_on_left_out, offers_in
-from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout, Symptom, UnsupportedValue
+from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import NO_TOOLS, ToolSet, plan_tools
-
-REFUSAL_TTL_S: Final = 3600.0
-MAX_REFUSALS: Final = 4096
-
-_EVERY: Final = ""  # stands for every deployment of a model
-
-_Key = tuple[str, str, bytes]
-
-
-class RefusedConstraints:
-    """Constraints that backends failed on, stored by digest so that none does harm twice.
-
-    Deployments are identified by their model and their own name.
-    """
-
-    # After an error of the backend itself, the constraint is not sent to that backend again. After a broken connection
-    # it is not sent to any backend of the model, since the server may have crashed on it. Both hold for an hour.
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._refused_until: LruCache[_Key, float] = LruCache(MAX_REFUSALS)
-        self._is_accepted: LruCache[_Key, bool] = LruCache(MAX_REFUSALS)
-
-    def refuses(self, model: str, deployment: str, constraint: Constraint) -> bool:
-        """Return whether a constraint must not be sent to a deployment."""
-        digest, now = _digest(constraint), self._clock()
-        own, every = self._refused_until.get_all([(model, deployment, digest), (model, _EVERY, digest)])
-        if own is not None and own > now:
-            return True
-        return every is not None and every > now and not self._is_accepted.get((model, deployment, digest))
-
-    def record_success(self, model: str, deployment: str, constraint: Constraint) -> None:
-        """Record that a generation under a constraint has begun."""
-        self._is_accepted.put((model, deployment, _digest(constraint)), True, 1)
-
-    def record_failure(self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None) -> None:
-        """Record that a backend failed on a constraint before the first token.
-
-        A rejection is not stored, since it does no harm.
-        """
-        key = (model, deployment, _digest(constraint))
-        if symptom is None:
-            return
-        if self._is_accepted.get(key):
-            # It worked here before, so this was probably another problem. A server that breaks the connection twice in
-            # a row on one constraint counts.
-            self._is_accepted.put(key, symptom is not Symptom.DISCONNECTED, 1)
-            return
-        where = _EVERY if symptom is Symptom.DISCONNECTED else deployment
-        self._refused_until.put((model, where, key[2]), self._clock() + REFUSAL_TTL_S, 1)
-
-    def record_failure_without(
-        self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None, error: BackendError
-    ) -> None:
-        """Record that the generation also failed without the constraint.
-
-        `symptom` is that of the failure with it. If the failure was the same, or the request itself was invalid, the
-        constraint is not to blame.
-        """
-        is_same = symptom is Symptom.SERVER_ERROR and error.symptom is symptom
-        if isinstance(error, BackendRejected) or (
-            is_same and not isinstance(error, BackendOverloaded | BackendTimeout)
-        ):
-            for where in (deployment, _EVERY):
-                self._refused_until.put((model, where, _digest(constraint)), 0.0, 1)
-
-
-def _digest(constraint: Constraint) -> bytes:
-    match constraint:
-        case JsonSchema(schema):
-            content = json.dumps(schema)
-        case AnyJson():
-            content = ""
-        case OneOf(texts):
-            content = json.dumps(texts)
-        case Regex(text) | Gbnf(text) | Lark(text):
-            content = text
-    return blake2b(f"{constraint.kind} {content}".encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)

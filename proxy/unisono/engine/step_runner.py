@@ -21,13 +21,13 @@ from unisono.core.events import Delta, Event
 from unisono.core.generation import (
     FIRST_SPECIAL,
     Capabilities,
+    Chunk,
     CompletionJob,
-    Constraint,
     FinishReason,
     OutputForm,
     Prompt,
 )
-from unisono.core.observer import RefusedConstraint
+from unisono.core.observer import Pace
 from unisono.core.route_protocol import Slot
 from unisono.engine.abilities import check_abilities, logprob_recorder
 from unisono.engine.attempt import (
@@ -39,7 +39,8 @@ from unisono.engine.attempt import (
     portions,
     with_last_tokens,
 )
-from unisono.engine.deps import EngineDeps, RefusedConstraints
+from unisono.engine.constraints import ConstraintTracker
+from unisono.engine.deps import EngineDeps
 from unisono.engine.journal import source_of
 from unisono.engine.output import OutputReader, detached, replay
 from unisono.engine.prompt import continue_prompt
@@ -57,65 +58,6 @@ T = TypeVar("T")
 Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
 
 
-class ConstraintTracker:
-    """Constraints that the backends of one answer enforce, and those that they failed on."""
-
-    def __init__(self, memory: RefusedConstraints, request: GenerationRequest, report: GenerationReport) -> None:
-        self._memory = memory
-        self._request = request
-        self._report = report
-        self._refused: dict[str, frozenset[str]] = {}  # constraint kinds that deployments rejected during this answer
-        # The failure for which the constraint was left out; None once the backend generated a token without it.
-        self._blamed: ConstraintRefused | None = None
-
-    def enforced_kinds(self, slot: Slot, constraint: Constraint | None) -> frozenset[str]:
-        """Return the constraint kinds that the slot's backend has to enforce."""
-        kinds = slot.capabilities.constrain - self._refused.get(slot.deployment.name, frozenset())
-        if constraint is None or constraint.kind not in kinds:
-            return kinds
-        if not self._memory.refuses(*self._deployment(slot), constraint):
-            return kinds
-        self._leave_out(slot, constraint, "remembered")
-        return kinds - {constraint.kind}
-
-    def start(self) -> None:
-        """Reset the failure to blame, before a generation under a constraint."""
-        self._blamed = None
-
-    def record_token(self, slot: Slot, constraint: Constraint | None) -> None:
-        """Record that a generation under `constraint` has generated its first token."""
-        self._blamed = None
-        if constraint is not None:
-            self._memory.record_success(*self._deployment(slot), constraint)
-
-    def record_refusal(self, slot: Slot, constraint: Constraint, error: ConstraintRefused) -> None:
-        """Record that a generation under `constraint` failed; it is repeated without the constraint."""
-        self._blamed = error
-        self._memory.record_failure(*self._deployment(slot), constraint, error.symptom)
-        self._leave_out(slot, constraint, error.symptom or "rejected")
-
-    def record_failure(self, slot: Slot, constraint: Constraint | None, error: BackendError) -> None:
-        """Record that a generation failed, possibly the repetition of one under `constraint`."""
-        if self._blamed is not None and constraint is not None:
-            self._memory.record_failure_without(*self._deployment(slot), constraint, self._blamed.symptom, error)
-
-    def _deployment(self, slot: Slot) -> tuple[str, str]:
-        """Return the model and the name of a deployment."""
-        return self._report.served_model or self._request.model, slot.deployment.name
-
-    def _leave_out(self, slot: Slot, constraint: Constraint, reason: str) -> None:
-        """Leave out constraints of this kind on this deployment for the rest of the answer.
-
-        The controller validates the output, as for a backend that cannot enforce constraints.
-        """
-        name, kind = slot.deployment.name, constraint.kind
-        self._refused[name] = self._refused.get(name, frozenset()) | {kind}
-        self._report.facts.refused_constraints.append(RefusedConstraint(name, reason))
-        note = f"The backend did not generate under the constraint ({kind}). The output was validated afterwards."
-        if note not in self._report.notes:
-            self._report.notes.append(note)
-
-
 class StepRunner:
     """Runs the steps of one answer on the slots of `session`.
 
@@ -130,7 +72,8 @@ class StepRunner:
         self._report = report
         self._constraints = ConstraintTracker(deps.refused_constraints, request, report)
         self.has_output = False
-        self.sink: BatchSink | None = None
+        # Deltas of a complete answer are not emitted.
+        self.sink: BatchSink | None = _drop if request.answer.whole else None
         self.is_full = False  # no context window has room for another token
 
     async def slot(self, builder: PromptBuilder, reader: OutputReader) -> Slot:
@@ -216,10 +159,12 @@ class StepRunner:
             return _end(reader, FinishReason.LENGTH)
         self.session.has_moved = False
         transcript.set_source(source_of(capabilities), enforced)
-        job = self._job(continued.prompt, slot, room, reader)
+        taker = TokenTaker(self, reader)
+        takes_tokens = self._request.logprobs is None and capabilities.output is OutputForm.IDS
+        job = self._job(continued.prompt, slot, room, reader, taker.take if takes_tokens else None)
         # Only the first prompt is what the client sent, so only its cached tokens are reported.
         is_first = not tail and not reader.items.context.number
-        return self._read(slot, job, continued.decoder, reader, builder if is_first else None)
+        return self._read(slot, job, continued.decoder, reader, builder if is_first else None, taker)
 
     def _room(
         self, builder: PromptBuilder, prompt: Prompt, capabilities: Capabilities, reader: OutputReader, spent: int
@@ -238,7 +183,9 @@ class StepRunner:
                 raise builder.too_long(prompt, capabilities)
         return room
 
-    def _job(self, prompt: Prompt, slot: Slot, room: int, reader: OutputReader) -> CompletionJob:
+    def _job(
+        self, prompt: Prompt, slot: Slot, room: int, reader: OutputReader, take: Callable[[Chunk], bool] | None
+    ) -> CompletionJob:
         constraint, attempts = reader.transcript.constraint, reader.transcript.controller.step.last.attempts
         return CompletionJob(
             prompt=prompt,
@@ -250,6 +197,7 @@ class StepRunner:
             cache_salt=self._request.routing.cache_salt,
             logprobs=self._request.logprobs,
             trace=self.session.trace_span(reader.items.context.number),
+            take=take,
         )
 
     def _record_first_token(self, slot: Slot, job: CompletionJob) -> str:
@@ -258,7 +206,7 @@ class StepRunner:
         self._constraints.record_token(slot, job.constraint)
         return deployment
 
-    def _hand_over(self, events: list[Event], reader: OutputReader) -> bool:
+    def hand_over(self, events: list[Event], reader: OutputReader) -> bool:
         """Give a single delta to the sink; return whether the sink took it."""
         sink = self.sink
         if sink is None or len(events) != 1 or type(events[0]) is not Delta or reader.is_stopped:
@@ -266,55 +214,109 @@ class StepRunner:
         return sink(events)
 
     async def _read(
-        self, slot: Slot, job: CompletionJob, decoder: Decoder, reader: OutputReader, first: PromptBuilder | None
+        self,
+        slot: Slot,
+        job: CompletionJob,
+        decoder: Decoder,
+        reader: OutputReader,
+        first: PromptBuilder | None,
+        taker: TokenTaker,
     ) -> Generated:
         """Yield the events of one generation; `first` is the builder of the first prompt."""
-        transcript, stream = reader.transcript, slot.deployment.backend.complete(job)
+        stream = slot.deployment.backend.complete(job)
         telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.context.number, stream)
-        is_text = slot.capabilities.output is not OutputForm.IDS
+        is_waiting, unpaused, is_text = True, 0, slot.capabilities.output is not OutputForm.IDS
         cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text)
-        is_waiting, unpaused, record_pace = True, 0, telemetry.pace.record
         add_logprobs = logprob_recorder(self._request, self._report, self._deps.encoding)
         async with telemetry, slot.first_token_limit():
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
-                    telemetry.deployment, is_waiting = self._record_first_token(slot, job), False
+                    is_waiting, telemetry.deployment = False, self._record_first_token(slot, job)
+                    taker.start(cap, telemetry.pace)
                 if chunk.cached_tokens is not None:
-                    telemetry.cached = chunk.cached_tokens
-                    if first is not None:
-                        first.record_cached(chunk)
+                    _record_cached(chunk, telemetry, first)
                 tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
                 if add_logprobs is not None:
                     add_logprobs(tokens, chunk)
                 if tokens:
-                    record_pace(len(tokens), monotonic())
+                    telemetry.pace.record(len(tokens), monotonic())
                 finish = FinishReason.LENGTH if cap.room < 0 else chunk.finish
                 if finish is not None:
                     tokens = with_last_tokens(tokens, finish, chunk, cap, decoder, telemetry)
-                # A single ordinary token needs neither a pause nor a thread.
-                if len(tokens) == 1 and tokens[0] < FIRST_SPECIAL:
-                    events = reader.feed(tokens)
-                else:
-                    # A read without a token emits nothing, since the journal could not record it.
-                    events = []
-                    for portion in portions(tokens):
-                        if events and not (reader.has_pending_edit or reader.is_step_complete):
-                            yield events, None
-                            events = []
-                        unpaused += len(portion)
-                        if unpaused > PORTION_TOKENS:
-                            await asyncio.sleep(0)
-                            unpaused = len(portion)
-                        events += await read_portion(reader, portion)
-                if transcript.is_broken_off:
+                # A read without a token emits nothing, since the journal could not record it.
+                events = taker.pop_events()
+                for portion in portions(tokens):
+                    if events and not (reader.has_pending_edit or reader.is_step_complete):
+                        yield events, None
+                        events = []
+                    unpaused += len(portion)
+                    if unpaused > PORTION_TOKENS:
+                        await asyncio.sleep(0)
+                        unpaused = len(portion)
+                    events += await read_portion(reader, portion)
+                if reader.transcript.is_broken_off:
                     # Clients treat an answer that the gateway ends like one that reached its token limit.
                     finish = FinishReason.LENGTH
                 if finish is not None:
                     yield await with_end(reader, events, finish), finish
                     return
-                if (events or reader.has_pending_edit) and not self._hand_over(events, reader):
+                if (events or reader.has_pending_edit) and not self.hand_over(events, reader):
                     yield events, None
             raise BackendProtocolError("the backend ended its stream without a finish reason")
+
+
+class TokenTaker:
+    """Reader of the ordinary tokens of one generation in the callback of the network.
+
+    It takes none before `start`, which follows the first token.
+    """
+
+    __slots__ = ("_cap", "_events", "_pace", "_reader", "_runner")
+
+    def __init__(self, runner: StepRunner, reader: OutputReader) -> None:
+        self._runner = runner
+        self._reader = reader
+        self._cap: TokenCap | None = None
+        self._pace = Pace()
+        self._events: list[Event] = []  # of tokens that were read, but not delivered
+
+    def start(self, cap: TokenCap, pace: Pace) -> None:
+        self._cap = cap
+        self._pace = pace
+
+    def take(self, chunk: Chunk) -> bool:
+        """Read the tokens of a chunk, and return whether their events were delivered.
+
+        Tokens that may take long to read, or that may end the generation, are left in the chunk.
+        """
+        cap, tokens = self._cap, chunk.tokens
+        if cap is None or self._runner.sink is None or chunk.finish is not None or chunk.cached_tokens is not None:
+            return False
+        if not 0 < len(tokens) <= min(cap.room, PORTION_TOKENS) or max(tokens) >= FIRST_SPECIAL:
+            return False
+        self._pace.record(len(tokens), monotonic())
+        reader = self._reader
+        events = reader.feed(cap.counted(tokens))
+        has_nothing = not (events or reader.has_pending_edit)
+        if not reader.transcript.is_broken_off and (has_nothing or self._runner.hand_over(events, reader)):
+            return True
+        chunk.tokens, self._events = (), events
+        return False
+
+    def pop_events(self) -> list[Event]:
+        """Return the events that were not delivered."""
+        events, self._events = self._events, []
+        return events
+
+
+def _record_cached(chunk: Chunk, telemetry: AttemptTelemetry, first: PromptBuilder | None) -> None:
+    telemetry.cached = chunk.cached_tokens
+    if first is not None:
+        first.record_cached(chunk)
+
+
+def _drop(events: list[Event]) -> bool:
+    return True
 
 
 async def read_portion(reader: OutputReader, portion: Sequence[int]) -> list[Event]:

@@ -59,7 +59,7 @@ from unisono.net.connection_faults import (
     PoolClosed,
 )
 from unisono.net.connection_pool import ConnectionPool
-from unisono.net.http_connection import HttpResponse
+from unisono.net.http_response import HttpResponse
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from unisono.net.connection_faults import (
     ConnectTimeout,
     PoolClosed,
 )
-from unisono.net.http_connection import RECEIVE_BUFFER_BYTES, HttpClientConnection, HttpResponse
+from unisono.net.http_connection import RECEIVE_BUFFER_BYTES, HttpClientConnection
+from unisono.net.http_response import HttpResponse
 from unisono.net.upload_connection import UploadConnection
 
 KEEP_ALIVE_S = 4.0  # lifetime of idle connections, below uvicorn's default of 5 s

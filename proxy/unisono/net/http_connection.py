@@ -1,168 +1,32 @@
 """HTTP/1.1 client connections to servers: one asyncio protocol, parsed by httptools.
 
-A response buffers the bytes of its body until they are read, and wakes its reader once per network read. If too many
-bytes are buffered, reading from the socket pauses, so that a slow reader slows the server down.
+The bytes of a body go to its response (see `http_response.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from asyncio import Future
 from collections.abc import Callable
-from typing import Self, cast
+from typing import cast
 
 import httptools
 
 from unisono.net.connection_faults import (
     ClosedBeforeResponse,
-    ConnectionFault,
     ConnectionLost,
     InvalidResponse,
     NotSent,
     ResponseCutShort,
 )
+from unisono.net.http_response import HttpResponse
 from unisono.net.sockets import has_input, reset
 
-# Reading pauses above twice this many buffered bytes of a body, and resumes at this many.
-BUFFER_BYTES = 16 * 1024
 # A longer network read, HTTP framing included, is buffered and read in portions.
 MAX_DIRECT_BYTES = 8 * 1024
 # Bytes that may arrive without a part of the body: a response head, a chunk extension or trailers.
 MAX_HEAD_BYTES = 64 * 1024
 # Receive buffer of a socket. By default the system grows it to tens of megabytes.
 RECEIVE_BUFFER_BYTES = 32 * 1024
-# More buffered chunks than this are joined: a tiny bytes object takes about twenty times the memory of its content.
-MAX_SEPARATE_CHUNKS = 256
-
-
-class HttpResponse:
-    """Response to one request. `headers` has names in lower case.
-
-    `status` is 0 until the head is complete.
-    """
-
-    __slots__ = (
-        "_chunks", "_connection", "_fault", "_is_paused", "_new_future", "_size", "has_data", "headers", "is_complete",
-        "is_finished", "is_readable", "status", "takes_bytes", "waiter",
-    )  # fmt: skip
-
-    def __init__(self, connection: HttpClientConnection) -> None:
-        self._connection: HttpClientConnection | None = connection
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.has_data = False  # True once any bytes have arrived
-        self.is_complete = False
-        self.is_finished = False  # True once the response is complete or has failed
-        self.is_readable = False  # True if `read_nowait` does not return None
-        self._fault: ConnectionFault | None = None
-        self._chunks: list[bytes] = []
-        self._size = 0
-        self._is_paused = False
-        self.waiter: Future[bytes | None] | None = None
-        self.takes_bytes = False  # True if the result of `waiter` may be the bytes of a read
-        self._new_future = asyncio.get_running_loop().create_future
-
-    @property
-    def content_type(self) -> str:
-        """Media type in lower case, without parameters."""
-        return self.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
-
-    async def with_head(self) -> Self:
-        """Return this response after its head; close it on a failure. Raises ConnectionFault."""
-        try:
-            while not self.status and self._fault is None:
-                await self.next_data()
-        except BaseException:
-            self.close()
-            raise
-        if not self.status and self._fault is not None:
-            self.close()
-            raise self._fault
-        return self
-
-    def read_nowait(self, limit: int) -> bytes | None:
-        """Return at most `limit` bytes of the body that have arrived; None if there are none yet.
-
-        Returns b"" at the end of the body. Raises ConnectionFault after the last bytes of a failed response.
-        """
-        chunks = self._chunks
-        if not chunks:
-            if self.is_complete:
-                return b""
-            if self._fault is not None:
-                raise self._fault
-            return None
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
-        size = len(data)
-        if size > limit:
-            chunks.append(data[limit:])
-            data = data[:limit]
-            size = limit
-        else:
-            self.is_readable = self.is_finished
-        self._size -= size
-        if self._is_paused and self._size <= BUFFER_BYTES and self._connection is not None:
-            self._is_paused = False
-            self._connection.resume_reading()
-        return data
-
-    def next_data(self, takes_bytes: bool = False) -> Future[bytes | None]:
-        """Return a future for the next data, the end or a failure. Only one reader may wait.
-
-        With `takes_bytes`, its result may be the data of one short read. Otherwise, it is None.
-        """
-        self.takes_bytes, waiter = takes_bytes, self._new_future()
-        self.waiter = waiter
-        return waiter
-
-    async def read(self, limit: int) -> bytes:
-        """Wait for bytes of the body and return at most `limit`; b"" at its end.
-
-        Raises ConnectionFault.
-        """
-        while (data := self.read_nowait(limit)) is None:
-            await self.next_data()
-        return data
-
-    def close(self) -> None:
-        """Release the connection, or abort it if the response is incomplete. Repeatable."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            if not self.is_finished:
-                self.fail(ConnectionLost("the response was closed"))
-            connection.release(self)
-
-    # -- called by the connection
-
-    def add_body(self, parts: list[bytes]) -> bool:
-        """Add the body's part in one network read; return whether reading has to pause."""
-        chunks = self._chunks
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        chunks.append(data)
-        self.is_readable = True
-        if len(chunks) > MAX_SEPARATE_CHUNKS:
-            chunks[:] = [b"".join(chunks)]
-        self._size += len(data)
-        was_paused, self._is_paused = self._is_paused, self._is_paused or self._size > 2 * BUFFER_BYTES
-        return self._is_paused and not was_paused
-
-    def complete(self) -> None:
-        """Record the end of the body."""
-        self.is_complete = self.is_finished = self.is_readable = True
-
-    def fail(self, fault: ConnectionFault) -> None:
-        """Record a failure unless the response is complete, and wake the reader."""
-        if not self.is_finished:
-            self._fault = fault
-            self.is_finished = self.is_readable = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake the reader."""
-        waiter, self.waiter = self.waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
 
 class HttpClientConnection(asyncio.Protocol):
@@ -309,24 +173,20 @@ class HttpClientConnection(asyncio.Protocol):
             self._deliver_body(response)
             response.fail(InvalidResponse(str(error)))
             return
-        # `wake` inlined, as this runs for nearly every token.
-        waiter, direct = response.waiter, None
-        is_waiting = waiter is not None and not waiter.done()
         if parts := self._body_parts:
             # Bytes for a reader that waits for them need no buffer.
-            if is_waiting and response.takes_bytes and not response.is_readable and len(data) <= MAX_DIRECT_BYTES:
-                direct, self._bytes_without_body = b"".join(parts), 0
+            if response.is_waiting and response.consume is not None and len(data) <= MAX_DIRECT_BYTES:
+                self._bytes_without_body, read = 0, b"".join(parts)
                 parts.clear()
-            else:
-                self._deliver_body(response)
+                response.give(read, response.consume)
+                return
+            self._deliver_body(response)
         else:
             self._bytes_without_body += len(data)
             if self._bytes_without_body > MAX_HEAD_BYTES and not response.is_complete:
                 response.fail(InvalidResponse("more than 64 KiB of response head, chunk extensions or trailers"))
                 return
-        if waiter is not None and is_waiting:
-            response.waiter = None
-            waiter.set_result(direct)
+        response.wake()
 
     def _deliver_body(self, response: HttpResponse) -> None:
         """Move the parts of the body to the response, and pause reading if it buffers too much."""

@@ -6,7 +6,8 @@ import asyncio
 from asyncio import Future
 from collections.abc import AsyncIterator
 
-from unisono.net.http_connection import HttpClientConnection, HttpResponse
+from unisono.net.http_connection import HttpClientConnection
+from unisono.net.http_response import HttpResponse
 
 
 class UploadConnection(HttpClientConnection):

@@ -127,6 +127,8 @@ async def hedged(
     live: LiveDeployment, job: CompletionJob, delay_s: float, actions: HedgeActions
 ) -> AsyncGenerator[Chunk]:
     """Yield the chunks of `live`, or of another deployment that sends its first token earlier."""
+    # Both streams are read ahead, so their chunks must be yielded in order.
+    job = replace(job, take=None)
     first, second, other = _Pump(live.backend.complete(job)), None, None
     loop = asyncio.get_running_loop()
     begun_at = loop.time()
