@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from unisono.api.error_responses import failure_of, with_attempts
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.compaction_events import events_type
-from unisono.api.responses.outbound.serializer import WireEvent, sse_of
+from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import store_response
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.api.sse import EventWriter
@@ -71,7 +71,7 @@ async def answer_events(
     events = events_type(prepared.frame)(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
     has_started = False
     if writer is not None:
-        stream.sink = writer.sink_for(lambda batch: sse_of(events.write(batch)))
+        stream.sink = writer.sink_for(events.sse)
     try:
         try:
             async for batch in stream:

@@ -63,6 +63,9 @@ class CitedPages:
         for text in outputs:
             self.add_result(text)
 
+    def __bool__(self) -> bool:
+        return bool(self._pages)
+
     def add_result(self, output: str, facts: Json = None) -> None:
         """Add a result of the browser. `facts` is its structured content, if any."""
         header = _HEADER.match(output)

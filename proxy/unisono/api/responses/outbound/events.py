@@ -40,7 +40,7 @@ from unisono.api.responses.outbound.response import (
     to_response,
     to_status,
 )
-from unisono.api.responses.outbound.serializer import EventSerializer, WireEvent
+from unisono.api.responses.outbound.serializer import EventSerializer, WireEvent, sse_of
 from unisono.api.responses.outbound.summary_events import SummaryEvents
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantMessage, Item, Phase
@@ -122,6 +122,18 @@ class ResponseEvents:
             else:
                 self._entry(entry)
         return self._writer.pop_events()
+
+    def sse(self, batch: Sequence[Event]) -> bytes:
+        """Return the events of one batch as bytes of an HTTP stream."""
+        # Nearly all batches are one delta of the open item.
+        opened = self._open_item
+        if opened is None or opened.plain_delta is None or opened.closed is not None or len(batch) != 1:
+            return sse_of(self.write(batch))
+        delta = batch[0]
+        if type(delta) is not Delta or delta.item is not opened.made or not delta.text:
+            return sse_of(self.write(batch))
+        opened.text.write(delta.text)
+        return self._writer.sse_delta(opened.plain_delta, delta.text)
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
         """Continue after `batch`, of which another process emitted `number` events.
@@ -290,11 +302,14 @@ class ResponseEvents:
         hidden = lifecycle is WORDLESS or (lifecycle is REASONING and not self._frame.show_reasoning)
         opened = OpenItem(item, item_id, len(self._output), lifecycle, hidden, self._silent_items)
         opened.delta = self._writer.form(f"{lifecycle.event}.delta", opened.location, lifecycle.more)
-        if lifecycle is TEXT:
+        if lifecycle is TEXT and self._builtins.pages:
             opened.citations = Citations(self._builtins.pages)
         # A summary would reveal hidden reasoning.
         if lifecycle is REASONING and not hidden and self._frame.summary_chars:
             opened.summary = SummaryEvents(self._add, opened.place, self._frame.summary_chars)
+        has_logprobs = lifecycle is TEXT and self._frame.logprobs is not None
+        if self._writer.should_emit and not (hidden or has_logprobs or opened.citations or opened.summary):
+            opened.plain_delta = opened.delta
         self._open_item = opened
         self._silent_items = []
         added = self._frame.added(item, item_id, text, self._builtins)

@@ -99,6 +99,7 @@ class OpenItem:
     # True if its whole text was emitted.
     is_text_emitted: bool = False
     delta: DeltaForm | None = None
+    plain_delta: DeltaForm | None = None  # `delta`, if a delta causes no other event
     citations: Citations | None = None
     annotations: list[Wire] = field(default_factory=list)
     summary: SummaryEvents | None = None

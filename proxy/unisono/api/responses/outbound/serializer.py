@@ -30,9 +30,13 @@ def sse_of(events: Iterable[WireEvent]) -> bytes:
 
 
 class DeltaForm(NamedTuple):
-    """Template of an item's delta events: the bytes around the number and the text."""
+    """Template of an item's delta events: the bytes around the number and the text.
+
+    `sse` begins the event in an HTTP stream, in place of `before`.
+    """
 
     name: str
+    sse: bytes
     before: bytes
     middle: bytes
     after: bytes
@@ -59,7 +63,14 @@ class EventSerializer:
         name = self._dialect.event(name)
         before = orjson.dumps({"type": name})[:-1] + b',"sequence_number":'
         middle = b"," + orjson.dumps(where)[1:-1] + b',"delta":'
-        return DeltaForm(name, before, middle, (b"," + orjson.dumps(more)[1:-1] if more else b"") + b"}")
+        after = (b"," + orjson.dumps(more)[1:-1] if more else b"") + b"}"
+        return DeltaForm(name, b"event: %b\ndata: %b" % (name.encode(), before), before, middle, after)
+
+    def sse_delta(self, form: DeltaForm, text: str) -> bytes:
+        """Return the bytes of a delta in an HTTP stream, after all other events."""
+        data = b"%b%d%b%b%b\n\n" % (form.sse, self.number, form.middle, orjson.dumps(text), form.after)
+        self.number += 1
+        return data
 
     def delta(self, form: DeltaForm, text: str) -> None:
         if self.should_emit:
