@@ -149,7 +149,7 @@ def to_generation_request(
         logprobs=request.logprobs,
     )
     required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
-    notes = notes_of(request, replace(toolbox, notes=(*deferred.notes, *toolbox.notes)), reading)
+    notes = notes_of(request, (*deferred.notes, *toolbox.notes), reading)
     compaction = to_compaction_plan(request, history, to_prompt, window)
     return ResponsesGeneration(required, entries, toolbox, notes, compaction)
 
@@ -200,7 +200,7 @@ def _conversation_of(
 ) -> Conversation:
     hidden = deferred.hidden(history)
     tools = tuple(tool for tool in tools if tool.name not in hidden)
-    conversation = to_conversation(without(history, hidden), replace(preamble, tools=tools))
+    conversation = to_conversation(without(history, hidden), replace(preamble, tools=tools) if tools else preamble)
     return deferred.added_to(conversation)
 
 
@@ -212,9 +212,9 @@ def _conversion(known: KnownState, toolbox: Toolbox, searcher: Searcher | None) 
     return reading
 
 
-def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversion) -> tuple[str, ...]:
-    """Return notes on fields that were accepted without effect."""
-    return (*notes_on_fields(request), *toolbox.notes, *request.media_notes, *reading.notes)[:MAX_NOTES]
+def notes_of(request: ResponsesRequest, on_tools: Sequence[str], reading: InputConversion) -> tuple[str, ...]:
+    """Return notes on fields that were accepted without effect, and those on tools."""
+    return (*notes_on_fields(request), *on_tools, *request.media_notes, *reading.notes)[:MAX_NOTES]
 
 
 def with_output_requirements(
@@ -237,19 +237,16 @@ def with_output_requirements(
     callable_ = bool(toolbox.tools) or generation_request.server_tools is not None
     has_search = generation_request.server_tools is not None and generation_request.server_tools.search is not None
     generation_request = rules.applied_to(generation_request, request.recoveries)
-    return replace(
-        generation_request,
-        answer=replace(
-            generation_request.answer,
-            # Without tools, an invented call would replace the JSON that the client expects.
-            calls_allowed=not request.has_no_calls and (form is None or callable_),
-            choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers, has_search=has_search)),
-            form=form,
-            reasoning_budget=smallest(
-                (request.reasoning.max_tokens if request.reasoning else None, rules.reasoning_budget)
-            ),
-        ),
+    own_budget = request.reasoning.max_tokens if request.reasoning else None
+    answer = replace(
+        generation_request.answer,
+        # Without tools, an invented call would replace the JSON that the client expects.
+        calls_allowed=not request.has_no_calls and (form is None or callable_),
+        choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers, has_search=has_search)),
+        form=form,
+        reasoning_budget=smallest((own_budget, rules.reasoning_budget)),
     )
+    return replace(generation_request, answer=answer)
 
 
 def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Toolbox:
@@ -258,7 +255,8 @@ def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Tool
     tools = request.tools or ()
     can_defer = searcher_of(tools) is not None
     toolbox = to_toolbox(declared(tools, "tools", builtins), others=bool(servers), can_defer=can_defer)
-    return replace(toolbox, notes=(*notes_on_builtins(request, builtins), *toolbox.notes))
+    notes = notes_on_builtins(request, builtins)
+    return replace(toolbox, notes=(*notes, *toolbox.notes)) if notes else toolbox
 
 
 def _preamble(request: ResponsesRequest, configuration: Configuration, today: str, rules: ModelRules) -> Preamble:

@@ -201,7 +201,7 @@ async def _understood(
     )
     # The answer costs a generation. A store that would refuse the result is therefore asked before it begins.
     if request.stored:
-        await deps.store.check(replace(prepared.frame.stored(Status.IN_PROGRESS), input=prepared.generation.input))
+        await deps.store.check(prepared.frame.stored(Status.IN_PROGRESS, input=prepared.generation.input))
     return prepared
 
 
@@ -249,7 +249,8 @@ async def assembled(
     generation = await off_loop(parse, size)
     fields = approvals_in(request, generation.request.server_tools)
     approvals = ApprovalClaims(deps, sender.tenant, response_id, fields)
-    generation = replace(generation, request=approvals.attach_to(generation.request))
+    if fields:
+        generation = replace(generation, request=approvals.attach_to(generation.request))
     frame = _frame(sender, request, past, model, generation, response_id, created_at, today, seals)
     return PreparedRequest(sender, request, generation, frame, approvals, lease, past.revision)
 

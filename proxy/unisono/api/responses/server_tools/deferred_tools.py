@@ -56,6 +56,8 @@ class DeferredTools:
 
     def added_to(self, conversation: Conversation) -> Conversation:
         """Return the conversation with the deferred tools that it does not have yet."""
+        if not self.tools:
+            return conversation
         known = {tool.name for tool in conversation.tools}
         return replace(conversation, deferred=tuple(tool for name, tool in self.tools.items() if name not in known))
 
