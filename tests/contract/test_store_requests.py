@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,14 +17,18 @@ from unisono.core.request_store import RequestFilter
 from unisono.core.state_store import Store
 
 LONG_S = 86_400.0
-# Counts of past days are deleted.
-NOW = float(int(time.time()) - 3600)
 MANY = 10_000
 
 
+@cache
+def an_hour_ago() -> float:
+    """Return the same time to all tests of a run. Counts of past days are deleted."""
+    return float(int(time.time()) - 3600)
+
+
 def record(number: int = 0, **fields: Any) -> RequestRecord:
-    values: dict[str, Any] = {"id": f"req_{number:04}", "at": NOW + number, "duration_s": 0.5, "status": 200, **fields}
-    return RequestRecord(**values)
+    values: dict[str, Any] = {"id": f"req_{number:04}", "at": an_hour_ago() + number, "duration_s": 0.5, "status": 200}
+    return RequestRecord(**values | fields)
 
 
 async def keep(store: Store, *records: RequestRecord, most: int = MANY) -> None:
@@ -36,7 +41,7 @@ async def ids(store: Store, limit: int = 100, cursor: str = "", **wanted: Any) -
 
 FULL = RequestRecord(
     id="req_full",
-    at=NOW + 0.25,
+    at=0.25,
     duration_s=1.5,
     method="POST",
     route="/v1/chat/completions",
@@ -66,11 +71,12 @@ FULL = RequestRecord(
 
 async def test_a_record_is_read_unchanged(factory: StoreFactory) -> None:
     store = await factory.open()
-    await keep(store, FULL, record(1))
-    assert await store.request("req_full") == FULL
+    full = FULL._replace(at=an_hour_ago() + FULL.at)
+    await keep(store, full, record(1))
+    assert await store.request("req_full") == full
     assert await store.request("req_0001") == record(1)
     assert await store.request("req_0002") is None
-    assert (await store.requests(RequestFilter(key="key_1"), 5)).records == (FULL,)
+    assert (await store.requests(RequestFilter(key="key_1"), 5)).records == (full,)
 
 
 async def test_a_lone_surrogate_is_replaced(factory: StoreFactory) -> None:
@@ -85,7 +91,7 @@ async def test_a_lone_surrogate_is_replaced(factory: StoreFactory) -> None:
 async def test_records_are_listed_latest_first_in_pages(factory: StoreFactory) -> None:
     store = await factory.open()
     # Two requests end at the same time.
-    await keep(store, *(record(number, at=NOW + number // 2) for number in range(7)))
+    await keep(store, *(record(number, at=an_hour_ago() + number // 2) for number in range(7)))
     found, cursor, pages = [], "", 0
     while True:
         page = await store.requests(RequestFilter(), 3, cursor)
@@ -105,6 +111,7 @@ async def test_an_invalid_cursor_is_an_error(cursor: str, factory: StoreFactory)
         await store.requests(RequestFilter(), 3, cursor)
 
 
+# `since` and `until` are seconds after the first record.
 FILTERS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "none": ({}, [5, 4, 3, 2, 1, 0]),
     "key": ({"key": "a"}, [4, 1, 0]),
@@ -119,9 +126,9 @@ FILTERS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "two conditions": ({"key": "a", "model": "m"}, [4]),
     "three conditions": ({"key": "a", "failed": True, "status": 429}, [1]),
     "impossible": ({"key": "a", "tenant": "red"}, []),
-    "since": ({"since": NOW + 4}, [5, 4]),
-    "until": ({"until": NOW + 2}, [1, 0]),
-    "interval of a key": ({"key": "a", "since": NOW + 1, "until": NOW + 3}, [1]),
+    "since": ({"since": 4}, [5, 4]),
+    "until": ({"until": 2}, [1, 0]),
+    "interval of a key": ({"key": "a", "since": 1, "until": 3}, [1]),
 }
 
 
@@ -129,6 +136,7 @@ FILTERS: dict[str, tuple[dict[str, Any], list[int]]] = {
 @pytest.mark.parametrize(("wanted", "numbers"), FILTERS.values(), ids=FILTERS)
 async def test_records_are_filtered(wanted: dict[str, Any], numbers: list[int], factory: StoreFactory) -> None:
     store = await factory.open()
+    wanted = {name: an_hour_ago() + value if name in {"since", "until"} else value for name, value in wanted.items()}
     await keep(
         store,
         record(0, key="a", tenant="t", deployment="vllm-1"),
@@ -194,13 +202,13 @@ async def test_a_record_is_stored_and_counted_once(factory: StoreFactory) -> Non
     for _ in range(2):
         await keep(store, record(1, key="a"))
     assert await ids(store, key="a") == ["req_0001"]
-    points = await store.request_counts(RequestFilter(since=NOW - 3600, until=NOW + 3600), HOUR_S)
+    points = await store.request_counts(RequestFilter(since=an_hour_ago() - 3600, until=an_hour_ago() + 3600), HOUR_S)
     assert sum(counts["requests"] for counts in points.values()) == 1
 
 
 async def test_requests_are_counted_by_interval_and_owner(factory: StoreFactory) -> None:
     store = await factory.open()
-    start = int(NOW) // HOUR_S * HOUR_S
+    start = int(an_hour_ago()) // HOUR_S * HOUR_S
     used = {"input_tokens": 5, "output_tokens": 7, "cost": 3, "first_token_s": 0.1, "model": "m"}
     one = [record(number, at=start + 30 * number, key="a", tenant="t", **used) for number in range(4)]
     failed = {"status": 500, "duration_s": 9.0, "waited_s": 1.25}
@@ -259,5 +267,7 @@ async def test_records_of_a_key_are_deleted_and_counts_stay(factory: StoreFactor
     # The limit counts only the records that are left.
     await keep(store, record(7), most=4)
     assert len(await ids(store)) == 4
-    counts = await store.request_counts(RequestFilter(key="key_1", since=NOW - 60, until=NOW + 60), MINUTE_S)
+    counts = await store.request_counts(
+        RequestFilter(key="key_1", since=an_hour_ago() - 60, until=an_hour_ago() + 60), MINUTE_S
+    )
     assert sum(each["requests"] for each in counts.values()) == 3

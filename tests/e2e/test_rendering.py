@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -52,7 +51,8 @@ class Rendering:
 CALLS_LINE = "Calls to these tools must go to the commentary channel: 'functions'."
 A_CALL = '<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"a":1}<|call|>'
 A_RESULT = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>"
-TODAY = datetime.now(UTC).date().isoformat()
+DATE = "2026-01-31"
+SETTINGS = {"current_date": DATE}
 
 PREAMBLE: dict[str, Rendering] = {
     "complete prompt": Rendering(
@@ -60,7 +60,7 @@ PREAMBLE: dict[str, Rendering] = {
         (
             "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n",
             "Knowledge cutoff: 2024-06\n",
-            f"Current date: {TODAY}\n\nReasoning: medium\n\n",
+            f"Current date: {DATE}\n\nReasoning: medium\n\n",
             "# Valid channels: analysis, commentary, final. Channel must be included for every message.\n",
             f"{CALLS_LINE}<|end|><|start|>developer<|message|># Instructions\n\nBe brief.\n\n",
             "# Tools\n\n## functions\n\n",
@@ -225,7 +225,7 @@ def prompts_of(fake: FakeVllm | FakeMlxServer) -> list[Any]:
 async def ids() -> AsyncIterator[tuple[Gateway, FakeVllm]]:
     async with (
         FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
-        gateway(config_of(f"vllm@{fake.url}")) as running,
+        gateway(config_of(f"vllm@{fake.url}", unisono=SETTINGS)) as running,
     ):
         yield running, fake
 
@@ -289,7 +289,7 @@ async def test_unsupported_tool_names_are_mapped_in_both_directions(ids: tuple[G
     output = f"<|channel|>commentary to=functions.{wire_name} <|constrain|>json<|message|>{{}}<|call|>"
     async with (
         FakeVllm(tokens=ENCODING.encode_marked(output)) as fake,
-        gateway(config_of(f"vllm@{fake.url}")) as running,
+        gateway(config_of(f"vllm@{fake.url}", unisono=SETTINGS)) as running,
     ):
         body = (await running.chat(messages=[user()], tools=[tool(name)])).body
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == name
@@ -366,7 +366,7 @@ async def test_a_request_that_cannot_be_rendered_is_rejected_with_its_field(
 async def test_a_prompt_over_the_context_window_reaches_no_backend() -> None:
     async with (
         FakeVllm(tokens=ENCODING.encode_marked(ANSWER), context=200) as fake,
-        gateway(config_of(f"vllm@{fake.url}")) as running,
+        gateway(config_of(f"vllm@{fake.url}", unisono=SETTINGS)) as running,
     ):
         response = await running.chat(messages=[user("word " * 300)])
         assert (response.status, response.body["error"]["code"]) == (400, "context_length_exceeded")
