@@ -15,14 +15,22 @@ from typing import Any, ParamSpec, TypeVar
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.exceptions import MovedError, NoPermissionError, NoScriptError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from unisono.errors import StoreUnavailable, UnisonoError
 from unisono.store.redis.address import open_clients
+from unisono.store.redis.cluster_writes import (
+    MAX_REDIRECTIONS,
+    REDIRECTIONS,
+    ClusterWrite,
+    answers_of,
+    followed,
+    node_of,
+)
 from unisono.store.redis.command_client import Command
 from unisono.store.redis.primary import majority_address, primary_seen_by, replicas_in, text
 from unisono.store.redis.script import Script
-from unisono.store.redis.trouble import NO_NODE, is_failure_of_node, message_of, raise_first
+from unisono.store.redis.trouble import is_failure_of_node, message_of, raise_first
 from unisono.store.write_errors import refusal
 
 AT_ONCE = 64  # maximum concurrent operations; further ones wait within their own deadline
@@ -35,8 +43,6 @@ T = TypeVar("T")
 
 # Keys and arguments of a script.
 ScriptCall = tuple[Sequence[str], Sequence[str | bytes | int]]
-
-MAX_REDIRECTIONS = 3
 
 # A former primary has no replica until the sentinels demote it, and a failover may reach it again: writes that it alone
 # acknowledged are lost. With down-after-milliseconds 5000 that takes up to 20 seconds.
@@ -161,18 +167,24 @@ class Link:
         self, client: RedisCluster, commands: Sequence[Command], written: Sequence[str]
     ) -> list[Any]:
         await self._read_slots(client)
+        if not written:
+            return await self._send_reads(client, commands)
+        # The library would follow a redirection itself, to a primary whose replicas must acknowledge the write too.
+        values: list[Any] = [None] * len(commands)
+        # Writes that no node has run yet, with the node to which an ASK led.
+        pending: dict[int, ClusterNode | None] = dict.fromkeys(range(len(commands)))
         for _ in range(MAX_REDIRECTIONS):
-            if copies := self._copies_by_node(client, written):
-                try:
-                    return await self._send_copied(client, commands, written, copies)
-                except MovedError as error:
-                    # Everything is sent again, as WAIT must follow the writes on their own connection.
-                    await client.nodes_manager.move_slot(error)
-                    continue
-            values = await self._send_uncopied(client, commands)
-            # The library follows redirections itself, perhaps to a primary that has replicas: then send again.
-            if not self._copies_by_node(client, written):
+            writes = [
+                ClusterWrite(commands[at], node or node_of(client, written[at]), is_asked=node is not None)
+                for at, node in pending.items()
+            ]
+            answers = dict(zip(pending, await self._send_writes(client, writes), strict=True))
+            for at, answer in answers.items():
+                values[at] = answer
+            redirected = {at: answer for at, answer in answers.items() if isinstance(answer, REDIRECTIONS)}
+            if not redirected:
                 return values
+            pending = {at: await followed(client, answer) for at, answer in redirected.items()}
         raise StoreUnavailable("the store cluster redirected every attempt to write; its slots are being moved")
 
     async def _read_slots(self, client: RedisCluster) -> None:
@@ -181,7 +193,7 @@ class Link:
             await client.nodes_manager.initialize(last_failed_node_name=self._failed_node)
             self._failed_node = None
 
-    async def _send_uncopied(self, client: RedisCluster, commands: Sequence[Command]) -> list[Any]:
+    async def _send_reads(self, client: RedisCluster, commands: Sequence[Command]) -> list[Any]:
         if len(commands) == 1:
             try:
                 return [await client.execute_command(*commands[0])]
@@ -194,27 +206,30 @@ class Link:
         raise_first(values)
         return values
 
-    async def _send_copied(
-        self, client: RedisCluster, commands: Sequence[Command], written: Sequence[str], copies: Mapping[str, int]
-    ) -> list[Any]:
+    async def _send_writes(self, client: RedisCluster, writes: Sequence[ClusterWrite]) -> list[Any]:
         """Run writes, each on the node to which its WAIT is sent.
 
-        Raises MovedError if a slot has moved to another node; the redirection is not followed.
+        Returns their answers; that of a write which the node has not run is its redirection.
         """
         pipe: Any = client.pipeline(transaction=False)
-        # The library would choose the node when it sends, and may have read other slots by then.
-        nodes = [_node_of(client, key) for key in written]
-        for command, node in zip(commands, nodes, strict=True):
-            pipe.execute_command(*command, target_nodes=node)
-        targets = {node.name: node for node in nodes}
+        for write in writes:
+            for command in write.commands():
+                pipe.execute_command(*command, target_nodes=write.node)
+        targets = {write.node.name: write.node for write in writes}
+        copies = {name: count for name in sorted(targets) if (count := self._required_copies(name))}
         for name, count in copies.items():
             for command in self._checks(count):
                 pipe.execute_command(*command, target_nodes=targets[name])
-        answers = await self._run(pipe, next(iter(copies)) if len(copies) == 1 else "", allow_redirections=False)
-        values, checks = answers[: len(commands)], answers[len(commands) :]
-        raise_first(values)
+        answers = await self._run(pipe, next(iter(targets)) if len(targets) == 1 else "", allow_redirections=False)
+        sent, checks = answers[: len(answers) - 2 * len(copies)], answers[len(answers) - 2 * len(copies) :]
+        values = answers_of(writes, sent)
+        raise_first([value for value in values if not isinstance(value, REDIRECTIONS)])
+        run_on = {
+            write.node.name for write, value in zip(writes, values, strict=True) if not isinstance(value, REDIRECTIONS)
+        }
         for (name, count), reached, role in zip(copies.items(), checks[::2], checks[1::2], strict=True):
-            self._check_copied(name, count, reached, role)
+            if name in run_on:
+                self._check_copied(name, count, reached, role)
         return values
 
     async def _run(self, pipe: Any, node: str, **options: bool) -> list[Any]:
@@ -236,11 +251,6 @@ class Link:
         connection may lead to the new primary.
         """
         return ("WAIT", copies, int(self._deadline_s * 600)), ("ROLE",)
-
-    def _copies_by_node(self, client: RedisCluster, written: Sequence[str]) -> dict[str, int]:
-        """Return the number of replicas that must acknowledge a write, by the keys' primaries."""
-        names = sorted({_node_of(client, key).name for key in written})
-        return {name: copies for name in names if (copies := self._required_copies(name))}
 
     def _required_copies(self, name: str) -> int:
         """Return the number of replicas that must acknowledge a write on a primary."""
@@ -384,10 +394,3 @@ class Link:
         if self._server.sentinel is not None:
             with suppress(Exception):
                 await self._server.sentinel.aclose()
-
-
-def _node_of(client: RedisCluster, key: str) -> ClusterNode:
-    node = client.get_node_from_key(key)
-    if node is None:
-        raise StoreUnavailable(NO_NODE)
-    return node
