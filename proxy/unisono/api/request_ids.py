@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.api.body_limits import RequestHeaders, request_headers
+from unisono.api.body_writer import BODY_WRITER, BodyWriter
 from unisono.api.caller_options import REQUESTED_MODEL
 from unisono.api.end_user_fields import END_USER
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, Formats, format_at
@@ -72,6 +73,16 @@ class RequestIds:
                 if fields := _noted(state):
                     headers.append((b"x-unisono-notes", ", ".join(fields[:MAX_HEADER_FIELDS]).encode("latin-1")))
                 message["headers"] = headers
+                try:
+                    await send(message)
+                except OSError:
+                    status = CLIENT_CLOSED_REQUEST
+                    raise
+                # A server also discards the head for a client that has disconnected.
+                writer: BodyWriter | None = state.get(BODY_WRITER)
+                if writer is not None and not writer.is_head_written():
+                    status = CLIENT_CLOSED_REQUEST
+                return
             await send(message)
 
         arrived = ARRIVED.set(trace_of(headers_in))

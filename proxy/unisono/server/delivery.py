@@ -119,6 +119,10 @@ class ChunkWriter:
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
+    def is_head_written(self) -> bool:
+        # uvicorn's `send` returns without writing once the client has disconnected.
+        return self._cycle.response_started
+
     def is_ready(self) -> bool:
         """Return whether a write now would be neither delayed nor lost. The body must be chunked."""
         cycle = self._cycle
