@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from tests.api.asgi import Exchange
 from unisono.access.keys import MasterKey, NoKeys
-from unisono.api.allowed_clients import is_loopback
+from unisono.api.allowed_clients import is_local_host_header
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
 from unisono.api.authentication import Authenticate
 from unisono.api.body import read_json
@@ -205,7 +205,7 @@ async def test_a_gateway_without_keys_answers_loopback_hosts_only(host: str, is_
     assert response.status == (200 if is_local else 403)
     if not is_local:
         assert response.json()["error"]["code"] == "permission_denied"
-    assert is_loopback(f"//{host}") == is_local
+    assert is_local_host_header(host) == is_local
 
 
 ORIGINS: list[tuple[str, str, int]] = [

@@ -22,7 +22,6 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.fakes import FakeVllm
-from unisono.cli.serve import is_loopback
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.redaction import passwords_of
 from unisono.server.startup_screen import curl_line
@@ -413,22 +412,6 @@ def test_a_failed_start_prints_a_one_line_error(
     assert code == 1
     assert error.startswith(message)
     assert error.count("\n") == 1
-
-
-LOOPBACK = {"127.0.0.1": True, "127.9.9.9": True, "::1": True, "localhost": True}
-REACHABLE = {
-    "0.0.0.0": False,
-    "::": False,
-    "10.0.0.1": False,
-    "example.com": False,
-    "localhost.example": False,
-    "": False,
-}
-
-
-@pytest.mark.parametrize(("host", "loopback"), (LOOPBACK | REACHABLE).items())
-def test_loopback_addresses_are_recognized(host: str, loopback: bool) -> None:
-    assert is_loopback(host) is loopback
 
 
 def test_models_are_listed_without_contacting_backends(tmp_path: Path) -> None:

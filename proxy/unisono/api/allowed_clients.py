@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Container
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,6 +11,7 @@ from unisono.api.body_limits import header_values
 from unisono.api.request_routes import REQUESTS
 from unisono.errors import NotAllowed
 from unisono.net.client_networks import client_address
+from unisono.net.special_addresses import is_loopback
 
 
 class LocalOnly:
@@ -29,7 +29,7 @@ class LocalOnly:
             # A web page can send requests to localhost. With DNS rebinding it names its own host; otherwise the browser
             # adds its origin.
             hosts = header_values(scope, b"host")
-            if len(hosts) != 1 or not is_loopback(f"//{hosts[0]}"):
+            if len(hosts) != 1 or not is_local_host_header(hosts[0]):
                 raise NotAllowed(
                     "This gateway has no API key and accepts only requests to localhost: "
                     "set a master key to allow other hosts."
@@ -73,18 +73,15 @@ class AllowedAddresses:
         return client_address(client[0], forwarded, self._proxies) in self._networks
 
 
-def is_loopback(url: str) -> bool:
-    """Return True if a URL's host is a name or address of this machine."""
+def is_local_host_header(value: str) -> bool:
+    """Return True if a Host header names this machine.
+
+    A web page whose domain resolves to this machine sends its own domain.
+    """
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(f"//{value}")
         host, _ = parts.hostname, parts.port
     except ValueError:
         return False
-    if not host or parts.username is not None or parts.path not in {"", "/"} or parts.query or parts.fragment:
-        return False
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    has_only_host = parts.username is None and not (parts.path or parts.query or parts.fragment)
+    return host is not None and has_only_host and is_loopback(host)

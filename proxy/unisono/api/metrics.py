@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from unisono.api.allowed_clients import is_local_host_header
 from unisono.api.route_table import READ_404, RouteTable, dependency
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.errors import NotAllowed, NotFound
+from unisono.net.special_addresses import is_loopback
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Maximum size of a request to the listener in bytes.
@@ -59,7 +60,7 @@ def listening_address(listen: str) -> tuple[str, int]:
     if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) < 1 << 16:
         raise ValueError("must have the form host:port")
     host = "127.0.0.1" if host == "localhost" else host
-    if not ip_address(host).is_loopback:
+    if not is_loopback(host):
         raise ValueError("must be a loopback address, such as 127.0.0.1, because this port requires no key")
     return host, int(port)
 
@@ -117,26 +118,13 @@ class MetricsListener:
         hosts = [value.strip() for name, _, value in fields if name.lower() == "host"]
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return _text_response("400 Bad Request")
-        if len(hosts) != 1 or not _names_this_machine(hosts[0]):
+        if len(hosts) != 1 or not is_local_host_header(hosts[0]):
             return _text_response("403 Forbidden")
         if words[1].partition("?")[0] != "/metrics":
             return _text_response("404 Not Found")
         if words[0] not in {"GET", "HEAD"}:
             return _text_response("405 Method Not Allowed")
         return _text_response("200 OK", await self._metrics_page() or b"", has_body=words[0] == "GET")
-
-
-def _names_this_machine(host: str) -> bool:
-    """Return True for a loopback host name.
-
-    As for a gateway without a key: a web page whose domain points here sends its own domain.
-    """
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    name = name.removeprefix("[").removesuffix("]")
-    try:
-        return name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _text_response(status: str, body: bytes = b"", *, has_body: bool = True) -> bytes:

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 
 import click
@@ -21,6 +20,7 @@ from unisono.cli.resolve_config import prepared
 from unisono.config import Config, Loaded, load
 from unisono.config.environment import MASTER_KEY_VARIABLE
 from unisono.errors import ConfigError, ConfigErrors
+from unisono.net.special_addresses import is_loopback
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.app_switch import AppSwitch
@@ -119,16 +119,6 @@ def serve_by_workers(order: Serve, listener: socket.socket, read_again: Callable
 def show(lines: Sequence[str]) -> None:
     for line in lines:
         click.echo(line)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a listener on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 # Publicly known keys, from documentation and examples.

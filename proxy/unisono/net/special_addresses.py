@@ -1,4 +1,4 @@
-"""Address blocks that are not ordinary hosts of the public Internet.
+"""Addresses that are not ordinary hosts of the public Internet, and hosts of this machine.
 
 Sources: the IANA IPv4 and IPv6 Special-Purpose Address Registries (every entry, also those marked as globally
 reachable: they are protocol anycasts, not hosts) and the multicast registries. IANA publishes its protocol registries
@@ -8,7 +8,7 @@ https://www.iana.org/assignments/iana-ipv6-special-registry
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 _IPV4: Final = """
@@ -80,6 +80,16 @@ TEREDO: Final = IPv6Network("2001::/32")
 # The upper half of an ISATAP interface identifier, with the universal bit cleared and set.
 _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
 _32_BITS: Final = 0xFFFF_FFFF
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if `host` is a name or address by which only this machine reaches itself."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def embedded_ipv4(address: IPv6Address) -> tuple[IPv4Address, ...]:

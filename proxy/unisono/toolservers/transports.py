@@ -7,7 +7,6 @@ web pages cannot reach the server.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import socket
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from unisono.errors import ConfigError
+from unisono.net.special_addresses import is_loopback
 
 # MCP server of this package.
 ToolServer: TypeAlias = Server[Any]
@@ -81,16 +81,6 @@ async def _answer(send: Send, status: int, body: bytes, headers: tuple[tuple[byt
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def application(server: ToolServer, host: str, *, key: str | None = None, remembers: bool = False) -> ASGIApp:
