@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
@@ -23,7 +22,7 @@ import orjson
 from unisono.core.alerts import Alert
 from unisono.core.frozen import dataclass
 from unisono.errors import UnisonoError
-from unisono.net.ssrf_guard import DestinationNotAllowed, is_permitted, parse_address
+from unisono.net.checked_sockets import NotDialled, permitted_sockets
 
 MAX_QUEUED: Final = 1000
 # Pause before the first repetition in seconds; each one doubles it.
@@ -80,7 +79,8 @@ class AlertWebhook:
 
     async def _send_all(self) -> None:
         timeout = aiohttp.ClientTimeout(total=self._options.timeout_s)
-        connector = aiohttp.TCPConnector(limit=1, use_dns_cache=False, force_close=True, socket_factory=_checked_socket)
+        sockets = permitted_sockets("the address belongs to a metadata service", private=True)
+        connector = aiohttp.TCPConnector(limit=1, use_dns_cache=False, force_close=True, socket_factory=sockets)
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
@@ -123,8 +123,9 @@ class AlertWebhook:
                 if answer.status < 300:
                     return "", False
                 return f"status {answer.status}", answer.status >= 500 or answer.status == 429
-        except DestinationNotAllowed as error:
-            return str(error), False
+        except aiohttp.ClientConnectorError as error:
+            is_refused = isinstance(error.os_error, NotDialled)
+            return (str(error.os_error), False) if is_refused else (type(error).__name__, True)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return type(error).__name__, True
 
@@ -145,12 +146,3 @@ def signature(secret: str, body: bytes, now: float) -> dict[str, str]:
     stamp = str(int(now))
     digest = hmac.new(secret.encode(), f"{stamp}.".encode() + body, sha256).hexdigest()
     return {TIMESTAMP_HEADER: stamp, SIGNATURE_HEADER: f"sha256={digest}"}
-
-
-def _checked_socket(info: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-    """Return a socket for an address. Raises DestinationNotAllowed for a metadata service."""
-    family, kind, protocol, _, where = info
-    address = parse_address(where[0])
-    if address is None or not is_permitted(address, private=True):
-        raise DestinationNotAllowed("the address belongs to a metadata service")
-    return socket.socket(family, kind, protocol)

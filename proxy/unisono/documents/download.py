@@ -9,10 +9,11 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin
 
 from unisono.core.input_files import InputFile
+from unisono.net.checked_sockets import ResolvedAddress, checked_sockets, resolved
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
 
 if TYPE_CHECKING:
@@ -96,36 +97,20 @@ async def _opened(target: DialTarget) -> AsyncIterator[aiohttp.ClientResponse]:
     It uses no proxy, no cookies and no decompression.
     """
     import aiohttp
-    from aiohttp.abc import AbstractResolver, ResolveResult
+    from aiohttp.abc import AbstractResolver
 
     class CheckedAddresses(AbstractResolver):
         async def resolve(
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-        ) -> list[ResolveResult]:
-            return [
-                ResolveResult(
-                    hostname=host,
-                    host=address,
-                    port=port,
-                    family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                    proto=socket.IPPROTO_TCP,
-                    flags=socket.AI_NUMERICHOST,
-                )
-                for address in target.addresses
-            ]
+        ) -> list[ResolvedAddress]:
+            return resolved(host, port, target.addresses)
 
         async def close(self) -> None:
             """Do nothing: no resources are open."""
 
-    def dialled(info: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-        # The HTTP client does not resolve a host that is written as an address.
-        family, kind, protocol, _, where = info
-        if where[0] not in target.addresses:
-            raise OSError("the SSRF guard did not check this address")
-        return socket.socket(family, kind, protocol)
-
+    sockets = checked_sockets(target.addresses.__contains__, "the SSRF guard did not check this address")
     connector = aiohttp.TCPConnector(
-        resolver=CheckedAddresses(), use_dns_cache=False, force_close=True, socket_factory=dialled
+        resolver=CheckedAddresses(), use_dns_cache=False, force_close=True, socket_factory=sockets
     )
     async with (
         aiohttp.ClientSession(

@@ -10,13 +10,14 @@ import asyncio
 import codecs
 import re
 import socket
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.abc import AbstractResolver
 
-from unisono.net.ssrf_guard import DestinationNotAllowed, checked_addresses, is_permitted, parse_address
+from unisono.net.checked_sockets import NotDialled, ResolvedAddress, permitted_sockets, resolved
+from unisono.net.ssrf_guard import DestinationNotAllowed, checked_addresses
 from unisono.toolservers.browser.page_sources import Document
 from unisono.toolservers.browser.visited_pages import BrowsingError
 
@@ -45,10 +46,6 @@ _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_:.
 NOT_PUBLIC: Final = "it is not on the public Internet"
 
 
-class NotDialled(OSError):
-    """The SSRF guard refused a host or an address."""
-
-
 class _GuardedResolver(AbstractResolver):
     """Resolver of the HTTP client: returns addresses that the SSRF guard checked."""
 
@@ -57,22 +54,12 @@ class _GuardedResolver(AbstractResolver):
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
+    ) -> list[ResolvedAddress]:
         try:
             found = await checked_addresses(host.lower().removesuffix("."), port, private=self._private)
         except (DestinationNotAllowed, UnicodeError):
             raise NotDialled(NOT_PUBLIC) from None
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=socket.IPPROTO_TCP,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in found
-        ]
+        return resolved(host, port, found)
 
     async def close(self) -> None:
         """Do nothing: no resources are open."""
@@ -137,7 +124,7 @@ class Web:
                     resolver=_GuardedResolver(self._private),
                     use_dns_cache=False,
                     force_close=True,
-                    socket_factory=self._socket,
+                    socket_factory=permitted_sockets(NOT_PUBLIC, private=self._private),
                 ),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -145,13 +132,6 @@ class Web:
                 auto_decompress=True,
             )
         return self._session
-
-    def _socket(self, info: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-        family, kind, protocol, _, where = info
-        address = parse_address(where[0])
-        if address is None or not is_permitted(address, private=self._private):
-            raise NotDialled(NOT_PUBLIC)
-        return socket.socket(family, kind, protocol)
 
     async def _document(self, url: str, answer: aiohttp.ClientResponse) -> Document:
         if answer.status >= 400:
