@@ -23,10 +23,14 @@ def make(
     return conversations(replace(PLAN, requests=requests, seed=seed, traffic=plan))
 
 
+def prompt_blocks(step: SimulatedStep) -> tuple[int, ...]:
+    return step.blocks[: step.prompt // BLOCK_TOKENS]
+
+
 def shared(one: SimulatedStep, other: SimulatedStep) -> int:
     """Return the number of leading blocks that two prompts share."""
-    pairs = zip(one.prompt_blocks, other.prompt_blocks, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one.prompt_blocks), len(other.prompt_blocks)))
+    blocks = prompt_blocks(one), prompt_blocks(other)
+    return next((i for i, (a, b) in enumerate(zip(*blocks, strict=False)) if a != b), min(map(len, blocks)))
 
 
 def test_the_number_of_requests_is_that_of_the_plan() -> None:
@@ -70,7 +74,7 @@ def test_a_turn_continues_from_the_previous_prompt_without_reasoning() -> None:
     assert pairs
     for one, other in pairs:
         assert one.prompt < other.prompt
-        assert shared(one, other) == len(one.prompt_blocks)
+        assert shared(one, other) == len(prompt_blocks(one))
 
 
 def test_conversations_share_only_system_prompts() -> None:
@@ -78,7 +82,7 @@ def test_conversations_share_only_system_prompts() -> None:
     whole = 2000 // BLOCK_TOKENS
     firsts = [conversation.steps[0] for conversation in made]
     assert {shared(firsts[0], other) for other in firsts[1:]} == {0, whole}
-    assert len({first.prompt_blocks[:whole] for first in firsts}) == 3
+    assert len({prompt_blocks(first)[:whole] for first in firsts}) == 3
 
 
 @pytest.mark.slow

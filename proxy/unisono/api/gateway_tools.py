@@ -23,7 +23,6 @@ from unisono.errors import UnsupportedValue
 BROWSER: Final = "browser"
 PYTHON: Final = "python"
 CONTAINER: Final = "container"
-BUILTINS: Final = (BROWSER, PYTHON, CONTAINER)
 # The gateway's own search for tools, which needs no server.
 SEARCH: Final = "tool_search"
 

@@ -99,13 +99,6 @@ class Thresholds:
         high = kl is not None and kl.value > self.divergence
         return (*(["agreement"] if low else []), *(["divergence"] if high else []))
 
-    def surely_exceeded_by(self, statistics: Statistics) -> tuple[str, ...]:
-        """Return the limits that even the best end of the 95 % interval exceeds."""
-        agreement, kl = statistics.agreement, statistics.divergence
-        low = agreement is not None and agreement.high < self.agreement
-        high = kl is not None and kl.low > self.divergence
-        return (*(["agreement"] if low else []), *(["divergence"] if high else []))
-
 
 USUAL_THRESHOLDS = Thresholds()
 

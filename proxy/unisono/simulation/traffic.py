@@ -32,10 +32,6 @@ class SimulatedStep:
     output: int
     blocks: tuple[int, ...]
 
-    @property
-    def prompt_blocks(self) -> tuple[int, ...]:
-        return self.blocks[: self.prompt // BLOCK_TOKENS]
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatedConversation:
