@@ -11,10 +11,27 @@ from unisono.core.generation import Timeouts
 from unisono.net.http_response import HttpResponse
 
 LATE_READ_S = 0.05  # for reading bytes that arrived in time while the event loop was busy
-# Messages for expired time limits.
-NOT_STARTED = "the backend sent no first token in time"
-STOPPED = "the backend stopped sending in the middle of its answer"
-NOT_COMPLETE = "the answer exceeded the total time limit"
+
+
+# Messages for expired time limits. They name the setting, because an operator seldom knows which one expired.
+
+
+def not_started(timeouts: Timeouts) -> str:
+    limit_s, setting = min((timeouts.first_token_s, "first_token_timeout_s"), (timeouts.total_s, "timeout"))
+    return f"the backend sent no first token within {limit_s:g} s; if it needs longer, raise `{setting}` of the model"
+
+
+def stopped(timeouts: Timeouts) -> str:
+    return (
+        f"the backend sent nothing for {timeouts.silence_s:g} s in the middle of its answer; "
+        "if it needs longer, raise `stream_timeout` of the model"
+    )
+
+
+def not_complete(timeouts: Timeouts) -> str:
+    return (
+        f"the answer was not complete within {timeouts.total_s:g} s; if it needs longer, raise `timeout` of the model"
+    )
 
 
 class AbortTimer:
@@ -23,11 +40,23 @@ class AbortTimer:
     Time spent waiting for the backend counts. Time that the reader spends elsewhere counts only for the total
     limit. On expiry the socket is dropped, which wakes its reader."""
 
-    __slots__ = ("_first", "_is_late", "_loop", "_response", "_silence_s", "_timer", "_total_at", "due_at", "expired")
+    __slots__ = (
+        "_first",
+        "_is_late",
+        "_loop",
+        "_response",
+        "_silence_s",
+        "_timeouts",
+        "_timer",
+        "_total_at",
+        "due_at",
+        "expired",
+    )
 
     def __init__(self, started: float, timeouts: Timeouts, response: HttpResponse) -> None:
         self._loop = asyncio.get_running_loop()
         self._response = response
+        self._timeouts = timeouts
         self._silence_s = timeouts.silence_s
         self._total_at = started + timeouts.total_s
         # End of the silence limit; None while the reader handles data.
@@ -58,13 +87,13 @@ class AbortTimer:
         # No reader waits: the earliest end of a silence that would begin now.
         due = now + self._silence_s if self.due_at is None else self.due_at
         if now >= self._total_at:
-            self.expired = NOT_COMPLETE
+            self.expired = not_complete(self._timeouts)
         elif now >= due and not self._is_late:
             self._is_late = True
             self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._on_timer)
             return
         elif now >= due:
-            self.expired = NOT_STARTED if self._first else STOPPED
+            self.expired = not_started(self._timeouts) if self._first else stopped(self._timeouts)
         else:
             self._timer = self._loop.call_at(min(due, self._total_at), self._on_timer)
             return

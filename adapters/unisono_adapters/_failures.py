@@ -75,7 +75,7 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str
         ConnectTimeout,
         BackendTimeout,
         Symptom.NO_CONNECTION,
-        "the backend did not accept the connection in time",
+        "the backend accepted {error}; check its address, or raise `connect_timeout_s` of the model",
     ),
     (ConnectFailed, BackendUnavailable, Symptom.NO_CONNECTION, "the backend cannot be reached"),
     (PoolClosed, BackendUnavailable, None, "the backend is being removed"),
@@ -89,7 +89,7 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str
     (InvalidResponse, BackendProtocolError, None, "the backend's answer is not valid HTTP"),
     (EventTooLong, BackendProtocolError, None, "the backend sent an event larger than 10 MB"),
     (ConnectionFault, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
-    (TimeoutError, BackendTimeout, None, "the backend took too long"),
+    (TimeoutError, BackendTimeout, None, "the connection to the backend timed out"),
     (OSError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
 )
 
@@ -109,7 +109,7 @@ def fault(error: BaseException) -> BackendError:
     """Return the error for a connection fault."""
     for kind, meaning, symptom, message in FAULTS:
         if isinstance(error, kind):
-            return meaning(message, symptom=symptom)
+            return meaning(message.format(error=error), symptom=symptom)
     return BackendError("the backend failed")
 
 

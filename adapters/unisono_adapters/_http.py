@@ -27,7 +27,7 @@ from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, ConfigError
 from unisono.net.connection_pool import ConnectionPool
 from unisono.net.http_response import HttpResponse
-from unisono_adapters._abort import NOT_COMPLETE, NOT_STARTED, AbortTimer
+from unisono_adapters._abort import AbortTimer, not_complete, not_started, stopped
 from unisono_adapters._failures import CAUGHT, MAX_DETAIL_LENGTH, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
 
@@ -36,7 +36,7 @@ MAX_RESPONSE_BYTES = 4 * 1024 * 1024  # for an answer that is not a stream, in b
 MAX_PASSTHROUGH_BYTES = 64 * 1024 * 1024  # the same in pass-through
 MAX_BATCH_BYTES = 8 * 1024  # of a stream, processed before other streams get their turn
 LINGER_S = 0.1  # for the end of a finished answer, so that its connection can be reused
-NO_STATUS = "the backend did not answer a status request in time"
+NO_STATUS = "the backend did not answer a status request within {limit_s:.3g} s; check its load"
 NO_PAGE = (400, 403, 404, 405, 501)  # for a page that a server does not have or was started without
 
 # Header line of a request that accepts any media type.
@@ -151,13 +151,14 @@ class BackendBytes:
         self.media_type = response.headers.get("content-type", "application/octet-stream")
         self.close = response.close
         self._response = response
-        self._silence_s = timeouts.silence_s
+        self._timeouts = timeouts
         self._ends_at = ends_at
 
     async def read(self) -> bytes:
         """Return the next bytes; empty at the end. Raises the `BackendError` family."""
-        due_at = asyncio.get_running_loop().time() + self._silence_s
-        with _mapped_failures(NOT_COMPLETE):
+        due_at = asyncio.get_running_loop().time() + self._timeouts.silence_s
+        message = stopped(self._timeouts) if due_at < self._ends_at else not_complete(self._timeouts)
+        with _mapped_failures(message):
             async with asyncio.timeout_at(min(due_at, self._ends_at)):
                 return await self._response.read(MAX_BATCH_BYTES)
 
@@ -209,14 +210,14 @@ class BackendHttp:
                     response.close()
                     raise
         except TimeoutError as error:
-            raise BackendTimeout(NOT_STARTED) from error
+            raise BackendTimeout(not_started(timeouts)) from error
         except CAUGHT as error:
             raise fault(error) from error
         return BackendAnswer(response, framing, AbortTimer(started, timeouts, response))
 
     async def post_whole(self, path: str, body: bytes, job: Job) -> object:
         """Send a JSON body and return the decoded JSON response. Raises the `BackendError` family."""
-        with _mapped_failures(NOT_COMPLETE):
+        with _mapped_failures(not_complete(job.timeouts)):
             async with asyncio.timeout(job.timeouts.total_s):
                 headers = self._headers_for(job, "application/json")
                 response = await self._send("POST", path, headers, body, job.timeouts.connect_s)
@@ -231,7 +232,7 @@ class BackendHttp:
         `model` is the server's name. Raises the `BackendError` family.
         """
         ends_at = asyncio.get_running_loop().time() + job.timeouts.total_s
-        with _mapped_failures(NOT_COMPLETE):
+        with _mapped_failures(not_complete(job.timeouts)):
             async with asyncio.timeout_at(ends_at):
                 headers, connect_s = self._headers_for(job, "*/*"), job.timeouts.connect_s
                 if isinstance(body, bytes):
@@ -261,7 +262,7 @@ class BackendHttp:
         method = "GET" if request_body is None else "POST"
         body = b"" if request_body is None else orjson.dumps(request_body)
         not_json = "the backend answered a status request with something other than JSON"
-        with _mapped_failures(NO_STATUS):
+        with _mapped_failures(NO_STATUS.format(limit_s=PROBE_S)):
             async with asyncio.timeout(PROBE_S):
                 response = await self._send(method, path, ACCEPT_ANY, body, PROBE_S)
                 try:
@@ -281,7 +282,7 @@ class BackendHttp:
         """Return the body of a status page; None if the server has none.
 
         Raises the `BackendError` family: BackendProtocolError for more than `max_bytes` bytes."""
-        with _mapped_failures(NO_STATUS):
+        with _mapped_failures(NO_STATUS.format(limit_s=max(0.0, within_s))):
             async with asyncio.timeout(within_s):
                 response = await self._send("GET", path, ACCEPT_ANY, b"", within_s)
                 try:

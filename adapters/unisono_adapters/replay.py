@@ -90,10 +90,11 @@ class ReplayBackend:
         if job.constraint is not None:
             raise refused_kind(job.constraint)
         try:
-            async with asyncio.timeout(min(job.timeouts.first_token_s, job.timeouts.total_s)):
+            limit_s = min(job.timeouts.first_token_s, job.timeouts.total_s)
+            async with asyncio.timeout(limit_s):
                 turns = await self._load()
         except TimeoutError as error:
-            raise BackendTimeout("reading the recording took too long") from error
+            raise BackendTimeout(f"the recording was not read within {limit_s:g} s; use a smaller one") from error
         prompt = tuple(job.prompt.tokens)
         tokens, finish = _answer(turns, prompt)
         if len(tokens) > job.max_tokens or (len(tokens) == job.max_tokens and finish is FinishReason.LENGTH):

@@ -43,8 +43,8 @@ CASES: dict[str, tuple[Exception, str]] = {
     "loading server": (BusyLoadingError("Redis is loading the dataset in memory"), "loading its data"),
     "incomplete cluster": (ClusterDownError("CLUSTERDOWN Hash slot not served"), "serves this key"),
     "uncovered slot": (SlotNotCoveredError('Slot "7" is not covered by the cluster.'), "serves this key"),
-    "socket timeout": (LateAnswer("Timeout reading from socket"), "in time"),
-    "exceeded deadline": (TimeoutError(), "in time"),
+    "socket timeout": (LateAnswer("Timeout reading from socket"), "within 0.25 s"),
+    "exceeded deadline": (TimeoutError(), "within 0.25 s"),
     "connection refused": (Unreachable("Error 111 connecting"), "cannot be reached"),
 }
 
@@ -52,4 +52,4 @@ CASES: dict[str, tuple[Exception, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_error_message_for_each_failure(name: str) -> None:
     error, expected = CASES[name]
-    assert expected in message_of(error)
+    assert expected in message_of(error, 0.25)

@@ -279,7 +279,7 @@ ENGINES: dict[str, tuple[Any, str]] = {
     "not JSON": ("<html>", "the search engine's answer is not JSON"),
     "deeply nested": ("[" * 100_000, "the search engine's answer is not JSON"),
     "no results": ({"error": 1}, "the search engine's answer has no `results` list"),
-    "too large": ("x" * 5_000_000, "the search engine's answer is too large"),
+    "too large": ("x" * 5_000_000, "the search engine's answer has more than 4,194,304 bytes"),
     "no search engine": (None, "the search engine answered with HTTP status 404"),
 }
 

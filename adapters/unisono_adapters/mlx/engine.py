@@ -136,16 +136,8 @@ class _Engine:
         assert command.constraint is not None, "a request without a constraint"
         place = (number, command.id)
         if len(self.compiling) >= self.max_compiling:
-            self._send(
-                [
-                    (
-                        number,
-                        RequestRefused(
-                            command.id, "overloaded", "too many requests are waiting for their grammars to be compiled"
-                        ),
-                    )
-                ]
-            )
+            reason = f"{self.max_compiling} requests are waiting for their grammars to be compiled, which is the limit"
+            self._send([(number, RequestRefused(command.id, "overloaded", reason))])
             return
         self.compiling.add(place)
         compiled = self.loop.run_in_executor(loaded.guides.threads, loaded.guides.guide, command.constraint)

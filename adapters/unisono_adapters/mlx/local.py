@@ -165,7 +165,7 @@ class MlxLocalBackend:
             async with asyncio.timeout(LOAD_S):
                 counted = await engine.count()
         except TimeoutError as error:
-            raise BackendTimeout("the engine process did not report its load in time") from error
+            raise BackendTimeout(f"the engine process did not report its load within {LOAD_S:g} s") from error
         return Load(counted.running, counted.waiting, counted.tokens)
 
     async def aclose(self) -> None:

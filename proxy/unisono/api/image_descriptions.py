@@ -55,7 +55,6 @@ class ImageDescription:
 
 NO_ADDRESS: Final = ImageDescription(problem="the part has no image data and no http address")
 NOT_ASKED: Final = ImageDescription(problem="no description of it exists yet")
-TOO_SLOW: Final = ImageDescription(problem="the vision model took too long")
 NO_TEXT: Final = ImageDescription(problem="the vision model gave no description")
 
 
@@ -134,7 +133,9 @@ class ImageDescriber:
                     asking.create_task(self._ask(key, url, vision, own_slots))
         for key in urls:
             if self._cache.get(key) is None:
-                self._cache.put(key, TOO_SLOW)
+                self._cache.put(
+                    key, ImageDescription(problem=f"the vision model took longer than {self._timeout_s:g} s")
+                )
 
     async def _ask(self, key: bytes, url: str, vision: VisionRequest, own_slots: asyncio.Semaphore) -> None:
         async with own_slots, self._slots:

@@ -53,7 +53,6 @@ NO_CONTENT: Final = FileText(problem="the file has no content; send it here")
 NOT_TEXT: Final = FileText(problem="must be a string")
 NOT_BASE64: Final = FileText(problem="is not valid base64")
 TOO_MANY: Final = FileText(problem=f"only the {MAX_FILES} newest files of a request are read")
-TOO_SLOW: Final = FileText(problem="the files of the request were not read in time; send fewer of them")
 NOT_STORED: Final = FileText(
     problem="this gateway stores no files; send the content of the file instead of its id",
     field=FileField.ID,
@@ -108,7 +107,8 @@ async def replaced_files(
     """
     files = await off_loop(lambda: {at: to_file(part, reader.max_bytes) for at, part in parts.items()}, size)
     newest = list(files)[-MAX_FILES:]
-    texts = dict.fromkeys(files, TOO_MANY) | dict.fromkeys(newest, TOO_SLOW)
+    late = FileText(problem=f"the files of the request were not read within {reader.timeout_s:g} s; send fewer of them")
+    texts = dict.fromkeys(files, TOO_MANY) | dict.fromkeys(newest, late)
     slots = asyncio.Semaphore(MAX_CONCURRENT)
     failures: list[UnisonoError] = []
 

@@ -114,7 +114,10 @@ class SlotSession:
                 return await self._route.next_slot(demand)
         except TimeoutError:
             failure = BackendTimeout.code
-            raise BackendTimeout("No backend was free before the time limit of the answer; try again later.") from None
+            raise BackendTimeout(
+                f"No backend was free within {limit_s or 0.0:.3g} s, the rest of the time limit of the answer; try "
+                "again later. The operator can raise `timeout` of the model."
+            ) from None
         except UnisonoError as error:
             failure = error.code
             self._name_attempts(error)

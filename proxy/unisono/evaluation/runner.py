@@ -179,7 +179,11 @@ async def _answered(
             output_tokens=usage["completion_tokens"],
         )
     except (aiohttp.ClientError, TimeoutError) as error:
-        name = "no answer in time" if isinstance(error, TimeoutError) else f"no answer: {error}"
+        name = (
+            f"no answer within {settings.timeout_s:g} s; raise --timeout"
+            if isinstance(error, TimeoutError)
+            else f"no answer: {error}"
+        )
         return CaseResult(case.id, name[:MAX_FAULT], has_failed=True)
     except (ValueError, LookupError, TypeError, AttributeError):
         return CaseResult(case.id, "the answer has not the form of Chat Completions", has_failed=True)

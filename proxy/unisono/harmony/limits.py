@@ -22,6 +22,12 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
+# Limits of all tools of one request.
+MAX_JSON = 1_000_000
+MAX_NODES = 10_000
+MAX_CHARACTERS = 400_000
+
+
 @dataclass(slots=True)
 class SchemaBudget:
     """Remaining budget for all tools of one request.
@@ -30,9 +36,9 @@ class SchemaBudget:
     declared text.
     """
 
-    json: int = 1_000_000
-    nodes: int = 10_000
-    characters: int = 400_000
+    json: int = MAX_JSON
+    nodes: int = MAX_NODES
+    characters: int = MAX_CHARACTERS
 
     def spend(self, *, json: int = 0, nodes: int = 0, characters: int = 0) -> None:
         """Deduct amounts. Raises InvalidRequest if a budget is used up."""
@@ -41,7 +47,8 @@ class SchemaBudget:
         self.characters -= characters
         if min(self.json, self.nodes, self.characters) < 0:
             raise InvalidRequest(
-                "The tools have too many parameters or too much text, counted with expanded references; reduce them."
+                f"The tools exceed a limit: {MAX_JSON:,} characters of JSON, or with expanded references {MAX_NODES:,} "
+                f"schemas or {MAX_CHARACTERS:,} characters; declare fewer or shorter ones."
             )
 
 

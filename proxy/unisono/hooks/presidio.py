@@ -105,7 +105,7 @@ class Presidio(TextGuardrail):
             while len(content) <= MAX_ANSWER_BYTES and not answer.content.at_eof():
                 content += await answer.content.read(MAX_ANSWER_BYTES + 1 - len(content))
             if len(content) > MAX_ANSWER_BYTES:
-                raise ValueError(f"the answer of {url} is too long")
+                raise ValueError(f"the answer of {url} has more than {MAX_ANSWER_BYTES:,} bytes")
             return orjson.loads(content)
 
 

@@ -286,7 +286,7 @@ def to_final_chunks(ends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def to_litellm(error: Exception, model: str) -> Exception:
     """Map an error to LiteLLM's exception."""
     if isinstance(error, TimeoutError):
-        return _to_exception("Timeout", "The answer was not complete within the timeout.", model)
+        return _to_exception("Timeout", "The answer was not complete within the request's `timeout`; raise it.", model)
     if isinstance(error, ConfigError):
         return _to_exception("BadRequestError", str(error).removeprefix(OURS), model)
     failure = failure_of(error)

@@ -32,6 +32,7 @@ from unisono.mcp.exchange import Exchange, NoAnswer
 from unisono.mcp.fingerprints import size_of
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import mirrorable
+from unisono.mcp.response_filter import too_large
 from unisono.mcp.session import McpSession
 from unisono.mcp.tracing import child_of
 
@@ -108,11 +109,12 @@ async def _send_call(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call of a tool; `until` is a time of the event loop."""
+    """Call of a tool; `until` is a time of the event loop, `within` its limit for messages."""
 
     tool: str
     arguments: ToolArguments
     until: float
+    within: str
     progress: Progress | None = None
     answer: UserAnswer | None = None
     can_ask: bool = False
@@ -167,18 +169,18 @@ async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue:
             return CallAttempt(to_outcome(await session.request(work, exchange, until), limits.output_bytes))
     except TimeoutError:
         if not exchange.sent:
-            return CallAttempt(_failed("The tool server was not ready in time."))
-        return CallAttempt(_failed("The tool did not answer in time.", unknown=True))
+            return CallAttempt(_failed(f"The tool server was not ready {made.within}."))
+        return CallAttempt(_failed(f"The tool did not answer {made.within}.", unknown=True))
     except ValidationError:
         return CallAttempt(_failed(INVALID_ANSWER, unknown=True))
     except NoAnswer:
         if exchange.status >= 300 or not exchange.sent:
-            return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""))
+            return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""), limits)
         return CallAttempt(_failed("The tool server ended its answer without a result for this call.", unknown=True))
     except MCPError as error:
         if error.code == types.URL_ELICITATION_REQUIRED and dialogue.read_pages(error.error):
             return CallAttempt(outcome_of(dialogue))
-        return _refused(exchange, error)
+        return _refused(exchange, error, limits)
 
 
 async def _pages(client: ClientSession, most: int) -> AsyncIterator[types.ListToolsResult]:
@@ -220,12 +222,14 @@ def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServ
     return ToolServerProtocolError(f"{name} sent an invalid list of tools.")
 
 
-def _refused(exchange: Exchange, error: MCPError) -> CallAttempt:
+def _refused(exchange: Exchange, error: MCPError, limits: McpLimits) -> CallAttempt:
     """Map an error to the call's outcome: refused, failed at the tool, never sent, or unknown."""
     status, problem = exchange.status, exchange.problem
     # The SDK limits the size of an event, and has no error code of its own for one that is too large.
     if exchange.is_too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
-        return CallAttempt(_failed("The tool's result exceeds the size limit."))
+        return CallAttempt(
+            _failed(f"The result of the tool cannot be read: {exchange.problem or too_large(limits.answer_bytes)}.")
+        )
     if not exchange.sent:
         return CallAttempt(
             _failed(f"The tool server could not be reached: {problem or 'the connection was closed'}."), True

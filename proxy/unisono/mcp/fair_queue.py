@@ -48,7 +48,7 @@ class FairQueue:
             return
         queue = self._waiting.setdefault(owner, deque())
         if len(queue) >= self._max_waiting:
-            raise NoSlot("Too many calls are waiting for this tool server. Try again later.")
+            raise NoSlot(f"{len(queue)} calls are waiting for this tool server, which is the limit. Try again later.")
         admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(admission)
         try:

@@ -39,7 +39,7 @@ def check_headers(headers: Mapping[str, str], authorization: str | None) -> None
     Values are never repeated.
     """
     if len(headers) > MAX_HEADERS:
-        raise InvalidRequest(f"A tool server may have at most {MAX_HEADERS} headers.")
+        raise InvalidRequest(f"A tool server may have at most {MAX_HEADERS} headers, not {len(headers)}; remove some.")
     seen: set[str] = set()
     for name, value in headers.items():
         lower = name.lower()
@@ -64,7 +64,9 @@ def check_headers(headers: Mapping[str, str], authorization: str | None) -> None
         if not authorization or not _VALUE.fullmatch(authorization):
             raise InvalidRequest("`authorization` must be printable ASCII, not empty, without spaces at either end.")
     if sum(len(name) + len(value) for name, value in headers.items()) + len(authorization or "") > MAX_BYTES:
-        raise InvalidRequest(f"The headers of a tool server, `authorization` included, exceed {MAX_BYTES} bytes.")
+        raise InvalidRequest(
+            f"The headers of a tool server, `authorization` included, exceed {MAX_BYTES:,} bytes; shorten them."
+        )
 
 
 def outgoing(headers: Mapping[str, str], authorization: str | None) -> dict[str, str]:

@@ -84,11 +84,15 @@ class McpHost(ToolHost):
         self._check(server)
         # One deadline for connection, handshake and all pages: a server that drips bytes cannot extend it.
         until = _earliest(server.timeouts.list_s, deadline)
+        limit_s = max(0.0, until - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout_at(until):
                 listed = await self._list_entry(server, until)
         except TimeoutError:
-            raise ToolServerTimeout(f"The tool server {server.label!r} did not list its tools in time.") from None
+            raise ToolServerTimeout(
+                f"The tool server {server.label!r} did not list its tools within {limit_s:.3g} s; check it, or raise "
+                "its `list_timeout_s`."
+            ) from None
         usable = tuple(tool for tool in listed.tools if server.allowed is None or server.allowed.matches(tool))
         left_out = (each for each in listed.left_out if server.allowed is None or server.allowed.matches(each.tool))
         return ToolList(usable, digest_of(usable), tuple(left_out))
@@ -108,16 +112,20 @@ class McpHost(ToolHost):
         self._check(server)
         size = len(arguments.text.encode())
         if size > self.limits.arguments_bytes:
-            return _failed(f"The arguments have {size} bytes; the limit is {self.limits.arguments_bytes}.")
+            return _failed(
+                f"The arguments have {size:,} bytes; the limit is {self.limits.arguments_bytes:,}. Shorten them."
+            )
         until = _earliest(server.timeouts.call_s, deadline)
+        limit_s = max(0.0, until - asyncio.get_running_loop().time())
+        within = f"within {limit_s:.3g} s; check it, or raise its `timeout`"
         can_ask = can_ask and server.may_ask
         try:
             async with self._slot(server, until):
-                return await self._call(server, tool, arguments, until, progress, answer, can_ask)
+                return await self._call(server, tool, arguments, until, within, progress, answer, can_ask)
         except (ToolServerError, NoSlot) as error:
             return _failed(str(error))
         except TimeoutError:
-            return _failed("The tool server was not ready in time.")
+            return _failed(f"The tool server was not ready {within}.")
 
     async def aclose(self) -> None:
         """See `ToolHost.aclose`."""
@@ -176,6 +184,7 @@ class McpHost(ToolHost):
         tool: str,
         arguments: ToolArguments,
         until: float,
+        within: str,
         progress: Progress | None,
         answer: UserAnswer | None,
         can_ask: bool,
@@ -189,7 +198,7 @@ class McpHost(ToolHost):
             session = await sessions.get(server)
         from unisono.mcp import calls
 
-        made = calls.Call(tool, arguments, until, progress, answer, can_ask)
+        made = calls.Call(tool, arguments, until, within, progress, answer, can_ask)
         result = await calls.call(session, made, self.limits)
         if result.can_repeat:
             # The server never saw the call, so a second one on a new connection cannot run it twice.

@@ -49,7 +49,14 @@ from unisono.mcp.exchange import CALL, Exchange, NoAnswer
 from unisono.mcp.http_transport import Path
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import encoded
-from unisono.mcp.response_filter import TOO_LARGE, EventStreamBody, ResponseRefused, TrimLimitReached, shorten, trim
+from unisono.mcp.response_filter import (
+    EventStreamBody,
+    ResponseRefused,
+    TrimLimitReached,
+    shorten,
+    too_large,
+    trim,
+)
 from unisono.net.connection_faults import (
     ConnectFailed,
     ConnectionFault,
@@ -74,7 +81,7 @@ EVENTS: Final = "text/event-stream"
 _FIXED_HEADERS: Final = {"accept": f"{JSON}, {EVENTS}", "content-type": JSON}
 _UNSENT: Final = (ConnectFailed, ConnectTimeout, PoolClosed, NotSent)
 _PROBLEMS: Final[tuple[tuple[type[ConnectionFault], str], ...]] = (
-    (ConnectTimeout, "the connection attempt timed out"),
+    (ConnectTimeout, "the server accepted no connection within the limit `connect_timeout_s`"),
     (ConnectFailed, "the connection attempt failed"),
     (InvalidResponse, "the answer was not valid HTTP"),
     (ConnectionFault, "the connection was lost"),
@@ -261,7 +268,8 @@ class HttpDispatcher(Dispatcher[TransportContext]):
             return await trim(b"".join(parts), self._limits)
         except TrimLimitReached:
             exchange.is_too_large = True
-            raise ResponseRefused(TOO_LARGE) from None
+            exchange.problem = too_large(self._limits.looked_through, "values")
+            raise ResponseRefused(exchange.problem) from None
 
 
 class _Chunks(httpx2.AsyncByteStream):
@@ -270,14 +278,15 @@ class _Chunks(httpx2.AsyncByteStream):
     def __init__(self, response: HttpResponse, exchange: Exchange, most: int) -> None:
         self._response = response
         self._exchange = exchange
-        self._remaining = most
+        self._max_bytes = self._remaining = most
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while chunk := await self._response.read(READ_BYTES):
             self._remaining -= len(chunk)
             if self._remaining < 0:
                 self._exchange.is_too_large = True
-                raise ResponseRefused(TOO_LARGE)
+                self._exchange.problem = too_large(self._max_bytes)
+                raise ResponseRefused(self._exchange.problem)
             yield chunk
 
 

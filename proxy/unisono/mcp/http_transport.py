@@ -21,7 +21,7 @@ from unisono.core.frozen import dataclass
 from unisono.mcp.exchange import EXCHANGE, Exchange
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import encoded
-from unisono.mcp.response_filter import TOO_LARGE, EventStreamBody, ResponseRefused, WholeBody
+from unisono.mcp.response_filter import EventStreamBody, ResponseRefused, WholeBody, too_large
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_target
 
 # Status of the answer that replaces a failure for the SDK.
@@ -40,7 +40,7 @@ _UNSENT: Final = (
 )
 _FAILURES: Final = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OAuthFlowError, OSError, ValueError)
 _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (httpx2.ConnectTimeout, "the connection attempt timed out"),
+    (httpx2.ConnectTimeout, "the server accepted no connection within the limit `connect_timeout_s`"),
     (httpx2.ConnectError, "the connection attempt failed"),
     (OAuthFlowError, "no access token could be obtained; check `client_id`, `client_secret` and `issuer`"),
     (httpx2.TimeoutException, "the connection timed out"),
@@ -172,7 +172,7 @@ class _Bounded(httpx2.AsyncByteStream):
         self._inner = response.stream
         self._chunks = aiter(response.stream)
         self._exchange = exchange
-        self._remaining = most
+        self._max_bytes = self._remaining = most
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -194,12 +194,12 @@ class _Bounded(httpx2.AsyncByteStream):
     def _count(self, chunk: bytes | None) -> bytes:
         if chunk is None:
             raise ResponseRefused("the request was cancelled")
-        if self._remaining is None:
+        if self._remaining is None or self._max_bytes is None:
             return chunk
         self._remaining -= len(chunk)
         if self._remaining < 0:
             self._exchange.is_too_large = True
-            self._exchange.problem = TOO_LARGE
+            self._exchange.problem = too_large(self._max_bytes)
             raise ResponseRefused(self._exchange.problem)
         return chunk
 

@@ -173,7 +173,9 @@ def shorten(result: dict[str, Any], entries: int) -> None:
                 result[field].append({"type": "text", "text": text})
 
 
-TOO_LARGE: Final = "the answer exceeds the size limit"
+def too_large(most: int, unit: str = "bytes") -> str:
+    return f"the answer exceeds the size limit of {most:,} {unit}; ask for less"
+
 
 # A line ends in one of three ways; an empty line ends an event.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -207,8 +209,9 @@ class _Body(httpx2.AsyncByteStream):
         try:
             return await trim(data, self._limits)
         except TrimLimitReached:
-            self._exchange.is_too_large, self._exchange.problem = True, TOO_LARGE
-            raise ResponseRefused(TOO_LARGE) from None
+            self._exchange.is_too_large = True
+            self._exchange.problem = too_large(self._limits.looked_through, "values")
+            raise ResponseRefused(self._exchange.problem) from None
 
 
 class WholeBody(_Body):

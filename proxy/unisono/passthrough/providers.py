@@ -24,7 +24,7 @@ from typing import Any, Final
 from pydantic_core import to_jsonable_python
 
 from unisono.core.error_texts import read_counts
-from unisono.core.generation import Capabilities, Load, OutputForm
+from unisono.core.generation import Capabilities, Load, OutputForm, Timeouts
 from unisono.core.json_syntax import all_well_formed
 from unisono.core.passthrough_request import BYTE_APIS, TEXT_APIS, AnswerPart, Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
@@ -57,12 +57,12 @@ STATUSES: Final[Mapping[int, tuple[type[BackendError], str]]] = {
     401: (BackendUnavailable, "the provider rejected the gateway's credentials; the operator must check them"),
     403: (BackendUnavailable, "the provider rejected the gateway's credentials; the operator must check them"),
     404: (BackendError, "the provider does not know the requested model"),
-    408: (BackendTimeout, "the provider did not respond in time"),
+    408: (BackendTimeout, "the provider reports that it timed out (HTTP 408); try again later"),
     413: (BackendRejected, "the request is too large for the provider; shorten it"),
     422: (BackendRejected, "the provider rejected the request"),
     429: (BackendOverloaded, "the provider's rate limit is reached; try again later"),
     503: (BackendOverloaded, "the provider is overloaded; try again later"),
-    504: (BackendTimeout, "the provider did not respond in time"),
+    504: (BackendTimeout, "the provider reports that it timed out (HTTP 504); try again later"),
 }
 
 # Name of litellm's error for a prompt that exceeds the context window.
@@ -153,7 +153,7 @@ class LitellmProvider:
                     has_output_come = has_output_come or has_output(job.api, event)
                     yield [event]
         except TimeoutError as error:
-            raise BackendTimeout("the provider did not respond in time") from error
+            raise _late(times, first_s, has_output_come=has_output_come, has_ended=now() >= ends_at) from error
         except BackendError:
             raise
         except Exception as error:
@@ -253,6 +253,17 @@ def _is_connection_error(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _late(times: Timeouts, first_s: float, *, has_output_come: bool, has_ended: bool) -> BackendTimeout:
+    """Return the error for an expired time limit."""
+    if has_ended:
+        happened, setting = f"the answer was not complete within {times.total_s:g} s", "timeout"
+    elif has_output_come:
+        happened, setting = f"the provider sent nothing for {times.silence_s:g} s", "stream_timeout"
+    else:
+        happened, setting = f"the provider sent no output within {first_s:g} s", "first_token_timeout_s"
+    return BackendTimeout(f"{happened}; if it needs longer, raise `{setting}` of the model")
 
 
 def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:

@@ -322,7 +322,8 @@ class LiveDeployment:
             async with asyncio.timeout(self.timeouts.first_token_s):
                 found = await self.endpoint.probe()
         except TimeoutError:
-            raise BackendTimeout(f"The probe of the backend {self.name} timed out.") from None
+            limit = f"{self.timeouts.first_token_s:g} s, the limit `first_token_timeout_s` of the model"
+            raise BackendTimeout(f"The probe of the backend {self.name} took longer than {limit}.") from None
         return with_context(found, self.context)
 
     def _probed(self, task: asyncio.Task[Probe]) -> None:

@@ -150,7 +150,10 @@ class HeldSlot:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise BackendTimeout("the backend sent no first token in time") from error
+            raise BackendTimeout(
+                f"the backend sent no first token within {patience_s:g} s; "
+                "if it needs longer, raise `first_token_timeout_s` of the model"
+            ) from error
 
     def _check_limit(self, live: LiveDeployment, limit: asyncio.Timeout, began_at: float, patience_s: float) -> None:
         """Let `limit` expire if the deployment has sent nothing for `patience_s` seconds."""

@@ -95,6 +95,7 @@ class WaitingQueue(Generic[SlotT]):
             if offer.slot is not None or not offer.waits_for:
                 return self.grant(offer.slot)
         waiter = Waiter(owner, number, resumes, attempt)
+        limit_s = max(0.0, until - asyncio.get_running_loop().time())
         self._join(waiter)
         try:
             self.serve()
@@ -107,7 +108,9 @@ class WaitingQueue(Generic[SlotT]):
             if waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None:
                 return waiter.answer.result()
             raise BackendOverloaded(
-                "No slot became free for this model in time; try again later.", retry_after_s=self.expected_s()
+                f"No slot became free for this model within {limit_s:.3g} s; try again later. The operator can add a "
+                "deployment, or raise `unisono.queue_timeout_s`.",
+                retry_after_s=self.expected_s(),
             ) from None
         except asyncio.CancelledError:
             answer = waiter.answer

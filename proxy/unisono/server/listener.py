@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.body_limits import ARRIVED_BYTES
@@ -223,7 +224,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             return
         is_crowded = not self.parser.should_upgrade() and self._is_over_capacity(self.tasks)
         if is_crowded and path_of(self.url) not in HEALTH_PATHS:
-            raise TooManyConnections("The gateway has reached its connection limit; try again later.")
+            raise self._too_many_connections()
         self._in_headers = False
         self._header_bytes = self._between_bytes = 0
         self._stop_deadline()
@@ -266,11 +267,17 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         limit = self.settings.max_connections
         return limit is not None and (len(self.connections) >= limit or len(tasks) >= limit)
 
+    def _too_many_connections(self) -> TooManyConnections:
+        return TooManyConnections(
+            f"This process of the gateway has reached its limit of {self.settings.max_connections:,} connections; "
+            "try again later. The operator can raise `unisono.max_connections`."
+        )
+
     def handle_websocket_upgrade(self) -> None:
         if self._current_request() is not None:
             self._refuse(MalformedRequest("A WebSocket cannot start before earlier requests are answered."))
         elif self._is_over_capacity():
-            self._refuse(TooManyConnections("The gateway has reached its connection limit; try again later."))
+            self._refuse(self._too_many_connections())
         elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1":
             self._refuse(MalformedRequest("A WebSocket must start with a GET request over HTTP/1.1."))
         else:
@@ -283,7 +290,12 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             taken_over_by = cast("WebSocketConnection", self.transport.get_protocol())
             if not taken_over_by.handshake_initiated:
                 # uvicorn's own header limits are lower, and exceeding them is not reported.
-                self._refuse(HeadersTooLarge("The headers are too large for a WebSocket."))
+                self._refuse(
+                    HeadersTooLarge(
+                        f"A WebSocket may have at most {MAX_NUM_HEADERS} headers of {MAX_LINE_LENGTH:,} bytes each; "
+                        "send fewer or shorter ones."
+                    )
+                )
 
     def _start_deadline(self) -> None:
         self._deadline = self.loop.call_later(self.settings.header_timeout_s, self._overdue)

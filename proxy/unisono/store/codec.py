@@ -84,7 +84,9 @@ def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
     """Encode an item. Raises `StoreTooLarge`."""
     data = _dump(_item(item))
     if len(data) > bounds.item:
-        raise StoreTooLarge(f"the item cannot be stored: it has {len(data)} bytes, the limit is {bounds.item}")
+        raise StoreTooLarge(
+            f"the item cannot be stored: it has {len(data):,} bytes, the limit is {bounds.item:,}; shorten it"
+        )
     return data
 
 
@@ -128,7 +130,9 @@ def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[byte
     )
     size = sum(map(len, parts))
     if size > bounds.response:
-        raise StoreTooLarge(f"the response cannot be stored: it has {size} bytes, the limit is {bounds.response}")
+        raise StoreTooLarge(
+            f"the response cannot be stored: it has {size:,} bytes, the limit is {bounds.response:,}; shorten its input"
+        )
     return parts
 
 

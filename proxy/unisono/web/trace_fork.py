@@ -51,7 +51,11 @@ def _unchanged(document: Document, changes: ForkChanges) -> Fork:
     steps, prompts = generated_by_step(document), prompts_of(document)
     first = [next(at for at, step in enumerate(document["steps"]) if step["step"] == n) for n in range(len(steps))]
     if any(token is None for at in first for token in prompts[at]):
-        raise InvalidRequest("The recording is incomplete because of its size limit and cannot be forked.", param="id")
+        raise InvalidRequest(
+            "The recording is incomplete because of its size limit and cannot be forked; "
+            "raise `unisono.traces.max_bytes` for later ones.",
+            param="id",
+        )
     return fork_at(
         [[token for token in prompts[at] if token is not None] for at in first], steps, changes.position, changes.step
     )

@@ -52,7 +52,7 @@ def read_options(parts: Iterable[OptionPart]) -> dict[str, Any]:
     body: dict[str, Any] = {}
     for part in parts:
         if len(part.keys) > MAX_DEPTH:
-            raise _invalid(part.field, "has too many keys")
+            raise _invalid(part.field, f"must have at most {MAX_DEPTH} keys in brackets")
         value = part.text if part.keys else _value(part.text)
         _insert(body, (part.field, *part.keys), value, part.field)
     return body

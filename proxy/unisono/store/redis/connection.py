@@ -86,7 +86,7 @@ class Link:
         except Exception as error:
             # Only library calls run here. Broken connections raise RuntimeError (uvloop), AttributeError, IndexError.
             self._loaded.clear()
-            raise StoreUnavailable(message_of(error)) from error
+            raise StoreUnavailable(message_of(error, self._deadline_s)) from error
         finally:
             # The library may swallow a cancellation that coincides with an answer.
             if task and task.cancelling() > cancelled:
@@ -271,7 +271,10 @@ class Link:
             elif not self._needs_copy(name):
                 return
         if reached < count:
-            raise StoreUnavailable("the store did not copy a write to its replicas in time")
+            raise StoreUnavailable(
+                f"the store did not copy a write to its replicas within {0.6 * self._deadline_s:g} s; "
+                "check its replicas, or raise `store.deadline_s`"
+            )
 
     async def check_replicas(self) -> None:
         """Check again which primaries have replicas, if the default depends on it."""

@@ -27,7 +27,9 @@ async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -
     if len(set(found)) > 1:
         raise StoreUnavailable("a failover of the store is in progress; try again")
     if 2 * len(found) <= len(answers):
-        raise StoreUnavailable("at most half of the servers of the store named its primary in time; try again")
+        raise StoreUnavailable(
+            f"at most half of the servers of the store named its primary within {within_s:g} s; try again"
+        )
     host, port = found[0]
     return text(host), int(port)
 

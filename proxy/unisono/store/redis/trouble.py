@@ -21,12 +21,14 @@ from redis.exceptions import TimeoutError as LateAnswer
 
 NO_NODE: Final = "no node of the store cluster serves this key; check the state of the cluster"
 
+LATE: Final = "the store did not answer within {deadline_s:g} s; check its load, or raise `store.deadline_s`"
+
 # Messages for callers; the first matching row applies. The error itself is logged as the cause.
 TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (OutOfMemoryError, "the store is full"),
     (ReadOnlyError, "the store currently rejects writes"),
-    (TimeoutError, "the store did not answer in time"),
-    (LateAnswer, "the store did not answer in time"),
+    (TimeoutError, LATE),
+    (LateAnswer, LATE),
     (AuthenticationError, "the store rejected the gateway's credentials; check `store.url`"),
     (BusyLoadingError, "the store has just started and is still loading its data"),
     (MasterDownError, "the store's server is a replica that has lost its primary"),
@@ -47,11 +49,12 @@ REFUSED: Mapping[str, type[Exception]] = {
 }
 
 
-def message_of(error: Exception) -> str:
-    """Return the message for an error of the Redis library."""
+def message_of(error: Exception, deadline_s: float) -> str:
+    """Return the message for an error of the Redis library in an operation with a deadline."""
     refusal = REFUSAL.search(str(error))
     failed = REFUSED[refusal[1] or refusal[2]] if refusal else type(error)
-    return next(words for kind, words in TROUBLE if issubclass(failed, kind))
+    words = next(words for kind, words in TROUBLE if issubclass(failed, kind))
+    return words.format(deadline_s=deadline_s)
 
 
 def raise_first(answers: Sequence[Any]) -> None:

@@ -53,7 +53,7 @@ RECORDS_PER_MEMORY_WRITE = 16
 TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the store is full",
     sqlite3.SQLITE_READONLY: "the store currently rejects writes",
-    sqlite3.SQLITE_BUSY: "the store did not answer in time",
+    sqlite3.SQLITE_BUSY: f"the store did not answer within {LOCK_TIMEOUT_S:g} s; try again, or use Redis for this load",
 }
 NOT_OPEN = "the store is not open: it could not be started yet, or the gateway is shutting down; try again later"
 IN_MEMORY = "state is stored in memory only and is lost when this process ends"

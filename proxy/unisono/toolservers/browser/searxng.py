@@ -58,7 +58,7 @@ class SearxNG:
             async for chunk in answer.content.iter_any():
                 body += chunk
                 if len(body) > ANSWER_BYTES:
-                    raise BrowsingError("the search engine's answer is too large")
+                    raise BrowsingError(f"the search engine's answer has more than {ANSWER_BYTES:,} bytes")
         try:
             found = json.loads(body)
         except (ValueError, RecursionError):

@@ -112,7 +112,7 @@ class Web:
         if parts.scheme.lower() not in {"http", "https"} or not parts.hostname:
             raise BrowsingError("only http and https URLs can be opened")
         if len(url) > MAX_URL_LENGTH:
-            raise BrowsingError("the URL is too long")
+            raise BrowsingError(f"the URL has {len(url):,} characters; the limit is {MAX_URL_LENGTH:,}")
         if parts.username is not None or parts.password is not None:
             raise BrowsingError("URLs with a user name are not allowed")
 
