@@ -153,7 +153,7 @@ async def test_a_run_ends_at_its_time_limit(any_way: Sandbox, code: str) -> None
     outcome = await run("print('began', flush=True)\n" + code, any_way, RunLimits(seconds=0.7))
     assert 0.7 <= time.monotonic() - began < 4
     assert (outcome.timed_out, outcome.logs) == (True, "began\n")
-    assert outcome.remark == "[The program exceeded its time limit and was stopped.]"
+    assert outcome.remark == "[The program exceeded its time limit of 0.7 s and was stopped.]"
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ async def test_disk_usage_is_limited(any_way: Sandbox, code: str) -> None:
     if not (any_way.is_isolated and "No space left on device" in outcome.logs):
         # A deleted file is freed with its process, so the file system has space again.
         assert outcome.disk_full
-        assert outcome.remark == "[The program exceeded its file limit and was stopped.]"
+        assert outcome.remark == "[The program exceeded its limit of 16 MiB for files and was stopped.]"
     assert not outcome.timed_out
     # Other processes write to this disk too, but far less than a run would leave.
     assert shutil.disk_usage(tempfile.gettempdir()).used - before < 1024 * MIB

@@ -44,7 +44,7 @@ async def test_the_tool_returns_the_output_of_the_code(way: Sandbox) -> None:
 async def test_a_time_limit_is_reported_in_a_normal_result(way: Sandbox) -> None:
     async with python(way, RunLimits(seconds=0.5)) as client:
         result = await called(client, "python", code="print(1)\nwhile True: pass")
-        assert text_of(result) == "1\n[The program exceeded its time limit and was stopped.]"
+        assert text_of(result) == "1\n[The program exceeded its time limit of 0.5 s and was stopped.]"
         assert (result.is_error, result.structured_content["timed_out"]) == (False, True)
 
 

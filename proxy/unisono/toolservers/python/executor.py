@@ -79,16 +79,17 @@ class RunOutcome:
     left_out: int = 0
     disk_full: bool = False
     memory_full: bool = False
+    limits: RunLimits = RunLimits()
 
     @property
     def remark(self) -> str:
         """Explanation that the output lacks, or an empty string."""
         if self.disk_full:
-            return "[The program exceeded its file limit and was stopped.]"
+            return f"[The program exceeded its limit of {self.limits.disk // MIB:,} MiB for files and was stopped.]"
         if self.memory_full:
-            return "[The program exceeded its memory limit and was stopped.]"
+            return f"[The program exceeded its memory limit of {self.limits.memory // MIB:,} MiB and was stopped.]"
         if self.timed_out:
-            return "[The program exceeded its time limit and was stopped.]"
+            return f"[The program exceeded its time limit of {self.limits.seconds:g} s and was stopped.]"
         if self.exit_code is None:
             return "[The program was stopped.]"
         if self.exit_code < 0:
@@ -207,7 +208,7 @@ class CodeRunner:
             finally:
                 _end(process)
                 await asyncio.shield(process.wait())
-            return _outcome(_parse_status(status.read), output, overdue)
+            return _outcome(_parse_status(status.read), output, limits, overdue)
 
 
 class Pipe:
@@ -290,9 +291,9 @@ def _parse_status(end: int) -> dict[str, object]:
     return status if isinstance(status, dict) else {}
 
 
-def _outcome(status: dict[str, object], output: CapturedOutput, overdue: bool) -> RunOutcome:
+def _outcome(status: dict[str, object], output: CapturedOutput, limits: RunLimits, overdue: bool) -> RunOutcome:
     logs, left_out = output.text()
     code, number = status.get("exit"), status.get("signal")
     exit_code = code if isinstance(code, int) else -number if isinstance(number, int) else None
     limit = status.get("limit")
-    return RunOutcome(logs, exit_code, overdue or limit == "time", left_out, limit == "disk", limit == "memory")
+    return RunOutcome(logs, exit_code, overdue or limit == "time", left_out, limit == "disk", limit == "memory", limits)
