@@ -14,12 +14,12 @@ from tests.api.asgi import events_of
 from tests.api.folding import fold
 from tests.api.scripted import USAGE, call, commentary, final, finished, reasoning, unfit
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion, to_usage
+from unisono.api.collected_answer import collect
 from unisono.api.request_options import ReasoningField
 from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
-from unisono.engine.collect import collect
 from unisono.engine.request import GenerationReport
 
 FORMS = {"free": CallForm.CUSTOM, "old": CallForm.LEGACY}

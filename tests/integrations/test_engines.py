@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from unisono.api.collected_answer import collect_run
 from unisono.core.conversation import Conversation, Preamble, UserMessage
-from unisono.engine.collect import collect_run
 from unisono.engine.request import GenerationRequest, GenerationService
 from unisono.errors import ConfigError
 from unisono.integrations.engines import Engines, Site, Where

@@ -7,12 +7,12 @@ from contextlib import aclosing
 from dataclasses import asdict, fields, replace
 from typing import Any, Final, TypeAlias
 
+from unisono.api.collected_answer import CollectedAnswer, collect
 from unisono.api.summary import MAX_PRESERVED_CHARACTERS, compacted_items, newest_input, summary_of, summary_request
 from unisono.core.conversation import Conversation, Item, Json
 from unisono.core.events import Compacted, Delta, Event, Finished
 from unisono.core.frozen import dataclass
 from unisono.core.generation import DEFAULT_CONTEXT, FinishReason, Usage
-from unisono.engine.collect import CollectedAnswer, collect
 from unisono.engine.journal import noted_in
 from unisono.engine.request import (
     BatchStream,

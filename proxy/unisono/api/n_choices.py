@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from unisono.api.collected_answer import CollectedAnswer, collect_run
 from unisono.api.sse import EventSource, generation_source
 from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
-from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 
 

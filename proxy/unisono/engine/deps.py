@@ -16,8 +16,8 @@ from unisono.core.frozen import dataclass
 from unisono.core.ports import Violation
 from unisono.core.route_protocol import DeploymentPool
 from unisono.core.tools import SEARCH_LABEL, LeftOutTool, ToolHost
-from unisono.engine.constraints import RefusedConstraints
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.interventions.refused_constraints import RefusedConstraints
 from unisono.engine.prompt import RenderedPrompt, render
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey, ServerTools
 from unisono.engine.server_tools.loop import ToolLoop

@@ -39,8 +39,8 @@ from unisono.engine.attempt import (
     portions,
     with_last_tokens,
 )
-from unisono.engine.constraints import ConstraintTracker
 from unisono.engine.deps import EngineDeps
+from unisono.engine.interventions.refused_constraints import ConstraintTracker
 from unisono.engine.journal import source_of
 from unisono.engine.output import OutputReader, detached, replay
 from unisono.engine.prompt import continue_prompt

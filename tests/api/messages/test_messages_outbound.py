@@ -26,6 +26,7 @@ from tests.api.scripted import (
     reasoning,
     unfit,
 )
+from unisono.api.collected_answer import collect
 from unisono.api.messages.inbound import Thinking
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
@@ -33,7 +34,6 @@ from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Open
 from unisono.core.generation import FinishReason
 from unisono.core.server_tool_arguments import read_arguments
 from unisono.core.tools import ToolOutcome
-from unisono.engine.collect import collect
 from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import GenerationReport
 

@@ -20,6 +20,7 @@ from typing import Any, assert_never
 import orjson
 
 from unisono.api.chat.calls import has_room, to_call, to_finish_reason
+from unisono.api.collected_answer import CollectedAnswer
 from unisono.api.logprobs import to_choice_logprobs, to_entries
 from unisono.api.request_options import ReasoningField
 from unisono.api.sse import DONE, error_event, event
@@ -48,7 +49,6 @@ from unisono.core.events import (
 )
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Usage
-from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
 

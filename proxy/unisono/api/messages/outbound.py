@@ -16,6 +16,7 @@ from typing import Any, Final, assert_never
 
 import orjson
 
+from unisono.api.collected_answer import CollectedAnswer
 from unisono.api.gateway_tools import builtin_of
 from unisono.api.messages.answers import gateway_id
 from unisono.api.messages.content_blocks import TOOL_REMOVAL
@@ -49,7 +50,6 @@ from unisono.core.events import (
     join_deltas,
 )
 from unisono.core.frozen import dataclass
-from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
 

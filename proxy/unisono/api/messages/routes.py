@@ -13,6 +13,7 @@ from starlette.responses import Response
 from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import off_loop, read_json
 from unisono.api.caller_options import with_options
+from unisono.api.collected_answer import CollectedAnswer, collect_run
 from unisono.api.compacting import request_to_count, start_answer
 from unisono.api.disconnects import until_disconnect
 from unisono.api.end_user_fields import identify_end_user
@@ -41,7 +42,6 @@ from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.quotas import QuotaStatus
 from unisono.core.request_identity import identify
-from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import GenerationReport, GenerationService, GenerationStream
 
 # Length of an answer in characters that takes up to a millisecond to build. The arguments of calls are parsed for it.

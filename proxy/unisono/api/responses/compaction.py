@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from unisono.api.collected_answer import CollectedAnswer, collect_run
 from unisono.api.request_notes import MAX_NOTES, without_effect
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
@@ -25,7 +26,6 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.frozen import dataclass
-from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import GenerationReport
 
 # Fields of a request that have an effect here. Instructions and tools keep their position in the conversation, so

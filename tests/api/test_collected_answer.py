@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.api.collected_answer import collect, collect_run
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Finished, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
-from unisono.engine.collect import collect, collect_run
 
 END = Finished(FinishReason.STOP, Usage(3, 2, 1))
 THOUGHT, ANSWER, CALL = Reasoning(0), Text(1, Phase.FINAL), ToolCall(2, 0, "call_1", "f")
