@@ -7,10 +7,11 @@ each gets the time left for the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
+from time import monotonic
 from types import TracebackType
 from typing import Final
 
@@ -339,30 +340,56 @@ def portions(tokens: Sequence[int]) -> Iterable[Sequence[int]]:
     return (tokens[begin : begin + PORTION_TOKENS] for begin in range(0, len(tokens), PORTION_TOKENS))
 
 
-async def decode_text(chunk: Chunk, cap: TokenCap, decoder: Decoder) -> Sequence[int]:
-    """Return the tokens of a text chunk, limited by `cap`. Long texts are encoded in a thread."""
-    # `decoder` and `cap` belong to one generation, so a thread whose caller was cancelled changes nothing else.
-    is_long = len(chunk.text) > LONG_CHUNK_CHARS
-    tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)
-    if cap.tokens_to_encode(tokens) > LONG_MESSAGE_TOKENS:
-        return await asyncio.to_thread(cap.counted, tokens)
-    return cap.counted(tokens)
+class ChunkReader:
+    """Reader of the chunks of an attempt, whose tokens it decodes, limits, times and records.
 
-
-def with_last_tokens(
-    tokens: Sequence[int],
-    finish: FinishReason,
-    chunk: Chunk,
-    cap: TokenCap,
-    decoder: Decoder,
-    telemetry: AttemptTelemetry,
-) -> Sequence[int]:
-    """Return the tokens of the last chunk, with those that were not sent yet.
-
-    These are tokens that the decoder buffered, and a stop token that the backend does not send.
+    `decoder` converts text to tokens; None if the backend sends token ids. `record_first` reports the first token and
+    returns the deployment that sent it.
     """
-    stop = () if chunk.stop_token is None else (chunk.stop_token,)
-    rest = () if cap.room < 0 else (*decoder.end(), *stop)
-    telemetry.finish = finish.value
-    telemetry.pace.tokens += len(rest)  # the backend does not send them, but they were generated
-    return [*tokens, *rest]
+
+    def __init__(
+        self,
+        telemetry: AttemptTelemetry,
+        cap: TokenCap,
+        decoder: Decoder | None,
+        record_first: Callable[[], str],
+        add_logprobs: Callable[[Sequence[int], Chunk], None] | None,
+    ) -> None:
+        self._cap = cap
+        self._has_begun = False  # a token has arrived
+        self._telemetry = telemetry
+        self._decoder = decoder
+        self._record_first = record_first
+        self._add_logprobs = add_logprobs
+
+    async def read(self, chunk: Chunk) -> tuple[Sequence[int], FinishReason | None]:
+        """Return the tokens of a chunk, and the reason if the generation ends with it."""
+        telemetry, cap = self._telemetry, self._cap
+        if not self._has_begun and (chunk.tokens or chunk.text):
+            self._has_begun = True
+            telemetry.deployment = self._record_first()
+        if chunk.cached_tokens is not None:
+            telemetry.cached = chunk.cached_tokens
+        tokens = cap.counted(chunk.tokens) if self._decoder is None else await self._decode(chunk, self._decoder)
+        if self._add_logprobs is not None:
+            self._add_logprobs(tokens, chunk)
+        if tokens:
+            telemetry.pace.record(len(tokens), monotonic())
+        finish = FinishReason.LENGTH if cap.room < 0 else chunk.finish
+        if finish is None:
+            return tokens, None
+        telemetry.finish = finish.value
+        # Neither the tokens that the decoder buffered nor a stop token that the backend hides were sent yet.
+        buffered = () if self._decoder is None or cap.room < 0 else self._decoder.end()
+        hidden_stop = () if chunk.stop_token is None or cap.room < 0 else (chunk.stop_token,)
+        telemetry.pace.tokens += len(buffered) + len(hidden_stop)
+        return [*tokens, *buffered, *hidden_stop], finish
+
+    async def _decode(self, chunk: Chunk, decoder: Decoder) -> Sequence[int]:
+        """Return the tokens of a text chunk, limited by the cap. Long texts are encoded in a thread."""
+        # `decoder` and `cap` belong to one generation, so a thread whose caller was cancelled changes nothing else.
+        is_long = len(chunk.text) > LONG_CHUNK_CHARS
+        tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)
+        if self._cap.tokens_to_encode(tokens) > LONG_MESSAGE_TOKENS:
+            return await asyncio.to_thread(self._cap.counted, tokens)
+        return self._cap.counted(tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from time import monotonic
+from functools import partial
 
 from unisono.core.error_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.events import Event
@@ -34,10 +34,9 @@ from unisono.engine.attempt import (
     LONG_CHUNK_CHARS,
     PORTION_TOKENS,
     AttemptTelemetry,
+    ChunkReader,
     SlotSession,
-    decode_text,
     portions,
-    with_last_tokens,
 )
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.raw_text import RawText
@@ -301,25 +300,16 @@ class RawGeneration(BatchStream):
         stream = slot.deployment.backend.complete(job)
         telemetry = AttemptTelemetry(self.report, self._request, slot, job, 0, stream)
         add_logprobs = logprob_recorder(self._request, self.report, self._encoding)
+        record_first = partial(session.record_first_token, slot)
+        chunks = ChunkReader(telemetry, cap, decoder if is_text else None, record_first, add_logprobs)
         add_prompt_logprobs = prompt_recorder(job, self.report)
-        is_waiting, unpaused = True, 0
+        unpaused = 0
         async with telemetry, slot.first_token_limit():
             async for chunk in stream:
-                if is_waiting and (chunk.tokens or chunk.text):
-                    is_waiting = False
-                    telemetry.deployment = session.record_first_token(slot)
                 if chunk.cached_tokens is not None:
-                    telemetry.cached = chunk.cached_tokens
                     self._cached = self._cached or chunk.cached_tokens
                 add_prompt_logprobs(chunk)
-                tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
-                if add_logprobs is not None:
-                    add_logprobs(tokens, chunk)
-                if tokens:
-                    telemetry.pace.record(len(tokens), monotonic())
-                finish = FinishReason.LENGTH if cap.room < 0 else chunk.finish
-                if finish is not None:
-                    tokens = with_last_tokens(tokens, finish, chunk, cap, decoder, telemetry)
+                tokens, finish = await chunks.read(chunk)
                 events: list[Event] = []
                 for portion in portions(tokens):
                     if events:

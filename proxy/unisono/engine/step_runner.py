@@ -34,10 +34,9 @@ from unisono.engine.attempt import (
     LONG_MESSAGE_TOKENS,
     PORTION_TOKENS,
     AttemptTelemetry,
+    ChunkReader,
     SlotSession,
-    decode_text,
     portions,
-    with_last_tokens,
 )
 from unisono.engine.deps import EngineDeps
 from unisono.engine.interventions.refused_constraints import ConstraintTracker
@@ -200,12 +199,6 @@ class StepRunner:
             take=take,
         )
 
-    def _record_first_token(self, slot: Slot, job: CompletionJob) -> str:
-        """Record the first token of a generation, and return the deployment that sent it."""
-        deployment = self.session.record_first_token(slot)
-        self._constraints.record_token(slot, job.constraint)
-        return deployment
-
     def hand_over(self, events: list[Event], reader: OutputReader) -> bool:
         """Give a single delta to the sink; return whether the sink took it."""
         sink = self.sink
@@ -225,24 +218,23 @@ class StepRunner:
         """Yield the events of one generation; `first` is the builder of the first prompt."""
         stream = slot.deployment.backend.complete(job)
         telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.context.number, stream)
-        is_waiting, unpaused, is_text = True, 0, slot.capabilities.output is not OutputForm.IDS
+        is_text = slot.capabilities.output is not OutputForm.IDS
         cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text)
         add_logprobs = logprob_recorder(self._request, self._report, self._deps.encoding)
+
+        def record_first() -> str:
+            deployment = self.session.record_first_token(slot)
+            self._constraints.record_token(slot, job.constraint)
+            taker.start(cap, telemetry.pace)
+            return deployment
+
+        chunks = ChunkReader(telemetry, cap, decoder if is_text else None, record_first, add_logprobs)
+        unpaused = 0
         async with telemetry, slot.first_token_limit():
             async for chunk in stream:
-                if is_waiting and (chunk.tokens or chunk.text):
-                    is_waiting, telemetry.deployment = False, self._record_first_token(slot, job)
-                    taker.start(cap, telemetry.pace)
-                if chunk.cached_tokens is not None:
-                    _record_cached(chunk, telemetry, first)
-                tokens = await decode_text(chunk, cap, decoder) if is_text else cap.counted(chunk.tokens)
-                if add_logprobs is not None:
-                    add_logprobs(tokens, chunk)
-                if tokens:
-                    telemetry.pace.record(len(tokens), monotonic())
-                finish = FinishReason.LENGTH if cap.room < 0 else chunk.finish
-                if finish is not None:
-                    tokens = with_last_tokens(tokens, finish, chunk, cap, decoder, telemetry)
+                if first is not None and chunk.cached_tokens is not None:
+                    first.record_cached(chunk)
+                tokens, finish = await chunks.read(chunk)
                 # A read without a token emits nothing, since the journal could not record it.
                 events = taker.pop_events()
                 for portion in portions(tokens):
@@ -268,7 +260,7 @@ class StepRunner:
 class TokenTaker:
     """Reader of the ordinary tokens of one generation in the callback of the network.
 
-    It takes none before `start`, which follows the first token.
+    It takes none before `start`, which follows the first token. It has no reference to the job, which refers to it.
     """
 
     __slots__ = ("_cap", "_events", "_pace", "_reader", "_runner")
@@ -281,8 +273,7 @@ class TokenTaker:
         self._events: list[Event] = []  # of tokens that were read, but not delivered
 
     def start(self, cap: TokenCap, pace: Pace) -> None:
-        self._cap = cap
-        self._pace = pace
+        self._cap, self._pace = cap, pace
 
     def take(self, chunk: Chunk) -> bool:
         """Read the tokens of a chunk, and return whether their events were delivered.
@@ -307,12 +298,6 @@ class TokenTaker:
         """Return the events that were not delivered."""
         events, self._events = self._events, []
         return events
-
-
-def _record_cached(chunk: Chunk, telemetry: AttemptTelemetry, first: PromptBuilder | None) -> None:
-    telemetry.cached = chunk.cached_tokens
-    if first is not None:
-        first.record_cached(chunk)
 
 
 def _drop(events: list[Event]) -> bool:
