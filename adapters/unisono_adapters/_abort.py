@@ -8,30 +8,11 @@ from __future__ import annotations
 import asyncio
 
 from unisono.core.generation import Timeouts
+from unisono.core.limit_texts import incomplete, no_first_token, silent
 from unisono.net.http_response import HttpResponse
 
+BACKEND = "the backend"  # subject of messages about expired limits
 LATE_READ_S = 0.05  # for reading bytes that arrived in time while the event loop was busy
-
-
-# Messages for expired time limits. They name the setting, because an operator seldom knows which one expired.
-
-
-def not_started(timeouts: Timeouts) -> str:
-    limit_s, setting = min((timeouts.first_token_s, "first_token_timeout_s"), (timeouts.total_s, "timeout"))
-    return f"the backend sent no first token within {limit_s:g} s; if it needs longer, raise `{setting}` of the model"
-
-
-def stopped(timeouts: Timeouts) -> str:
-    return (
-        f"the backend sent nothing for {timeouts.silence_s:g} s in the middle of its answer; "
-        "if it needs longer, raise `stream_timeout` of the model"
-    )
-
-
-def not_complete(timeouts: Timeouts) -> str:
-    return (
-        f"the answer was not complete within {timeouts.total_s:g} s; if it needs longer, raise `timeout` of the model"
-    )
 
 
 class AbortTimer:
@@ -87,13 +68,14 @@ class AbortTimer:
         # No reader waits: the earliest end of a silence that would begin now.
         due = now + self._silence_s if self.due_at is None else self.due_at
         if now >= self._total_at:
-            self.expired = not_complete(self._timeouts)
+            self.expired = incomplete(self._timeouts)
         elif now >= due and not self._is_late:
             self._is_late = True
             self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._on_timer)
             return
         elif now >= due:
-            self.expired = not_started(self._timeouts) if self._first else stopped(self._timeouts)
+            text = no_first_token if self._first else silent
+            self.expired = text(BACKEND, self._timeouts)
         else:
             self._timer = self._loop.call_at(min(due, self._total_at), self._on_timer)
             return

@@ -63,7 +63,7 @@ async def generate(
             chunk, chunks.unread = chunks.unread, None
             if chunk is None:
                 events = answer.read_nowait()
-                chunk = chunks.started(await asyncio.to_thread(fold.feed, events) if is_long else fold.feed(events))
+                chunk = chunks.recorded(await asyncio.to_thread(fold.feed, events) if is_long else fold.feed(events))
                 del events
             if chunk is not None:
                 yield chunk
@@ -75,9 +75,9 @@ async def generate(
 
 
 class _Chunks:
-    """Chunks of one answer that are made in the callback of the network.
+    """Converter of the events of one answer to chunks, in the network callback.
 
-    `take` is that of the job. A chunk that it does not take is left in `unread`.
+    Each chunk is offered to `take`, the callback of the job. A chunk that it leaves is stored in `unread`.
     """
 
     __slots__ = ("_answer", "_fold", "_take", "has_started", "unread")
@@ -90,15 +90,15 @@ class _Chunks:
         self.unread: Chunk | None = None
 
     def consume(self, events: list[bytes]) -> bool:
-        """Convert the events of a read; return True if the task need not wake for them."""
-        chunk = self.started(self._fold.feed(events))
+        """Convert the events of a read; return True if the task need not wake up for them."""
+        chunk = self.recorded(self._fold.feed(events))
         if chunk is None or (self._take is not None and not self._fold.done and self._take(chunk)):
             return True
         self.unread = chunk
         return False
 
-    def started(self, chunk: Chunk | None) -> Chunk | None:
-        """Return `chunk`, and record that it is a sign of life."""
+    def recorded(self, chunk: Chunk | None) -> Chunk | None:
+        """Return `chunk`; a chunk ends the silence of the backend."""
         if chunk is not None:
             self._answer.delivered()
             self.has_started = True

@@ -75,7 +75,7 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str
         ConnectTimeout,
         BackendTimeout,
         Symptom.NO_CONNECTION,
-        "the backend accepted {error}; check its address, or raise `connect_timeout_s` of the model",
+        "the backend cannot be reached: {error}; check its address, or raise `connect_timeout_s` of the model",
     ),
     (ConnectFailed, BackendUnavailable, Symptom.NO_CONNECTION, "the backend cannot be reached"),
     (PoolClosed, BackendUnavailable, None, "the backend is being removed"),

@@ -20,6 +20,7 @@ import orjson
 from yarl import URL
 
 from unisono.core.generation import Timeouts
+from unisono.core.limit_texts import incomplete, no_first_token, seconds, silent
 from unisono.core.passthrough_request import Upload
 from unisono.core.ports import BackendOptions
 from unisono.core.renamed import renamed
@@ -27,7 +28,7 @@ from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, ConfigError
 from unisono.net.connection_pool import ConnectionPool
 from unisono.net.http_response import HttpResponse
-from unisono_adapters._abort import AbortTimer, not_complete, not_started, stopped
+from unisono_adapters._abort import BACKEND, AbortTimer
 from unisono_adapters._failures import CAUGHT, MAX_DETAIL_LENGTH, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
 
@@ -36,7 +37,7 @@ MAX_RESPONSE_BYTES = 4 * 1024 * 1024  # for an answer that is not a stream, in b
 MAX_PASSTHROUGH_BYTES = 64 * 1024 * 1024  # the same in pass-through
 MAX_BATCH_BYTES = 8 * 1024  # of a stream, processed before other streams get their turn
 LINGER_S = 0.1  # for the end of a finished answer, so that its connection can be reused
-NO_STATUS = "the backend did not answer a status request within {limit_s:.3g} s; check its load"
+NO_STATUS = "the backend did not answer a status request within {limit}; check its load"
 NO_PAGE = (400, 403, 404, 405, 501)  # for a page that a server does not have or was started without
 
 # Header line of a request that accepts any media type.
@@ -75,8 +76,8 @@ class BackendAnswer:
     def next_data(self, consume: Callable[[list[bytes]], bool] | None = None) -> Future[None]:
         """Return a future for the next data, the end or a failure.
 
-        Call it only while nothing is readable. `consume` takes the data of the events of a short read, in the callback
-        of the network. It returns True if the caller goes on waiting, and its errors are those of the future.
+        Call it only while nothing is readable. `consume` is called with the data of the events of a short read, in the
+        network callback. If it returns True, the caller keeps waiting. An error that it raises is set on the future.
         """
         watch = self._watch
         if watch.due_at is None:
@@ -157,7 +158,7 @@ class BackendBytes:
     async def read(self) -> bytes:
         """Return the next bytes; empty at the end. Raises the `BackendError` family."""
         due_at = asyncio.get_running_loop().time() + self._timeouts.silence_s
-        message = stopped(self._timeouts) if due_at < self._ends_at else not_complete(self._timeouts)
+        message = silent(BACKEND, self._timeouts) if due_at < self._ends_at else incomplete(self._timeouts)
         with _mapped_failures(message):
             async with asyncio.timeout_at(min(due_at, self._ends_at)):
                 return await self._response.read(MAX_BATCH_BYTES)
@@ -210,14 +211,14 @@ class BackendHttp:
                     response.close()
                     raise
         except TimeoutError as error:
-            raise BackendTimeout(not_started(timeouts)) from error
+            raise BackendTimeout(no_first_token(BACKEND, timeouts)) from error
         except CAUGHT as error:
             raise fault(error) from error
         return BackendAnswer(response, framing, AbortTimer(started, timeouts, response))
 
     async def post_whole(self, path: str, body: bytes, job: Job) -> object:
         """Send a JSON body and return the decoded JSON response. Raises the `BackendError` family."""
-        with _mapped_failures(not_complete(job.timeouts)):
+        with _mapped_failures(incomplete(job.timeouts)):
             async with asyncio.timeout(job.timeouts.total_s):
                 headers = self._headers_for(job, "application/json")
                 response = await self._send("POST", path, headers, body, job.timeouts.connect_s)
@@ -232,7 +233,7 @@ class BackendHttp:
         `model` is the server's name. Raises the `BackendError` family.
         """
         ends_at = asyncio.get_running_loop().time() + job.timeouts.total_s
-        with _mapped_failures(not_complete(job.timeouts)):
+        with _mapped_failures(incomplete(job.timeouts)):
             async with asyncio.timeout_at(ends_at):
                 headers, connect_s = self._headers_for(job, "*/*"), job.timeouts.connect_s
                 if isinstance(body, bytes):
@@ -262,7 +263,7 @@ class BackendHttp:
         method = "GET" if request_body is None else "POST"
         body = b"" if request_body is None else orjson.dumps(request_body)
         not_json = "the backend answered a status request with something other than JSON"
-        with _mapped_failures(NO_STATUS.format(limit_s=PROBE_S)):
+        with _mapped_failures(NO_STATUS.format(limit=seconds(PROBE_S))):
             async with asyncio.timeout(PROBE_S):
                 response = await self._send(method, path, ACCEPT_ANY, body, PROBE_S)
                 try:
@@ -282,7 +283,7 @@ class BackendHttp:
         """Return the body of a status page; None if the server has none.
 
         Raises the `BackendError` family: BackendProtocolError for more than `max_bytes` bytes."""
-        with _mapped_failures(NO_STATUS.format(limit_s=max(0.0, within_s))):
+        with _mapped_failures(NO_STATUS.format(limit=seconds(max(0.0, within_s)))):
             async with asyncio.timeout(within_s):
                 response = await self._send("GET", path, ACCEPT_ANY, b"", within_s)
                 try:

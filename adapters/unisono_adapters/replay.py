@@ -40,6 +40,7 @@ from unisono.core.generation import (
     Load,
     OutputForm,
 )
+from unisono.core.limit_texts import seconds
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
@@ -94,7 +95,7 @@ class ReplayBackend:
             async with asyncio.timeout(limit_s):
                 turns = await self._load()
         except TimeoutError as error:
-            raise BackendTimeout(f"the recording was not read within {limit_s:g} s; use a smaller one") from error
+            raise BackendTimeout(f"the recording was not read within {seconds(limit_s)}; use a smaller one") from error
         prompt = tuple(job.prompt.tokens)
         tokens, finish = _answer(turns, prompt)
         if len(tokens) > job.max_tokens or (len(tokens) == job.max_tokens and finish is FinishReason.LENGTH):

@@ -128,7 +128,7 @@ async def test_a_slow_image_does_not_hold_up_the_others() -> None:
     describer = ImageDescriber(service, timeout_s=0.05)
     described = await describer.describe({"old": image("BB=="), "new": image("AA==")}, VISION)
     assert described["new"].text == "New."
-    assert described["old"].problem == "the vision model took longer than 0.05 s"
+    assert described["old"].problem == "the images were not described within 0.05 s"
     assert [run.closed for run in service.runs] == [1, 1]
 
 

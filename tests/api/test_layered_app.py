@@ -61,7 +61,7 @@ OTHERS = (
 LAZY = (GatewayRoute("/lazy/one", direct, methods=["POST"], direct=True), WebSocketRoute("/lazy/socket", socket))
 # States for which FastAPI was built.
 BUILT: list[State] = []
-# Beginnings of lazy routes that were loaded.
+# Path prefixes of the lazy routes that were loaded.
 LOADED: list[str] = []
 
 
@@ -82,13 +82,13 @@ def nothing_built() -> None:
     LOADED.clear()
 
 
-def lazy(beginning: str, routes: tuple[BaseRoute, ...] = ()) -> LazyRoutes:
+def lazy(prefix: str, routes: tuple[BaseRoute, ...] = ()) -> LazyRoutes:
     def load(state: State) -> tuple[BaseRoute, ...]:
         time.sleep(0.01)
-        LOADED.append(beginning)
+        LOADED.append(prefix)
         return routes
 
-    return LazyRoutes((beginning,), load)
+    return LazyRoutes((prefix,), load)
 
 
 def layered(key: str | None = None, records: list[RequestRecord] | None = None) -> LayeredApp:

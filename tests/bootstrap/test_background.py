@@ -56,7 +56,7 @@ async def test_the_runner_is_built_for_the_first_abandoned_response_in_a_thread(
     await store.aclose()
 
 
-async def test_a_runner_that_is_built_during_a_close_is_closed_or_knows_it() -> None:
+async def test_a_runner_that_is_built_during_or_after_a_close_runs_no_job() -> None:
     store = open_store("memory://")
     runners: list[FakeRunner] = []
 

@@ -18,12 +18,12 @@ def app() -> LayeredApp:
     return build(parse({"model_list": [MODEL], "store": {"url": "memory://"}}, {}).config)
 
 
-def test_the_paths_of_an_api_begin_as_its_lazy_routes_say() -> None:
+def test_the_path_of_each_lazy_route_starts_with_a_declared_prefix() -> None:
     built = app()
     for lazy in built._lazy:
         for route in lazy.load(built.state):
             assert isinstance(route, GatewayRoute | WebSocketRoute)
-            assert route.path.startswith(lazy.beginnings)
+            assert route.path.startswith(lazy.path_prefixes)
 
 
 def test_every_route_without_fastapi_is_direct_or_lazy() -> None:
@@ -40,6 +40,6 @@ def test_lazy_routes_share_the_runner_of_background_responses() -> None:
     built = app()
     before = built.state.gateway.background
     assert before.runner() is before.runner()
-    [lazy] = [lazy for lazy in built._lazy if "/v1/responses" in lazy.beginnings]
+    [lazy] = [lazy for lazy in built._lazy if "/v1/responses" in lazy.path_prefixes]
     lazy.load(built.state)
     assert built.state.ResponsesApi.runner is before.runner()

@@ -82,7 +82,7 @@ async def test_backend_answers_consecutive_requests(kind: Kind, tmp_path: Path) 
             assert kind.delivered(await collect(backend)) == kind.answer
 
 
-# Chunks that are taken in the callback of the network
+# Chunks that are taken in the network callback
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])

@@ -592,7 +592,7 @@ class Transport(asyncio.Transport):
 
 
 def keep(given: list[bytes], read: bytes) -> bool:
-    """Take a read, and go on waiting after every second one."""
+    """Store a read; keep waiting if its length is odd."""
     given.append(read)
     return len(read) % 2 > 0
 

@@ -122,7 +122,7 @@ async def test_waiting_for_a_slot_counts_against_the_deadline() -> None:
 
     timeouts = replace(TIMES, total_s=0.3)
     dying = Slow([OUTPUT], dies_after=2, timeouts=timeouts, name="one")
-    with pytest.raises(BackendTimeout, match="No backend was free"):
+    with pytest.raises(BackendTimeout, match="No backend became free"):
         async for _ in engine_of(Full([dying, replace(dying, name="two")])).start(GenerationRequest("m", CONVERSATION)):
             pass
 

@@ -1,4 +1,4 @@
-"""Messages about an expired time limit state the limit."""
+"""Messages about an expired time limit or a size limit state the limit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*(ROOT / "proxy").rglob("*.py"), *(ROOT / "adapters").rglob("*.py")])
-# "in time" hides how long the gateway waited, and which setting has the limit.
+# "in time" hides how long the gateway waited, and which setting raises the limit.
 VAGUE = re.compile(r"\bin time\b|\btook too long\b|\bexceeds? (the|its) size limit$")
 
 
 def vague_texts(source: str) -> list[str]:
-    """Return the texts of a module without a limit. Docstrings and comments may have them."""
+    """Return the texts of a module that do not state their limit. Docstrings and comments are exempt."""
     if not re.search(VAGUE.pattern.removesuffix("$"), source):
         return []
     tree = ast.parse(source)

@@ -16,7 +16,7 @@ SOURCES = sorted([*(ROOT / "proxy").rglob("*.py"), *(ROOT / "adapters").rglob("*
 # Entry points and programs in documents name their objects. Routes, commands and validators have decorators.
 NAMING = (ROOT / "pyproject.toml", *(ROOT / "docs").glob("*.md"))
 USED_ELSEWHERE = {
-    "BackendFactory": "protocol for adapters of others",
+    "BackendFactory": "protocol for third-party adapters",
     "READ_BY_OTHERS": "a test of the keywords' table",
     "engine_pid": "tests of the engine process",
     "astreaming": "litellm",

@@ -92,7 +92,7 @@ async def test_call_is_refused_after_its_deadline_or_if_the_queue_is_full() -> N
     await settled()
     waiting = [recorder.call("a2", within_s=0.05), recorder.call("a3")]
     await settled()
-    with pytest.raises(NoSlot, match=r"^2 calls are waiting"):
+    with pytest.raises(NoSlot, match=r"^2 calls of this client are waiting"):
         await recorder.call("a4")
     other = recorder.call("b1")
     with pytest.raises(NoSlot, match="deadline"):

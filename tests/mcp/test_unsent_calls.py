@@ -88,7 +88,9 @@ async def test_deadline_while_connecting_counts_as_not_executed(
         assert lookups.has_stalled.is_set()
         assert (outcome.is_error, outcome.outcome_unknown) == (True, False), outcome.text
         assert re.fullmatch(
-            r"The tool server was not ready within [\d.]+ s; check it, or raise its `timeout`\.", outcome.text
+            r"The tool server was not ready within [\d.]+ s; the operator can check the server, or raise its "
+            r"`timeout`\.",
+            outcome.text,
         )
         lookups.release()
         await asyncio.sleep(0.1)

@@ -152,7 +152,7 @@ async def test_only_the_redirected_write_of_a_batch_is_sent_again() -> None:
     assert (first.runs, other.runs) == (1, 1)
 
 
-async def test_a_write_without_end_of_redirections_is_an_error() -> None:
+async def test_endless_redirections_of_a_write_are_an_error() -> None:
     first, other = RedirectingNode(*[MOVED] * 99), RedirectingNode()
     async with link_on(first, other) as link:
         first.other = first

@@ -136,7 +136,7 @@ class _Engine:
         assert command.constraint is not None, "a request without a constraint"
         place = (number, command.id)
         if len(self.compiling) >= self.max_compiling:
-            reason = f"{self.max_compiling} requests are waiting for their grammars to be compiled, which is the limit"
+            reason = f"{self.max_compiling} grammars are waiting to be compiled, which is the limit; try again later"
             self._send([(number, RequestRefused(command.id, "overloaded", reason))])
             return
         self.compiling.add(place)

@@ -22,6 +22,7 @@ from unisono.core.generation import (
     OutputForm,
     Timeouts,
 )
+from unisono.core.limit_texts import incomplete, no_first_token, silent
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.core.scoring import ScoreJob, TokenScore
@@ -250,9 +251,9 @@ async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_a
         if engine.silent_since(asked_at) > _STALLED_S:
             engine.kill()
         if total_left < patience:
-            raise BackendTimeout(f"the answer was not complete within {timeouts.total_s:g} s") from error
-        what = "token" if has_started else "first token"
-        raise BackendTimeout(f"no {what} within {patience:g} s") from error
+            raise BackendTimeout(incomplete(timeouts)) from error
+        text = silent if has_started else no_first_token
+        raise BackendTimeout(text("the engine process", timeouts)) from error
 
 
 def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chunk:

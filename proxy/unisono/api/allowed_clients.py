@@ -76,7 +76,7 @@ class AllowedAddresses:
 def is_local_host_header(value: str) -> bool:
     """Return True if a Host header names this machine.
 
-    A web page whose domain resolves to this machine sends its own domain.
+    With DNS rebinding, a web page reaches this machine under its own domain, which the header then names.
     """
     try:
         parts = urlsplit(f"//{value}")

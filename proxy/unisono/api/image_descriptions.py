@@ -134,7 +134,7 @@ class ImageDescriber:
         for key in urls:
             if self._cache.get(key) is None:
                 self._cache.put(
-                    key, ImageDescription(problem=f"the vision model took longer than {self._timeout_s:g} s")
+                    key, ImageDescription(problem=f"the images were not described within {self._timeout_s:g} s")
                 )
 
     async def _ask(self, key: bytes, url: str, vision: VisionRequest, own_slots: asyncio.Semaphore) -> None:

@@ -1,7 +1,7 @@
 """Application of a gateway: ASGI layers, `direct` routes, and FastAPI for the others.
 
-Modules of APIs, and FastAPI with those of its routes, are imported in a thread for the first request that needs them.
-Many gateways serve only one API. FastAPI alone takes 0.2 s and 10 MB.
+The modules of an API, and FastAPI with the modules of its routes, are imported in a thread for the first request that
+needs them, because many gateways serve only one API. FastAPI alone takes 0.2 s and 10 MB.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 class LazyRoutes:
     """Routes that are imported for the first request to one of them.
 
-    The path of such a request begins with one of `beginnings`. `load` is called in a thread. It puts the dependencies
-    of the routes into the state of the application.
+    The path of each route starts with one of `path_prefixes`. `load` is called in a thread. It puts the dependencies
+    of the routes into the state of the application, and returns the routes.
     """
 
-    beginnings: tuple[str, ...]
+    path_prefixes: tuple[str, ...]
     load: Callable[[State], Iterable[BaseRoute]]
 
 
@@ -46,8 +46,8 @@ class LayeredApp:
 
     The application calls the WebSockets and the `direct` endpoints with fixed paths among `routes` and `lazy` itself,
     because Starlette and FastAPI need ten more layers for a request. For all other requests, `build_fastapi` returns
-    the FastAPI application of all routes. It is called after all of `lazy` are loaded, and must use the given state,
-    which is `state` of this application.
+    the FastAPI application of all routes. It is called after all `lazy` routes are loaded. It must use the given
+    state, which is `state` of this application.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LayeredApp:
         self.lifespan = lifespan
         self._direct: dict[tuple[str | None, str], GatewayRoute | WebSocketRoute] = {}
         self._add_direct(routes)
-        # Those that are not loaded yet.
+        # Routes that are not loaded yet.
         self._lazy = [*lazy]
         self._build_fastapi = build_fastapi
         self._loading = asyncio.Lock()
@@ -101,7 +101,7 @@ class LayeredApp:
         # Routes are loaded before the layers run, because the record of a request that they refuse names its route.
         async with self._loading:
             for lazy in [*self._lazy]:
-                if scope["path"].startswith(lazy.beginnings):
+                if scope["path"].startswith(lazy.path_prefixes):
                     await self._load(lazy)
             if self._fastapi is None and self._direct_route(scope) is None:
                 for lazy in [*self._lazy]:

@@ -78,7 +78,7 @@ class RequestIds:
                 except OSError:
                     status = CLIENT_CLOSED_REQUEST
                     raise
-                # A server also discards the head for a client that has disconnected.
+                # A server may also discard the head without an error if the client has disconnected.
                 writer: BodyWriter | None = state.get(BODY_WRITER)
                 if writer is not None and not writer.is_head_written():
                     status = CLIENT_CLOSED_REQUEST

@@ -1,4 +1,4 @@
-"""Parts that all APIs share which send requests to models."""
+"""Parts shared by all APIs that send requests to models."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FINGERPRINT = f"unisono-{__version__}"
 class ApiParts:
     """Gateway, generation service, background responses, and readers of images and files.
 
-    `describer` is None if no model has a vision model. `passing_files` reads the files of requests that pass through;
-    it is None if nothing inspects their text.
+    `describer` is None if no model has a vision model. `passing_files` reads the files of pass-through requests;
+    it is None if no hook or guardrail inspects their text.
     """
 
     gateway: Gateway

@@ -1,4 +1,4 @@
-"""Background responses of a gateway, imported when there is something to run."""
+"""Background responses of a gateway. Their modules are imported at the first use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class BackgroundResponses:
     """Runner of background responses, and the search for those that other processes abandoned.
 
-    `build` imports the modules of the runner and returns it; its argument is true if the runner may run no job. It is
-    called in a thread: for the first request to the Responses API, or for the first abandoned response.
+    `build` imports the modules of the runner and returns it. Its argument is True if the gateway is closing, so that
+    the runner must not run jobs. It is called in a thread, for the first request to the Responses API or for the first
+    abandoned response.
     """
 
     def __init__(self, store: Store, lease_s: float, build: Callable[[bool], BackgroundRunner]) -> None:

@@ -1,6 +1,6 @@
-"""All routes, and dependencies of those that need FastAPI.
+"""All routes, and the dependencies of those that need FastAPI.
 
-Imported for the first such request.
+This module is imported for the first request that needs FastAPI.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _TABLES = (
     *(STORED_RESPONSES, STORED_OPEN_RESPONSES, CONVERSATIONS),
     *(MODEL_FACTS, USAGE, REQUESTS, TOKENIZER, ADMIN, WEB, DOCUMENT),
 )
-# All routes of a gateway, in the order of the document.
+# All routes of a gateway, in the order of the OpenAPI document.
 ROUTES: tuple[BaseRoute, ...] = tuple(route for table in _TABLES for route in table.routes)
 
 
 def build_fastapi(gateway: Gateway, state: State, *, check: Build[object], share: int) -> FastAPI:
     """Return the application of all routes, and put the missing dependencies into `state`.
 
-    All `LazyRoutes` were loaded. `check` builds a gateway without running it, to check a configuration. This process
-    is one of `share` processes.
+    All `LazyRoutes` must have been loaded. `check` builds a gateway without running it, to check a configuration. This
+    process is one of `share` processes.
     """
     config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
     observing, responses = gateway.parts.observing, find_dependency(state, ResponsesApi).deps

@@ -1,6 +1,6 @@
 """Routes of Completions and of the APIs that generate no text, and their dependencies.
 
-They are imported for the first request to one of them.
+This module is imported for the first request to one of these APIs.
 """
 
 from __future__ import annotations

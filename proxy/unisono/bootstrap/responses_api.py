@@ -1,6 +1,6 @@
 """Routes of the Responses API that generate or count, and their dependencies.
 
-Imported for the first request to this API, or for a background response that another process abandoned.
+This module is imported for the first request to this API, or for a background response that another process abandoned.
 """
 
 from __future__ import annotations

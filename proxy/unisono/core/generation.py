@@ -214,8 +214,8 @@ class CompletionJob:
     prompt_logprobs: bool = False
     # Parent span for the spans of the backend.
     trace: TraceContext | None = None
-    # Reads a chunk before it is yielded, and returns True if it must not be yielded. A backend may call it from a
-    # callback of the network, which saves a switch of tasks per token. It may also ignore it.
+    # Called with a chunk before it is yielded; True means that the chunk is consumed and must not be yielded. A backend
+    # may call it from a network callback, which saves a task switch per token, or not at all.
     take: Callable[[Chunk], bool] | None = None
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from unisono.core.deadline import Deadline
 from unisono.core.generation import Chunk, CompletionJob, FinishReason, Timeouts
+from unisono.core.limit_texts import seconds
 from unisono.core.observer import Pace, SlotWait, StepDone
 from unisono.core.requested_routing import NO_ROUTING
 from unisono.core.route_protocol import DeploymentPool, RouteRequest, RouteRequirements, Slot
@@ -116,8 +117,8 @@ class SlotSession:
         except TimeoutError:
             failure = BackendTimeout.code
             raise BackendTimeout(
-                f"No backend was free within {limit_s or 0.0:.3g} s, the rest of the time limit of the answer; try "
-                "again later. The operator can raise `timeout` of the model."
+                f"No backend became free within the {seconds(limit_s or 0.0)} that were left of the answer's time "
+                "limit; try again later. The operator can raise `timeout` of the model."
             ) from None
         except UnisonoError as error:
             failure = error.code
@@ -141,7 +142,10 @@ class SlotSession:
             other_kind=self._request.routing.has_other_kind,
         )
         if timeouts.total_s <= 0.0:
-            raise BackendTimeout(f"The answer was not complete within {configured.total_s:g} seconds.")
+            raise BackendTimeout(
+                f"The answer was not complete within {seconds(configured.total_s)}; if it needs longer, raise "
+                "`timeout` of the model."
+            )
         self._is_used = True
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 

@@ -1,6 +1,6 @@
 """Dependencies shared by all generations, and preparation of a request before rendering.
 
-The memory of prompts that token counts rendered is bounded.
+The cache of prompts that token counts rendered is bounded.
 """
 
 from __future__ import annotations

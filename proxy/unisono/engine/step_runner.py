@@ -258,9 +258,10 @@ class StepRunner:
 
 
 class TokenTaker:
-    """Reader of the ordinary tokens of one generation in the callback of the network.
+    """Reader of the ordinary tokens of one generation in the network callback.
 
-    It takes none before `start`, which follows the first token. It has no reference to the job, which refers to it.
+    It takes no chunk before `start`, which is called after the first token. It does not refer to the job, because the job
+    refers to it.
     """
 
     __slots__ = ("_cap", "_events", "_pace", "_reader", "_runner")
@@ -276,9 +277,10 @@ class TokenTaker:
         self._cap, self._pace = cap, pace
 
     def take(self, chunk: Chunk) -> bool:
-        """Read the tokens of a chunk, and return whether their events were delivered.
+        """Read the tokens of a chunk; return True if the chunk need not be yielded.
 
-        Tokens that may take long to read, or that may end the generation, are left in the chunk.
+        Tokens that may take long to read, or that may end the generation, are left in the chunk. If the events of the
+        tokens could not be delivered, `pop_events` returns them.
         """
         cap, tokens = self._cap, chunk.tokens
         if cap is None or self._runner.sink is None or chunk.finish is not None or chunk.cached_tokens is not None:

@@ -21,9 +21,8 @@ MAX_ENUM = 5_000
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
-
-# Limits of all tools of one request.
-MAX_JSON = 1_000_000
+# Limits for all tools of one request together.
+MAX_JSON_BYTES = 1_000_000
 MAX_NODES = 10_000
 MAX_CHARACTERS = 400_000
 
@@ -32,11 +31,11 @@ MAX_CHARACTERS = 400_000
 class SchemaBudget:
     """Remaining budget for all tools of one request.
 
-    `json` counts characters as sent, `nodes` the visited schemas with references expanded, `characters` the
+    `json` counts bytes of ASCII JSON, `nodes` the visited schemas with references expanded, `characters` the
     declared text.
     """
 
-    json: int = MAX_JSON
+    json: int = MAX_JSON_BYTES
     nodes: int = MAX_NODES
     characters: int = MAX_CHARACTERS
 
@@ -46,9 +45,15 @@ class SchemaBudget:
         self.nodes -= nodes
         self.characters -= characters
         if min(self.json, self.nodes, self.characters) < 0:
+            limit = (
+                f"{MAX_JSON_BYTES:,} bytes of JSON"
+                if self.json < 0
+                else f"{MAX_NODES:,} schemas, with expanded references"
+                if self.nodes < 0
+                else f"{MAX_CHARACTERS:,} characters of text, with expanded references"
+            )
             raise InvalidRequest(
-                f"The tools exceed a limit: {MAX_JSON:,} characters of JSON, or with expanded references {MAX_NODES:,} "
-                f"schemas or {MAX_CHARACTERS:,} characters; declare fewer or shorter ones."
+                f"The tools of a request may have at most {limit}; declare fewer tools, or shorter ones."
             )
 
 

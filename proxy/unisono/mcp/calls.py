@@ -109,7 +109,10 @@ async def _send_call(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call of a tool; `until` is a time of the event loop, `within` its limit for messages."""
+    """Call of a tool.
+
+    `until` is its limit as a time of the event loop, `within` the same limit as the end of a message.
+    """
 
     tool: str
     arguments: ToolArguments
@@ -228,7 +231,10 @@ def _refused(exchange: Exchange, error: MCPError, limits: McpLimits) -> CallAtte
     # The SDK limits the size of an event, and has no error code of its own for one that is too large.
     if exchange.is_too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
         return CallAttempt(
-            _failed(f"The result of the tool cannot be read: {exchange.problem or too_large(limits.answer_bytes)}.")
+            _failed(
+                f"The result of the tool cannot be read: {exchange.problem or too_large(limits.answer_bytes)}; "
+                "ask for less."
+            )
         )
     if not exchange.sent:
         return CallAttempt(

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 
 class NoSlot(Exception):
-    """No slot at a server became free in time."""
+    """A call got no slot at a server."""
 
 
 class FairQueue:
@@ -48,7 +48,10 @@ class FairQueue:
             return
         queue = self._waiting.setdefault(owner, deque())
         if len(queue) >= self._max_waiting:
-            raise NoSlot(f"{len(queue)} calls are waiting for this tool server, which is the limit. Try again later.")
+            raise NoSlot(
+                f"{len(queue)} calls of this client are waiting for this tool server, which is the limit. Try again "
+                "later."
+            )
         admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(admission)
         try:

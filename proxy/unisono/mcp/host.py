@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from unisono.core.elicitation import UserAnswer
+from unisono.core.limit_texts import seconds
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tools import (
     TALK,
@@ -83,16 +84,12 @@ class McpHost(ToolHost):
         """See `ToolHost.list_tools`."""
         self._check(server)
         # One deadline for connection, handshake and all pages: a server that drips bytes cannot extend it.
-        until = _earliest(server.timeouts.list_s, deadline)
-        limit_s = max(0.0, until - asyncio.get_running_loop().time())
+        until, within = _limit(server, "list_timeout_s", server.timeouts.list_s, deadline)
         try:
             async with asyncio.timeout_at(until):
                 listed = await self._list_entry(server, until)
         except TimeoutError:
-            raise ToolServerTimeout(
-                f"The tool server {server.label!r} did not list its tools within {limit_s:.3g} s; check it, or raise "
-                "its `list_timeout_s`."
-            ) from None
+            raise ToolServerTimeout(f"The tool server {server.label!r} did not list its tools {within}.") from None
         usable = tuple(tool for tool in listed.tools if server.allowed is None or server.allowed.matches(tool))
         left_out = (each for each in listed.left_out if server.allowed is None or server.allowed.matches(each.tool))
         return ToolList(usable, digest_of(usable), tuple(left_out))
@@ -115,9 +112,7 @@ class McpHost(ToolHost):
             return _failed(
                 f"The arguments have {size:,} bytes; the limit is {self.limits.arguments_bytes:,}. Shorten them."
             )
-        until = _earliest(server.timeouts.call_s, deadline)
-        limit_s = max(0.0, until - asyncio.get_running_loop().time())
-        within = f"within {limit_s:.3g} s; check it, or raise its `timeout`"
+        until, within = _limit(server, "timeout", server.timeouts.call_s, deadline)
         can_ask = can_ask and server.may_ask
         try:
             async with self._slot(server, until):
@@ -245,9 +240,16 @@ class McpHost(ToolHost):
             self._changes[key] = self._changes.get(key, 0) + 1
 
 
-def _earliest(in_s: float, deadline: float | None) -> float:
-    until = asyncio.get_running_loop().time() + in_s
-    return until if deadline is None else min(until, deadline)
+def _limit(server: ToolServer, setting: str, limit_s: float, deadline: float | None) -> tuple[float, str]:
+    """Return when an exchange has to end, and the limit as the end of a message."""
+    now = asyncio.get_running_loop().time()
+    # The caller may have limited its deadline to `limit_s` itself, a moment ago.
+    if deadline is not None and deadline < now + 0.9 * limit_s:
+        left_s = max(0.0, deadline - now)
+        return deadline, f"within {seconds(left_s)}, the time left for the server tools of this answer"
+    until = now + limit_s if deadline is None else min(now + limit_s, deadline)
+    remedy = f"; the operator can check the server, or raise its `{setting}`" if server.configured else ""
+    return until, f"within {seconds(limit_s)}{remedy}"
 
 
 def _failed(text: str) -> ToolOutcome:

@@ -81,7 +81,7 @@ EVENTS: Final = "text/event-stream"
 _FIXED_HEADERS: Final = {"accept": f"{JSON}, {EVENTS}", "content-type": JSON}
 _UNSENT: Final = (ConnectFailed, ConnectTimeout, PoolClosed, NotSent)
 _PROBLEMS: Final[tuple[tuple[type[ConnectionFault], str], ...]] = (
-    (ConnectTimeout, "the server accepted no connection within the limit `connect_timeout_s`"),
+    (ConnectTimeout, "the server accepted no connection within its limit `connect_timeout_s`"),
     (ConnectFailed, "the connection attempt failed"),
     (InvalidResponse, "the answer was not valid HTTP"),
     (ConnectionFault, "the connection was lost"),
@@ -266,9 +266,9 @@ class HttpDispatcher(Dispatcher[TransportContext]):
         parts = [chunk async for chunk in _Chunks(response, exchange, self._limits.answer_bytes)]
         try:
             return await trim(b"".join(parts), self._limits)
-        except TrimLimitReached:
+        except TrimLimitReached as error:
             exchange.is_too_large = True
-            exchange.problem = too_large(self._limits.looked_through, "values")
+            exchange.problem = too_large(error.limit, "JSON tokens")
             raise ResponseRefused(exchange.problem) from None
 
 

@@ -40,7 +40,7 @@ _UNSENT: Final = (
 )
 _FAILURES: Final = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OAuthFlowError, OSError, ValueError)
 _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (httpx2.ConnectTimeout, "the server accepted no connection within the limit `connect_timeout_s`"),
+    (httpx2.ConnectTimeout, "the server accepted no connection within its limit `connect_timeout_s`"),
     (httpx2.ConnectError, "the connection attempt failed"),
     (OAuthFlowError, "no access token could be obtained; check `client_id`, `client_secret` and `issuer`"),
     (httpx2.TimeoutException, "the connection timed out"),

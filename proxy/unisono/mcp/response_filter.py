@@ -46,7 +46,11 @@ _OPEN, _CLOSE, _COMMA, _COLON = frozenset(b"{["), frozenset(b"}]"), ord(","), or
 
 
 class TrimLimitReached(Exception):
-    """A server's message has too many JSON tokens to be trimmed, or too long a tool list."""
+    """A server's message, or its tool list, has more than `limit` JSON tokens."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def children(container: bytes, most: int, *, keep: int = MAX_MEMBERS) -> tuple[l
     key, begin, depth, tokens, count = b"", 0, 0, 0, 0
     for number, match in enumerate(_TOKEN.finditer(container)):
         if number >= most:
-            raise TrimLimitReached
+            raise TrimLimitReached(most)
         at = match.start()
         mark = container[at]
         if mark in _OPEN:
@@ -132,7 +136,7 @@ def _result(result: Child, limits: McpLimits) -> Child:
             retained.append(member)
         elif member.key == TOOLS:
             # A truncated list would be wrong.
-            raise TrimLimitReached
+            raise TrimLimitReached(MAX_MEMBER_TOKENS[TOOLS])
     if structured and not parts:
         # The model receives this text if there is no other content, truncated to its beginning.
         parts = [_text(cut(structured.decode("utf-8", "replace"), limits.output_bytes - REMARK_BYTES))]
@@ -174,7 +178,7 @@ def shorten(result: dict[str, Any], entries: int) -> None:
 
 
 def too_large(most: int, unit: str = "bytes") -> str:
-    return f"the answer exceeds the size limit of {most:,} {unit}; ask for less"
+    return f"the answer exceeds the size limit of {most:,} {unit}"
 
 
 # A line ends in one of three ways; an empty line ends an event.
@@ -208,9 +212,9 @@ class _Body(httpx2.AsyncByteStream):
     async def _trim(self, data: bytes) -> bytes:
         try:
             return await trim(data, self._limits)
-        except TrimLimitReached:
+        except TrimLimitReached as error:
             self._exchange.is_too_large = True
-            self._exchange.problem = too_large(self._limits.looked_through, "values")
+            self._exchange.problem = too_large(error.limit, "JSON tokens")
             raise ResponseRefused(self._exchange.problem) from None
 
 

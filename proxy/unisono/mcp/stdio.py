@@ -118,7 +118,7 @@ async def _messages(
             line = await trim(line, limits)
         except TrimLimitReached:
             log.warning(
-                "tool server wrote a message with too many values; its session ends", extra={"tool_server": label}
+                "tool server wrote a message with too many JSON tokens; its session ends", extra={"tool_server": label}
             )
             return
         try:

@@ -123,7 +123,7 @@ class ConnectionPool:
             async with asyncio.timeout(connect_s):
                 connection = await self._new_connection(kind)
         except TimeoutError as error:
-            raise ConnectTimeout(f"no connection within {connect_s:g} s") from error
+            raise ConnectTimeout(f"no connection within {connect_s:.3g} s") from error
         # ValueError: a host name that cannot be encoded. RuntimeError: the event loop still uses the file descriptor.
         except (OSError, ValueError, RuntimeError) as error:
             raise ConnectFailed(str(error)) from error

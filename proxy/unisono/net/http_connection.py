@@ -1,6 +1,6 @@
 """HTTP/1.1 client connections to servers: one asyncio protocol, parsed by httptools.
 
-The bytes of a body go to its response (see `http_response.py`).
+The bytes of a body are passed to its `HttpResponse`.
 """
 
 from __future__ import annotations

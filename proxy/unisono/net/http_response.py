@@ -27,7 +27,7 @@ class ResponseSource(Protocol):
         ...
 
     def release(self, response: HttpResponse) -> None:
-        """Detach the response. An incomplete one ends the connection."""
+        """Detach the response, and close the connection if the response is incomplete."""
         ...
 
 
@@ -55,7 +55,7 @@ class HttpResponse:
         self._size = 0
         self._is_paused = False
         self.waiter: Future[None] | None = None
-        self.consume: Callable[[bytes], bool] | None = None  # of the reader that waits
+        self.consume: Callable[[bytes], bool] | None = None  # callback of the waiting reader
         self._new_future = asyncio.get_running_loop().create_future
 
     @property
@@ -106,8 +106,8 @@ class HttpResponse:
     def next_data(self, consume: Callable[[bytes], bool] | None = None) -> Future[None]:
         """Return a future for the next data, the end or a failure. Only one reader may wait.
 
-        `consume` takes the data of short reads in the callback of the network. If it returns True, the reader goes on
-        waiting, which saves a switch of tasks per read. An error that it raises is the error of the future.
+        `consume` is called with the data of short reads in the network callback. If it returns True, the reader keeps
+        waiting, which saves a task switch per read. An error that it raises is set on the future.
         """
         self.consume, waiter = consume, self._new_future()
         self.waiter = waiter
@@ -139,7 +139,7 @@ class HttpResponse:
         return self.waiter is not None and not self.is_readable and not self.waiter.done()
 
     def give(self, read: bytes, consume: Callable[[bytes], bool]) -> None:
-        """Give a read to the reader that waits, and wake it unless it goes on waiting."""
+        """Pass a read to the waiting reader, and wake it unless `consume` returns True."""
         try:
             if not consume(read):
                 self.wake()

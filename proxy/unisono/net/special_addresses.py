@@ -83,7 +83,7 @@ _32_BITS: Final = 0xFFFF_FFFF
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if `host` is a name or address by which only this machine reaches itself."""
+    """Return True for `localhost` and loopback addresses, which only this machine can reach."""
     if host == "localhost":
         return True
     try:

@@ -26,6 +26,7 @@ from pydantic_core import to_jsonable_python
 from unisono.core.error_texts import read_counts
 from unisono.core.generation import Capabilities, Load, OutputForm, Timeouts
 from unisono.core.json_syntax import all_well_formed
+from unisono.core.limit_texts import incomplete, no_first_token, silent
 from unisono.core.passthrough_request import BYTE_APIS, TEXT_APIS, AnswerPart, Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe, is_permanent
@@ -131,7 +132,7 @@ class LitellmProvider:
         now = asyncio.get_running_loop().time
         ends_at = now() + times.total_s
         first_at = now() + first_s
-        has_started = has_output_come = False
+        has_started = has_received_output = False
         try:
             async with asyncio.timeout_at(first_at):
                 answer = await call(**arguments)
@@ -144,16 +145,16 @@ class LitellmProvider:
                 return
             async with aclosing(_Closing(answer)) as events:
                 while True:
-                    due_at = now() + times.silence_s if has_output_come else first_at
+                    due_at = now() + times.silence_s if has_received_output else first_at
                     async with asyncio.timeout_at(min(due_at, ends_at)):
                         litellm_event = await anext(events, None)
                     if litellm_event is None:
                         return
                     event = _event(litellm_event, answer, job.api)
-                    has_output_come = has_output_come or has_output(job.api, event)
+                    has_received_output = has_received_output or has_output(job.api, event)
                     yield [event]
         except TimeoutError as error:
-            raise _late(times, first_s, has_output_come=has_output_come, has_ended=now() >= ends_at) from error
+            raise _late(times, has_received_output=has_received_output, has_ended=now() >= ends_at) from error
         except BackendError:
             raise
         except Exception as error:
@@ -255,15 +256,12 @@ def _is_connection_error(error: BaseException | None) -> bool:
     return False
 
 
-def _late(times: Timeouts, first_s: float, *, has_output_come: bool, has_ended: bool) -> BackendTimeout:
+def _late(times: Timeouts, *, has_received_output: bool, has_ended: bool) -> BackendTimeout:
     """Return the error for an expired time limit."""
     if has_ended:
-        happened, setting = f"the answer was not complete within {times.total_s:g} s", "timeout"
-    elif has_output_come:
-        happened, setting = f"the provider sent nothing for {times.silence_s:g} s", "stream_timeout"
-    else:
-        happened, setting = f"the provider sent no output within {first_s:g} s", "first_token_timeout_s"
-    return BackendTimeout(f"{happened}; if it needs longer, raise `{setting}` of the model")
+        return BackendTimeout(incomplete(times))
+    text = silent if has_received_output else no_first_token
+    return BackendTimeout(text("the provider", times))
 
 
 def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:

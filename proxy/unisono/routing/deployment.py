@@ -17,6 +17,7 @@ from typing import cast
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Load
+from unisono.core.limit_texts import seconds
 from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
@@ -322,8 +323,9 @@ class LiveDeployment:
             async with asyncio.timeout(self.timeouts.first_token_s):
                 found = await self.endpoint.probe()
         except TimeoutError:
-            limit = f"{self.timeouts.first_token_s:g} s, the limit `first_token_timeout_s` of the model"
-            raise BackendTimeout(f"The probe of the backend {self.name} took longer than {limit}.") from None
+            limit = seconds(self.timeouts.first_token_s)
+            remedy = "check the backend, or raise `first_token_timeout_s` of the model"
+            raise BackendTimeout(f"The probe of the backend {self.name} took more than {limit}; {remedy}.") from None
         return with_context(found, self.context)
 
     def _probed(self, task: asyncio.Task[Probe]) -> None:

@@ -127,7 +127,7 @@ async def hedged(
     live: LiveDeployment, job: CompletionJob, delay_s: float, actions: HedgeActions
 ) -> AsyncGenerator[Chunk]:
     """Yield the chunks of `live`, or of another deployment that sends its first token earlier."""
-    # Both streams are read ahead, so their chunks must be yielded in order.
+    # Both streams are read ahead: a chunk that the job took would overtake those that wait to be yielded.
     job = replace(job, take=None)
     first, second, other = _Pump(live.backend.complete(job)), None, None
     loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, Timeouts
+from unisono.core.limit_texts import LATE_START_REMEDY, seconds
 from unisono.core.ports import Deployment
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendError, BackendTimeout, Symptom, UnisonoError
@@ -151,8 +152,8 @@ class HeldSlot:
             if not limit.expired():
                 raise
             raise BackendTimeout(
-                f"the backend sent no first token within {patience_s:g} s; "
-                "if it needs longer, raise `first_token_timeout_s` of the model"
+                "the backend sent no first token, and generated nothing for other requests, for "
+                f"{seconds(patience_s)}; {LATE_START_REMEDY}"
             ) from error
 
     def _check_limit(self, live: LiveDeployment, limit: asyncio.Timeout, began_at: float, patience_s: float) -> None:

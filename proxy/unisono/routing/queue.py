@@ -15,6 +15,7 @@ from dataclasses import field
 from typing import Final, Generic, TypeVar
 
 from unisono.core.frozen import dataclass
+from unisono.core.limit_texts import seconds
 from unisono.errors import BackendOverloaded, ShareExceeded
 
 SlotT = TypeVar("SlotT")
@@ -108,8 +109,8 @@ class WaitingQueue(Generic[SlotT]):
             if waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None:
                 return waiter.answer.result()
             raise BackendOverloaded(
-                f"No slot became free for this model within {limit_s:.3g} s; try again later. The operator can add a "
-                "deployment, or raise `unisono.queue_timeout_s`.",
+                f"No slot became free for this model within {seconds(limit_s)}; try again later. The operator can add "
+                "a deployment, or raise `unisono.queue_timeout_s`.",
                 retry_after_s=self.expected_s(),
             ) from None
         except asyncio.CancelledError:

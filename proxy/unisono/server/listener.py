@@ -292,8 +292,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
                 # uvicorn's own header limits are lower, and exceeding them is not reported.
                 self._refuse(
                     HeadersTooLarge(
-                        f"A WebSocket may have at most {MAX_NUM_HEADERS} headers of {MAX_LINE_LENGTH:,} bytes each; "
-                        "send fewer or shorter ones."
+                        f"A WebSocket request may have at most {MAX_NUM_HEADERS} headers of {MAX_LINE_LENGTH:,} bytes "
+                        "each; send fewer or shorter ones."
                     )
                 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unisono.errors import KeyReused, NotFound, StoreConflict, StoreTooLarge, UnisonoError
+from unisono.store.codec import StateLimits
 
 REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {
     "missing": (NotFound, "nothing is stored under this id"),
@@ -19,7 +20,10 @@ REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {
     "repeated": (StoreConflict, "the conversation already has an item with this id"),
     "gap": (StoreConflict, "the stored log ends before the position of this write"),
     "differs": (StoreConflict, "the stored log differs from this write"),
-    "large": (StoreTooLarge, "the conversation would exceed the size limit of a stored conversation; begin a new one"),
+    "large": (
+        StoreTooLarge,
+        f"the conversation would have more than {StateLimits().conversation:,} bytes, the limit; start a new one",
+    ),
     "key changed": (StoreConflict, "the key was changed by another request; read it again and retry"),
     "entry changed": (StoreConflict, "the entry was changed by another request; read it again and retry"),
     "reused": (KeyReused, "this idempotency key was already used with another request body"),

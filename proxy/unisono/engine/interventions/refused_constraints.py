@@ -1,4 +1,4 @@
-"""Constraints that backends failed on, in one answer and in a bounded memory of all."""
+"""Constraints that backends failed on, for one answer and in a bounded memory for all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Writes to a cluster, and their redirections to other nodes.
 
-A redirected write has not run on the node that redirects it. It is sent again alone, so that each write runs once.
+A redirected write has not run on the node that redirects it. Only such writes are sent again, so each write runs once.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from unisono.store.redis.command_client import Command
 from unisono.store.redis.trouble import NO_NODE
 
 MAX_REDIRECTIONS: Final = 8
-# Answers of a node that has not run the command.
+# Answers which mean that the node has not run the command.
 REDIRECTIONS: Final = (MovedError, AskError, TryAgainError)
-# Delay before a write is repeated whose keys are on two nodes, because one of them is being moved.
+# Delay before a write is repeated because its slot is being moved and its keys are on two nodes.
 TRY_AGAIN_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterWrite:
-    """Write and its node.
+    """Write, and the node to which it is sent.
 
-    `is_asked` means that the slot is being moved to the node, which accepts the write only after ASKING.
+    `is_asked` is True if the slot is being moved to the node, which then accepts the write only after ASKING.
     """
 
     command: Command
@@ -42,7 +42,7 @@ class ClusterWrite:
 
 
 def answers_of(writes: Sequence[ClusterWrite], answers: Sequence[Any]) -> list[Any]:
-    """Return the answer of each write, without those to ASKING."""
+    """Return the answers to the writes, without those to ASKING."""
     values, position = [], 0
     for write in writes:
         position += len([*write.commands()])
@@ -50,10 +50,10 @@ def answers_of(writes: Sequence[ClusterWrite], answers: Sequence[Any]) -> list[A
     return values
 
 
-async def followed(client: RedisCluster, answer: Exception) -> ClusterNode | None:
-    """Follow a redirection: return the node to ask, or None if the slots name the next node.
+async def follow_redirection(client: RedisCluster, answer: Exception) -> ClusterNode | None:
+    """Follow a redirection; return the node that an ASK names, None if the slots name it.
 
-    Raises `StoreUnavailable` if the node is unknown.
+    The slots are updated after MOVED. Raises `StoreUnavailable` if an ASK names an unknown node.
     """
     if isinstance(answer, TryAgainError):
         await asyncio.sleep(TRY_AGAIN_S)
@@ -62,7 +62,7 @@ async def followed(client: RedisCluster, answer: Exception) -> ClusterNode | Non
     elif isinstance(answer, AskError):
         node: ClusterNode | None = client.get_node(host=answer.host, port=answer.port)
         if node is None:
-            raise StoreUnavailable("the store cluster moves a slot to a node without slots; try again")
+            raise StoreUnavailable("the store cluster is moving a slot to a node that is not known yet; try again")
         return node
     return None
 

@@ -24,7 +24,7 @@ from unisono.store.redis.cluster_writes import (
     REDIRECTIONS,
     ClusterWrite,
     answers_of,
-    followed,
+    follow_redirection,
     node_of,
 )
 from unisono.store.redis.command_client import Command
@@ -169,9 +169,9 @@ class Link:
         await self._read_slots(client)
         if not written:
             return await self._send_reads(client, commands)
-        # The library would follow a redirection itself, to a primary whose replicas must acknowledge the write too.
+        # The library would follow a redirection itself, but the replicas of the new primary must acknowledge the write.
         values: list[Any] = [None] * len(commands)
-        # Writes that no node has run yet, with the node to which an ASK led.
+        # Positions of the writes that no node has run yet, with the node that an ASK redirection named.
         pending: dict[int, ClusterNode | None] = dict.fromkeys(range(len(commands)))
         for _ in range(MAX_REDIRECTIONS):
             writes = [
@@ -184,8 +184,8 @@ class Link:
             redirected = {at: answer for at, answer in answers.items() if isinstance(answer, REDIRECTIONS)}
             if not redirected:
                 return values
-            pending = {at: await followed(client, answer) for at, answer in redirected.items()}
-        raise StoreUnavailable("the store cluster redirected every attempt to write; its slots are being moved")
+            pending = {at: await follow_redirection(client, answer) for at, answer in redirected.items()}
+        raise StoreUnavailable("the store cluster redirected every attempt to write; slots are being moved; try again")
 
     async def _read_slots(self, client: RedisCluster) -> None:
         await client.initialize()
@@ -209,7 +209,7 @@ class Link:
     async def _send_writes(self, client: RedisCluster, writes: Sequence[ClusterWrite]) -> list[Any]:
         """Run writes, each on the node to which its WAIT is sent.
 
-        Returns their answers; that of a write which the node has not run is its redirection.
+        Returns their answers. If a node redirects a write, the redirection is the answer.
         """
         pipe: Any = client.pipeline(transaction=False)
         for write in writes:

@@ -28,7 +28,8 @@ async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -
         raise StoreUnavailable("a failover of the store is in progress; try again")
     if 2 * len(found) <= len(answers):
         raise StoreUnavailable(
-            f"at most half of the servers of the store named its primary within {within_s:g} s; try again"
+            f"at most half of the servers of the store named its primary within {within_s:g} s; "
+            "try again, check the servers, or raise `store.deadline_s`"
         )
     host, port = found[0]
     return text(host), int(port)

@@ -53,7 +53,10 @@ RECORDS_PER_MEMORY_WRITE = 16
 TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the store is full",
     sqlite3.SQLITE_READONLY: "the store currently rejects writes",
-    sqlite3.SQLITE_BUSY: f"the store did not answer within {LOCK_TIMEOUT_S:g} s; try again, or use Redis for this load",
+    sqlite3.SQLITE_BUSY: (
+        f"the store has been locked by other processes for at least {LOCK_TIMEOUT_S:g} s; "
+        "try again, or use Redis for this load"
+    ),
 }
 NOT_OPEN = "the store is not open: it could not be started yet, or the gateway is shutting down; try again later"
 IN_MEMORY = "state is stored in memory only and is lost when this process ends"

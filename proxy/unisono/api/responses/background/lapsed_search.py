@@ -1,7 +1,7 @@
-"""Search for background responses whose owners are gone.
+"""Search for abandoned background responses.
 
-Every process searches, also one whose clients never use the Responses API. This module therefore imports nothing else
-of that API.
+The process that ran such a response no longer renews its watch in the store. Every process searches, even one whose
+clients never use the Responses API. This module therefore imports nothing else of that API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ log = logging.getLogger("unisono.responses")
 class LapsedSearch:
     """Search of one process in `store`.
 
-    `take_over` receives the responses that were found. It returns False if this process has no room for all of them.
+    `take_over` is called with the responses that were found. It returns False if this process has no room for all of
+    them.
     """
 
     def __init__(

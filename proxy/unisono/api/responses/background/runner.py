@@ -50,7 +50,8 @@ log = logging.getLogger("unisono.responses")
 class BackgroundRunner:
     """Runner of background responses.
 
-    `process` is a unique owner name that is never reused. With `closing`, every job is handed over at once.
+    `process` is a unique owner name that is never reused. With `closing`, every job is handed over to other processes
+    at once.
     """
 
     def __init__(self, deps: ResponsesDeps, *, process: str, closing: bool = False) -> None:
