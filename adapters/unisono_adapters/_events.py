@@ -46,7 +46,7 @@ async def generate(
         raise refusal(job, error) from error.__cause__
     # A long prompt's request, and the echo of its ids, would use most of the memory of a waiting stream.
     del body
-    chunks = _Chunks(answer, fold, job.take)
+    chunks = _Chunks(answer, fold, job.on_chunk)
     try:
         while not fold.done:
             if answer.is_ended:
@@ -77,22 +77,22 @@ async def generate(
 class _Chunks:
     """Converter of the events of one answer to chunks, in the network callback.
 
-    Each chunk is offered to `take`, the callback of the job. A chunk that it leaves is stored in `unread`.
+    Each chunk is offered to `on_chunk`, the callback of the job. A chunk that it leaves is stored in `unread`.
     """
 
-    __slots__ = ("_answer", "_fold", "_take", "has_started", "unread")
+    __slots__ = ("_answer", "_fold", "_on_chunk", "has_started", "unread")
 
-    def __init__(self, answer: BackendAnswer, fold: Fold, take: Callable[[Chunk], bool] | None) -> None:
+    def __init__(self, answer: BackendAnswer, fold: Fold, on_chunk: Callable[[Chunk], bool] | None) -> None:
         self._answer = answer
         self._fold = fold
-        self._take = take
+        self._on_chunk = on_chunk
         self.has_started = False
         self.unread: Chunk | None = None
 
     def consume(self, events: list[bytes]) -> bool:
         """Convert the events of a read; return True if the task need not wake up for them."""
         chunk = self.recorded(self._fold.feed(events))
-        if chunk is None or (self._take is not None and not self._fold.done and self._take(chunk)):
+        if chunk is None or (self._on_chunk is not None and not self._fold.done and self._on_chunk(chunk)):
             return True
         self.unread = chunk
         return False

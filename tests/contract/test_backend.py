@@ -90,14 +90,14 @@ async def test_each_chunk_is_either_taken_or_yielded_in_order(kind: Kind, share:
     chance = random.Random(1)
     chunks: list[Chunk] = []
 
-    def take(chunk: Chunk) -> bool:
+    def on_chunk(chunk: Chunk) -> bool:
         is_taken = chance.random() < share
         if is_taken:
             chunks.append(chunk)
         return is_taken
 
     async with kind.serve(tmp_path, delay_s=0.001, per_chunk=1) as (backend, _):
-        async for chunk in backend.complete(replace(JOB, take=take)):
+        async for chunk in backend.complete(replace(JOB, on_chunk=on_chunk)):
             chunks.append(chunk)
     assert kind.delivered(chunks) == kind.answer
     assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
@@ -105,18 +105,18 @@ async def test_each_chunk_is_either_taken_or_yielded_in_order(kind: Kind, share:
 
 async def test_only_the_end_is_yielded_if_all_chunks_are_taken(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, delay_s=0.001, per_chunk=1) as (backend, _):
-        chunks = await collect(backend, replace(JOB, take=lambda _: True))
+        chunks = await collect(backend, replace(JOB, on_chunk=lambda _: True))
     assert len(chunks) < 5 < len(wired.answer)
     assert chunks[-1].finish is FinishReason.STOP
 
 
 async def test_an_error_while_taking_is_raised_to_the_reader(wired: Kind, tmp_path: Path) -> None:
-    def take(chunk: Chunk) -> bool:
+    def on_chunk(chunk: Chunk) -> bool:
         raise ZeroDivisionError
 
     async with wired.serve(tmp_path, delay_s=0.001, per_chunk=1) as (backend, _):
         with pytest.raises(ZeroDivisionError):
-            await collect(backend, replace(JOB, take=take))
+            await collect(backend, replace(JOB, on_chunk=on_chunk))
         # The connection to the server still works.
         assert wired.delivered(await collect(backend)) == wired.answer
 

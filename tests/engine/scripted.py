@@ -72,12 +72,12 @@ class Scripted(DeploymentDouble):
     name: str = "scripted"
     timeouts: Timeouts = field(default_factory=Timeouts)
     jobs: list[CompletionJob] = field(default_factory=list)
-    offers: bool = False  # offer each chunk to the job's `take` first
+    offers: bool = False  # offer each chunk to the job's `on_chunk` first
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         async for chunk in self._chunks(self.steps[len(self.jobs) - 1]):
-            if not (self.offers and job.take is not None and chunk.finish is None and job.take(chunk)):
+            if not (self.offers and job.on_chunk is not None and chunk.finish is None and job.on_chunk(chunk)):
                 yield chunk
 
     async def _chunks(self, step: Step) -> AsyncIterator[Chunk]:

@@ -19,7 +19,7 @@ class OfferingBackend(ScriptedBackend):
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         for chunk in CHUNKS:
-            if job.take is None or not job.take(chunk):
+            if job.on_chunk is None or not job.on_chunk(chunk):
                 yield chunk
 
 
@@ -30,7 +30,7 @@ def switch(*_: object) -> None:
 async def test_chunks_that_are_read_ahead_stay_in_order() -> None:
     received: list[Chunk] = []
 
-    def take(chunk: Chunk) -> bool:
+    def on_chunk(chunk: Chunk) -> bool:
         # The engine takes no chunk before the first one, which it reads itself.
         if received:
             received.append(chunk)
@@ -38,7 +38,7 @@ async def test_chunks_that_are_read_ahead_stay_in_order() -> None:
 
     live = LiveDeployment("a", OfferingBackend(), clock=Clock())
     actions = HedgeActions(lambda: None, switch, switch)
-    job = CompletionJob(Prompt(tokens=(1,)), 100, take=take)
+    job = CompletionJob(Prompt(tokens=(1,)), 100, on_chunk=on_chunk)
     async for chunk in hedged(live, job, 1.0, actions):
         received.append(chunk)
     assert received == CHUNKS

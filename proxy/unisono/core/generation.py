@@ -216,7 +216,7 @@ class CompletionJob:
     trace: TraceContext | None = None
     # Called with a chunk before it is yielded; True means that the chunk is consumed and must not be yielded. A backend
     # may call it from a network callback, which saves a task switch per token, or not at all.
-    take: Callable[[Chunk], bool] | None = None
+    on_chunk: Callable[[Chunk], bool] | None = None
 
 
 # Not frozen: creating a frozen instance takes three times as long, once per network read.

@@ -158,12 +158,12 @@ class StepRunner:
             return _end(reader, FinishReason.LENGTH)
         self.session.has_moved = False
         transcript.set_source(source_of(capabilities), enforced)
-        taker = TokenTaker(self, reader)
+        callback_reader = CallbackReader(self, reader)
         takes_tokens = self._request.logprobs is None and capabilities.output is OutputForm.IDS
-        job = self._job(continued.prompt, slot, room, reader, taker.take if takes_tokens else None)
+        job = self._job(continued.prompt, slot, room, reader, callback_reader.on_chunk if takes_tokens else None)
         # Only the first prompt is what the client sent, so only its cached tokens are reported.
         is_first = not tail and not reader.items.context.number
-        return self._read(slot, job, continued.decoder, reader, builder if is_first else None, taker)
+        return self._read(slot, job, continued.decoder, reader, builder if is_first else None, callback_reader)
 
     def _room(
         self, builder: PromptBuilder, prompt: Prompt, capabilities: Capabilities, reader: OutputReader, spent: int
@@ -183,7 +183,7 @@ class StepRunner:
         return room
 
     def _job(
-        self, prompt: Prompt, slot: Slot, room: int, reader: OutputReader, take: Callable[[Chunk], bool] | None
+        self, prompt: Prompt, slot: Slot, room: int, reader: OutputReader, on_chunk: Callable[[Chunk], bool] | None
     ) -> CompletionJob:
         constraint, attempts = reader.transcript.constraint, reader.transcript.controller.step.last.attempts
         return CompletionJob(
@@ -196,7 +196,7 @@ class StepRunner:
             cache_salt=self._request.routing.cache_salt,
             logprobs=self._request.logprobs,
             trace=self.session.trace_span(reader.items.context.number),
-            take=take,
+            on_chunk=on_chunk,
         )
 
     def hand_over(self, events: list[Event], reader: OutputReader) -> bool:
@@ -213,7 +213,7 @@ class StepRunner:
         decoder: Decoder,
         reader: OutputReader,
         first: PromptBuilder | None,
-        taker: TokenTaker,
+        callback_reader: CallbackReader,
     ) -> Generated:
         """Yield the events of one generation; `first` is the builder of the first prompt."""
         stream = slot.deployment.backend.complete(job)
@@ -225,7 +225,7 @@ class StepRunner:
         def record_first() -> str:
             deployment = self.session.record_first_token(slot)
             self._constraints.record_token(slot, job.constraint)
-            taker.start(cap, telemetry.pace)
+            callback_reader.start(cap, telemetry.pace)
             return deployment
 
         chunks = ChunkReader(telemetry, cap, decoder if is_text else None, record_first, add_logprobs)
@@ -236,7 +236,7 @@ class StepRunner:
                     first.record_cached(chunk)
                 tokens, finish = await chunks.read(chunk)
                 # A read without a token emits nothing, since the journal could not record it.
-                events = taker.pop_events()
+                events = callback_reader.pop_events()
                 for portion in portions(tokens):
                     if events and not (reader.has_pending_edit or reader.is_step_complete):
                         yield events, None
@@ -257,11 +257,11 @@ class StepRunner:
             raise BackendProtocolError("the backend ended its stream without a finish reason")
 
 
-class TokenTaker:
+class CallbackReader:
     """Reader of the ordinary tokens of one generation in the network callback.
 
-    It takes no chunk before `start`, which is called after the first token. It does not refer to the job, because the job
-    refers to it.
+    It reads no chunk before `start`, which is called after the first token. It does not refer to the job, because the
+    job refers to it.
     """
 
     __slots__ = ("_cap", "_events", "_pace", "_reader", "_runner")
@@ -276,7 +276,7 @@ class TokenTaker:
     def start(self, cap: TokenCap, pace: Pace) -> None:
         self._cap, self._pace = cap, pace
 
-    def take(self, chunk: Chunk) -> bool:
+    def on_chunk(self, chunk: Chunk) -> bool:
         """Read the tokens of a chunk; return True if the chunk need not be yielded.
 
         Tokens that may take long to read, or that may end the generation, are left in the chunk. If the events of the

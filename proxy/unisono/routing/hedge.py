@@ -128,7 +128,7 @@ async def hedged(
 ) -> AsyncGenerator[Chunk]:
     """Yield the chunks of `live`, or of another deployment that sends its first token earlier."""
     # Both streams are read ahead: a chunk that the job took would overtake those that wait to be yielded.
-    job = replace(job, take=None)
+    job = replace(job, on_chunk=None)
     first, second, other = _Pump(live.backend.complete(job)), None, None
     loop = asyncio.get_running_loop()
     begun_at = loop.time()
