@@ -25,6 +25,8 @@ from unisono.api.body import (
     to_object,
     too_many_values,
 )
+from unisono.api.body_limits import ARRIVED_BYTES
+from unisono.api.error_responses import ClientGone
 from unisono.errors import InvalidRequest
 
 
@@ -182,3 +184,14 @@ async def test_a_body_in_pieces_is_read_once(pieces: tuple[bytes, ...]) -> None:
 async def test_a_body_without_its_end_is_no_body() -> None:
     with pytest.raises(ClientDisconnect):
         await read_pieces(b"{", is_whole=False)
+
+
+@pytest.mark.parametrize(("state", "error"), [({ARRIVED_BYTES: 2}, ClientGone), ({}, InvalidRequest)])
+async def test_a_client_that_leaves_after_its_whole_body_sent_no_faulty_request(
+    state: dict[str, Any], error: type[Exception]
+) -> None:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(error):
+        await read_json(DirectRequest({"type": "http", "method": "POST", "headers": [], "state": state}, receive))

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from tests.api.asgi import Exchange
 from unisono.api.error_responses import ErrorResponses, failure_of, to_body, to_response
@@ -178,3 +179,24 @@ async def test_a_websocket_is_refused_before_it_opens() -> None:
 
     await ErrorResponses(refuses)({"type": "websocket"}, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+async def test_a_client_that_leaves_before_its_handshake_is_answered_is_no_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def accepts(scope: Scope, receive: Receive, send: Send) -> None:
+        await WebSocket(scope, receive, send).accept()
+
+    incoming: Iterator[Message] = iter([{"type": "websocket.connect"}])
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return next(incoming)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        raise ConnectionError  # as a server raises it for a connection that is closed
+
+    await ErrorResponses(accepts)({"type": "websocket"}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.accept"]
+    assert caplog.records == []

@@ -16,8 +16,10 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
+from unisono.api.body_limits import ARRIVED_BYTES
 from unisono.api.caller_options import with_options
 from unisono.api.end_user_fields import identify_end_user
+from unisono.api.error_responses import ClientGone
 from unisono.api.path_aliases import PATH_MODEL
 from unisono.errors import InvalidRequest
 
@@ -86,13 +88,22 @@ class DirectRequest(Request):
 async def read_json(request: Request) -> dict[str, Any]:
     """Return the body as a JSON object.
 
-    Raises InvalidRequest, and the errors of the layer `BodyLimits`.
+    Raises InvalidRequest, ClientGone, and the errors of the layer `BodyLimits`.
     """
     try:
         body = await request.body()
     except ClientDisconnect:
-        raise InvalidRequest("The connection was closed before the body was complete.") from None
+        raise unread_body(request) from None
     return to_object(body) if len(body) <= OFF_LOOP_BYTES else await asyncio.to_thread(to_object, body)
+
+
+def unread_body(request: Request) -> InvalidRequest | ClientGone:
+    """Return the error for a body whose client disconnected before the body was read."""
+    # The server drops a body that arrived as a whole if its client leaves before it is read, for example while an API
+    # is imported. Such a request is not faulty.
+    if ARRIVED_BYTES in request.scope.get("state", {}):
+        return ClientGone()
+    return InvalidRequest("The connection was closed before the body was complete.")
 
 
 async def off_loop(work: Callable[[], Result], size: int, bound: int = OFF_LOOP_BYTES) -> Result:

@@ -281,12 +281,17 @@ class ErrorResponses:
             await to_response(failure, scope)(scope, receive, send)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        last = ""
+        last, is_client_gone = "", False
 
         async def watched(message: Message) -> None:
-            nonlocal last
+            nonlocal last, is_client_gone
             last = message["type"]
-            await send(message)
+            try:
+                await send(message)
+            except OSError:
+                # For an open WebSocket, Starlette converts it. Before, the exception reaches this layer.
+                is_client_gone = True
+                raise
 
         try:
             await self._app(scope, receive, watched)
@@ -294,6 +299,8 @@ class ErrorResponses:
             # The client disconnected, which is the usual end of a WebSocket.
             return
         except Exception as error:
+            if is_client_gone:
+                return
             failure = failure_of(error)
             if not last and WEBSOCKET_HTTP_RESPONSE in scope.get("extensions", {}):
                 await to_response(failure, scope)(scope, receive, send)

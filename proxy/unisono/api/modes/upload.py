@@ -16,6 +16,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
+from unisono.api.body import unread_body
 from unisono.api.modes.form_options import OptionPart, option_field
 from unisono.core.passthrough_request import Upload
 from unisono.errors import InvalidRequest, StoreUnavailable, UnsupportedMediaType
@@ -195,8 +196,8 @@ class PartReader:
 async def read_upload(request: Request) -> SpooledUpload:
     """Return the multipart body of a request, which the caller must close.
 
-    Raises InvalidRequest for a body that is not valid, UnsupportedMediaType, StoreUnavailable, and the errors of the
-    layer `BodyLimits`.
+    Raises InvalidRequest for a body that is not valid, UnsupportedMediaType, StoreUnavailable, ClientGone, and the
+    errors of the layer `BodyLimits`.
     """
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
@@ -214,7 +215,7 @@ async def read_upload(request: Request) -> SpooledUpload:
         raise InvalidRequest(f"The body is not valid multipart/form-data: {str(error)[:200]}.") from None
     except ClientDisconnect:
         upload.close()
-        raise InvalidRequest("The connection was closed before the body was complete.") from None
+        raise unread_body(request) from None
     except BaseException:
         upload.close()
         raise
