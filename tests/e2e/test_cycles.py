@@ -18,6 +18,8 @@ import pytest
 
 from tests.e2e.gateway import config_of
 from tests.e2e.playing import staged
+from tests.fakes import Sleep, Step, inject_at, reset_at
+from tests.fakes.faults import Fault
 
 SCRIPT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -66,3 +68,30 @@ async def test_a_request_leaves_no_cycles(path: str, fields: dict[str, Any]) -> 
             # The task of a request ends after its response.
             await asyncio.sleep(0.05)
         assert not found
+
+
+def paced(fault: Fault) -> Fault:
+    """Return the fault, with a pause before every write, so that the gateway reads the events one by one."""
+
+    def steps_of(steps: list[Step]) -> list[Step]:
+        return [each for step in fault(steps) for each in (Sleep(0.002), step)]
+
+    return steps_of
+
+
+@pytest.mark.parametrize("case", ["chat", "chat stream", "responses stream", "messages stream"])
+@pytest.mark.parametrize("fault", [reset_at(6), inject_at(6, b"data: {no JSON\n\n")], ids=["reset", "no JSON"])
+async def test_an_answer_that_another_backend_continued_leaves_no_cycles(fault: Fault, case: str) -> None:
+    path, fields = CASES[case]
+    body = json.dumps({"model": "gpt-oss", **fields}).encode()
+    async with staged(SCRIPT, ("vllm", "vllm"), config_of) as (play, running):
+        with cyclic_garbage() as found:
+            for _ in range(REQUESTS):
+                play.failures.append(paced(fault))
+                answer = await running.post(f"/v1/{path}", body)
+                assert answer.status == 200
+            assert len(play.asked) == 2 * REQUESTS
+            await asyncio.sleep(0.05)
+    # A connection that broke refers to its parser, which refers to it.
+    del found["HttpClientConnection"]
+    assert found == {}

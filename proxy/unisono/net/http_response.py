@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Callable
+from copy import copy
 from typing import Protocol, Self
 
 from unisono.net.connection_faults import ConnectionFault, ConnectionLost
@@ -73,7 +74,7 @@ class HttpResponse:
             raise
         if not self.status and self._fault is not None:
             self.close()
-            raise self._fault
+            raise copy(self._fault)
         return self
 
     def read_nowait(self, limit: int) -> bytes | None:
@@ -86,7 +87,9 @@ class HttpResponse:
             if self.is_complete:
                 return b""
             if self._fault is not None:
-                raise self._fault
+                # A raised exception refers to this response through its traceback, so the response must not refer to
+                # it. Such a cycle would keep the whole answer in memory.
+                raise copy(self._fault)
             return None
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -144,9 +147,7 @@ class HttpResponse:
             if not consume(read):
                 self.wake()
         except Exception as error:
-            waiter, self.waiter = self.waiter, None
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(error)
+            self._wake_with(error)
 
     def add_body(self, parts: list[bytes]) -> bool:
         """Add the body's part in one network read; return whether reading has to pause."""
@@ -170,6 +171,13 @@ class HttpResponse:
             self._fault = fault
             self.is_finished = self.is_readable = True
         self.wake()
+
+    def _wake_with(self, error: Exception) -> None:
+        """Raise an error in the reader."""
+        # In a function of its own: the traceback of the error must not refer to the future, which refers to the error.
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
 
     def wake(self) -> None:
         """Wake the reader."""
