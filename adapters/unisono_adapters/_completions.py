@@ -73,7 +73,10 @@ def id_request(model: str, job: CompletionJob) -> dict[str, object]:
 
 
 def sampling(job: CompletionJob) -> dict[str, object]:
-    """Return the sampling fields shared by this family; seed and bias only if set."""
+    """Return the sampling fields of a request to `/v1/completions`.
+
+    They include `seed` and `logit_bias` only if the job needs them.
+    """
     options = job.sampling
     fields: dict[str, object] = {
         "temperature": options.temperature,

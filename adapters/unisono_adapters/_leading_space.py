@@ -140,7 +140,7 @@ async def _first(
             max_tokens=len(again) + min(PROBE_TOKENS, job.max_tokens),
             sampling=_with_next_seed(job.sampling, number),
         )
-        fold = _PieceFold(wire.failures)
+        fold = _DocumentFold(wire.failures)
         written.record(prompt)
         async with aclosing(generate(wire, "v1/completions", body(few, True), few, fold, _DOCUMENT)) as answer:
             [piece] = [chunk async for chunk in answer]
@@ -265,10 +265,10 @@ def _with_next_seed(sampling: Sampling, number: int) -> Sampling:
     return replace(sampling, seed=(sampling.seed + number) % 2**63)
 
 
-class _PieceFold:
-    """Parser of the one document of a non-streamed answer.
+class _DocumentFold:
+    """Converter of a non-streamed answer, which is one JSON document, to one chunk.
 
-    `tokens` are all generated tokens including the stop token; None if they are not reported.
+    `tokens` are then all generated tokens, including the stop token. They are None if the backend does not report them.
     """
 
     def __init__(self, failures: FailureTable) -> None:

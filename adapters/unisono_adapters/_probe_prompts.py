@@ -50,8 +50,9 @@ class Trial:
     def is_enforced_in(self, text: str, *, stopped: bool) -> bool:
         """Return whether `text` shows that the constraint was enforced.
 
-        An unfinished text may be a prefix of an answer: white space is allowed in JSON, and some models write a
-        lot of it.
+        It does if it begins with one of the answers, apart from white space. If generation was cut at its token limit
+        (not `stopped`), the beginning of an answer is enough: some models spend most tokens on white space, which JSON
+        allows.
         """
         compact = "".join(text.split())
         if not compact:

@@ -104,5 +104,5 @@ async def test_usage_of_a_running_gateway_equals_that_of_its_store(tmp_path: Pat
         assert [line["requests"] for line in own] == [2]
         refused = await usage("--url", admin.gateway.url, "--by", "tenant")
         assert refused.exit_code == 2
-        assert "with --url, use key, model, day" in refused.output
+        assert "with --url, it must be one of key, model, day" in refused.output
         assert "'--config' or '--url'" in (await usage()).output

@@ -90,11 +90,11 @@ async def test_an_endless_backend_stops_at_max_tokens(
 
 def test_token_ids_are_accepted_up_to_the_limit(encoding: Encoding) -> None:
     limit = TokenCap(encoding, 5, guessed=False)
-    assert list(limit.counted([1, 2, 3])) == [1, 2, 3]
-    assert list(limit.counted([4, 5])) == [4, 5]
+    assert list(limit.within_limit([1, 2, 3])) == [1, 2, 3]
+    assert list(limit.within_limit([4, 5])) == [4, 5]
     # The next token may still be the stop token.
     assert limit.room >= 0
-    assert list(limit.counted([RETURN, 7])) == []
+    assert list(limit.within_limit([RETURN, 7])) == []
     assert limit.room < 0
 
 
@@ -104,8 +104,8 @@ def test_text_in_characters_is_counted_in_tokens_of_the_tokenizer(encoding: Enco
     size = len(encoding.encode_text(text))
     limit = TokenCap(encoding, size, guessed=True)
     for token in tokens:
-        assert list(limit.counted([token])) == [token]
+        assert list(limit.within_limit([token])) == [token]
     assert limit.room >= 0
     for token in encoding.encode_text(" and more"):
-        limit.counted([token])
+        limit.within_limit([token])
     assert limit.room < 0

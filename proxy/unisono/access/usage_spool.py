@@ -34,7 +34,10 @@ SCAN_INTERVAL_S: Final = 2.0
 
 @dataclass(slots=True)
 class UsageSpool:
-    """Segments of one store in `folder`; without a folder nothing is spooled."""
+    """Files in `folder` with usage records that one store has not accepted yet.
+
+    Such a file is called a segment, and each process writes one of its own. Without a folder nothing is spooled.
+    """
 
     folder: Path | None = None
     store: str = ""  # the store's address

@@ -95,10 +95,11 @@ def start_answer(
 
 
 class CompactingStream(BatchStream):
-    """Stream of an answer, after a summary of its conversation if that is too long.
+    """Stream of an answer. It first summarizes the conversation if that is too long.
 
-    The events of an answer after a compaction begin with Compacted. The journal contains the answer, and the summary
-    in its note. A stream without a journal therefore begins again with the summary.
+    After such a compaction, the first event of the answer is Compacted. The journal holds the tokens of the answer, and
+    its note the summary. A stream that resumes an interrupted answer from a journal uses that summary. If there is no
+    journal yet, it generates the summary again.
     """
 
     def __init__(self, service: GenerationService, request: GenerationRequest, plan: CompactionPlan) -> None:

@@ -139,7 +139,9 @@ def select_page(cards: Sequence[ModelCard], query: Mapping[str, str]) -> tuple[S
     names = [card.id for card in cards]
     for field, name in (("after_id", after), ("before_id", before)):
         if name is not None and name not in names:
-            raise InvalidRequest(f"{field}: unknown model '{name[:256]}'; use an id of this list.", param=field)
+            raise InvalidRequest(
+                f"{field}: the list of models has no '{name[:256]}'; use the `id` of a listed model.", param=field
+            )
     first = 0 if after is None else names.index(after) + 1
     end = len(names) if before is None else names.index(before)
     rest = cards[first:end]

@@ -70,7 +70,7 @@ class RequestIds:
                 # Records and logs have this id, so it replaces one that a route has set.
                 headers = [header for header in message.get("headers", ()) if header[0] not in id_headers]
                 headers += [(name, request_id.encode()) for name in id_headers]
-                if fields := _noted(state):
+                if fields := _fields_with_notes(state):
                     headers.append((b"x-unisono-notes", ", ".join(fields[:MAX_HEADER_FIELDS]).encode("latin-1")))
                 message["headers"] = headers
                 try:
@@ -116,12 +116,12 @@ def _record(scope: Scope, at: float, duration_s: float, status: int) -> RequestR
         key_name=caller.key_name,
         user=state.get(END_USER, "")[:MAX_VALUE_LENGTH],
         model=state.get(REQUESTED_MODEL, "")[:MAX_VALUE_LENGTH],
-        notes=tuple(_noted(state)[:MAX_ENTRIES]),
+        notes=tuple(_fields_with_notes(state)[:MAX_ENTRIES]),
     )
 
 
-def _noted(state: Mapping[str, Any]) -> list[str]:
-    """Return the fields and headers without effect of the request with this state."""
+def _fields_with_notes(state: Mapping[str, Any]) -> list[str]:
+    """Return the names of a request's fields and headers that have no effect, from its state."""
     notes = (*state.get(NOTES, ()), *state.get(HEADER_NOTES, ()))
     return noted_fields(notes) if notes else []
 

@@ -45,8 +45,8 @@ class ServerRules:
     """The operator's rules for tool servers.
 
     `configured` holds the servers by label. `builtins` maps tools that gpt-oss was trained on to server labels.
-    `may_name` returns True if a request may name a server at an address. `check_headers` raises InvalidRequest for
-    headers that cannot be sent.
+    `may_name` returns True if a request may use a server that is not configured, by giving its URL. `check_headers`
+    raises InvalidRequest for headers that cannot be sent.
     """
 
     configured: Mapping[str, ToolServer] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class ServerRules:
     def for_caller(self, caller: Caller) -> ServerRules:
         """Return the rules of a caller.
 
-        A caller restricted to some servers may name none at an address.
+        A caller that is restricted to some servers cannot use others by giving their URL.
         """
         if caller.mcp_servers is None:
             return self
@@ -79,20 +79,23 @@ class ServerRules:
     def server_for(self, requested: RequestedServer) -> ToolServer:
         """Return the server with the request's credentials.
 
-        It is a configured one, or one at the request's own address. Raises InvalidRequest, and ToolServerNotAllowed if
-        the gateway may not connect to it.
+        The server is configured, or the request gives its URL. Raises InvalidRequest, and ToolServerNotAllowed if the
+        gateway may not connect to it.
         """
-        return self._with_credentials(requested, self._configured(requested) or self._named(requested))
+        return self._with_credentials(requested, self._configured(requested) or self._unconfigured(requested))
 
     def _configured(self, requested: RequestedServer) -> ToolServer | None:
-        """Return the configured server with the request's label or exact address, or None."""
+        """Return the configured server with the requested label or exact URL, or None."""
         named = self.configured.get(requested.label)
         if requested.url is None or (named is not None and named.url == requested.url):
             return named
         return next((server for server in self.configured.values() if server.url == requested.url), None)
 
-    def _named(self, requested: RequestedServer) -> ToolServer:
-        """Return the server at the request's own address."""
+    def _unconfigured(self, requested: RequestedServer) -> ToolServer:
+        """Return a server that is not configured, at the URL that the request gives for it.
+
+        Raises InvalidRequest if the request gives no URL, and ToolServerNotAllowed.
+        """
         at, label_field, url_field, *_ = requested.fields
         if requested.url is None:
             known = ", ".join(sorted(self.configured)) or "none"

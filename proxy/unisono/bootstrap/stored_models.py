@@ -184,7 +184,10 @@ class ModelFeed:
             waiter.set()
 
     async def applied(self, id: str, entry: DirectoryEntry | None) -> None:
-        """Wait until the process serves the entry, or a later one; None means that it was deleted."""
+        """Wait until the process serves `entry` or a later version of it, at most `APPLY_TIMEOUT_S`.
+
+        If `entry` is None, wait until the process no longer serves the deleted model `id`.
+        """
         if self.current is None:
             return
         news = asyncio.Event()

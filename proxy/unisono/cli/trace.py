@@ -225,9 +225,9 @@ def read_document(document: Document) -> Replay:
 
 
 def is_as_recorded(document: Mapping[str, Any], again: Replay) -> bool:
-    """Return whether a replay matches.
+    """Return whether a replay gives the recorded events.
 
-    An incomplete answer may be parsed further than it was emitted, so only the recorded part is compared.
+    If the answer was not completed, the replay may give more events than were emitted. These are ignored.
     """
     recorded, now = document["said"], output_records(again.events)
     if document["outcome"] != "completed":

@@ -62,7 +62,9 @@ def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
 def show_remote(url: str, key_env: str, by: str, since: str, until: str, form: str) -> None:
     """Print the usage that a running gateway shows to the key in the variable `key_env`."""
     if by not in REMOTE_BY:
-        raise click.BadParameter(f"{by!r} needs --config; with --url, use {', '.join(REMOTE_BY)}", param_hint="--by")
+        raise click.BadParameter(
+            f"with --url, it must be one of {', '.join(REMOTE_BY)}; {by!r} works only with --config", param_hint="--by"
+        )
     client = AdminClient(url, key_env)
     sums: dict[str, TokenUsage] = {}
     page, has_more = 1, True

@@ -70,7 +70,10 @@ UPLOAD_APIS: Final = frozenset({Api.TRANSCRIPTIONS, Api.TRANSLATIONS})
 
 
 def answers_bytes(api: Api, body: Mapping[str, Json]) -> bool:
-    """Return True if the answer consists of bytes; those of a stream of images are events."""
+    """Return True if the answer is relayed as bytes instead of JSON objects.
+
+    This applies to `BYTE_APIS`, and to streamed images, whose events are relayed as bytes.
+    """
     return api in BYTE_APIS or (api is Api.IMAGES and body.get("stream") is True)
 
 

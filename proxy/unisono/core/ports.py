@@ -95,18 +95,19 @@ class BackendOptions:
 
 
 class PassthroughFactory(Protocol):
-    """Object registered in the entry-point group `unisono.passing`, by backend kind.
+    """Factory of pass-through backends, an entry point in the group `unisono.passing`.
 
-    Building a backend accesses neither network nor disk.
+    The name of the entry point is the backend kind. The call must access neither network nor disk.
     """
 
     def __call__(self, options: BackendOptions) -> PassthroughBackend: ...
 
 
 class BackendFactory(Protocol):
-    """Object registered in the entry-point group `unisono.backends`, usually the adapter class.
+    """Factory of backends, an entry point in the group `unisono.backends`.
 
-    Building a backend accesses neither network nor disk.
+    The name of the entry point is the backend kind. The factory is usually the adapter class. The call must access
+    neither network nor disk.
     """
 
     def __call__(self, options: BackendOptions) -> Backend: ...

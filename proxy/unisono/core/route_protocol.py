@@ -211,11 +211,13 @@ class FailoverRoute(Protocol):
         ...
 
     async def next_slot(self, demand: RouteRequirements) -> Slot:
-        """Return the next slot, waiting in the queue for it.
+        """Wait in the queue for the next slot, and return it.
 
-        Without a failure since the last slot, the same deployment is used if it has a free slot. If no other
-        deployment is left, the error of the last attempt is raised. Raises `BackendOverloaded` if the queue is full or
-        the wait too long, `BackendUnavailable` or its relatives if no deployment works. Cancelled cleanly.
+        If nothing failed since the last slot, the next one is at the same deployment, provided that a slot is free
+        there. A cancelled call leaves the queue.
+
+        Raises `BackendOverloaded` if the queue is full or the wait is too long. If no deployment works, it raises
+        `BackendUnavailable` or a similar error. If none is left to try, it raises the error of the last attempt.
         """
         ...
 

@@ -229,9 +229,10 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         ...
 
     async def item(self, tenant: str, item: str) -> StoredItem | None:
-        """Return an item of a response or of a conversation by its id alone.
+        """Return an item by its id alone, from any response or conversation of the tenant.
 
-        It is available as long as its response is stored, or `Retention.conversation_s` after it was appended.
+        An item of a response is available as long as the response is stored. An item that was appended to a
+        conversation is available for `Retention.conversation_s` after that.
         """
         ...
 

@@ -62,10 +62,10 @@ def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> Non
 def logprob_recorder(
     request: GenerationRequest, report: GenerationReport, encoding: Encoding
 ) -> Callable[[Sequence[int], Chunk], None] | None:
-    """Return a function that records the tokens of a chunk and their log probabilities.
+    """Return a function that records a chunk's tokens and their log probabilities.
 
-    Returns None if the request asks for no log probabilities. Call this once for each generation.
-    `report.facts.logprobs` holds the records of the whole answer.
+    Returns None if the request asks for no log probabilities. An answer may consist of several generations, and each
+    needs a function of its own. All these functions record into `report.facts.logprobs`.
     """
     if request.logprobs is None:
         return None

@@ -374,7 +374,7 @@ class ChunkReader:
             telemetry.deployment = self._record_first()
         if chunk.cached_tokens is not None:
             telemetry.cached = chunk.cached_tokens
-        tokens = cap.counted(chunk.tokens) if self._decoder is None else await self._decode(chunk, self._decoder)
+        tokens = cap.within_limit(chunk.tokens) if self._decoder is None else await self._decode(chunk, self._decoder)
         if self._add_logprobs is not None:
             self._add_logprobs(tokens, chunk)
         if tokens:
@@ -395,5 +395,5 @@ class ChunkReader:
         is_long = len(chunk.text) > LONG_CHUNK_CHARS
         tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)
         if self._cap.tokens_to_encode(tokens) > LONG_MESSAGE_TOKENS:
-            return await asyncio.to_thread(self._cap.counted, tokens)
-        return self._cap.counted(tokens)
+            return await asyncio.to_thread(self._cap.within_limit, tokens)
+        return self._cap.within_limit(tokens)

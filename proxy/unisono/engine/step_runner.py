@@ -289,7 +289,7 @@ class CallbackReader:
             return False
         self._pace.record(len(tokens), monotonic())
         reader = self._reader
-        events = reader.feed(cap.counted(tokens))
+        events = reader.feed(cap.within_limit(tokens))
         has_nothing = not (events or reader.has_pending_edit)
         if not reader.transcript.is_broken_off and (has_nothing or self._runner.hand_over(events, reader)):
             return True

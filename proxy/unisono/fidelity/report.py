@@ -24,7 +24,7 @@ def to_lines(comparison: Comparison, limits: Thresholds, encoding: Encoding) -> 
     unscored = f", {comparison.unscored} without scores" if comparison.unscored else ""
     yield f"{comparison.answers} answers, {total.tokens} tokens{unscored}"
     yield ""
-    yield f"{'place':<12}{'tokens':>8}  {'same choice, %':<25}{'divergence, nats':<28}log probability"
+    yield f"{'place':<12}{'tokens':>8}  {'same choice, %':<25}{'divergence, nats':<28}change of log probability"
     for name, statistics in [("all", total), *((place.value, found) for place, found in comparison.places.items())]:
         yield _row(name, statistics)
     yield ""

@@ -50,6 +50,7 @@ class TokenCap:
     """Limit of one generation to `max_tokens` tokens.
 
     It holds even if the backend ignores the limit that it was sent. The limit is exceeded when `room` is below 0.
+    `guessed` means that the tokens were made from text, so that their number is only an estimate.
     """
 
     # Token ids are counted on arrival. Tokens made from text are cut where the network cut the text, so there are more
@@ -64,10 +65,10 @@ class TokenCap:
         # Tokens that may still arrive before the limit is exceeded; for guessed tokens, before the next check of it.
         self.room = max_tokens
 
-    def counted(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that count.
+    def within_limit(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Count the tokens that arrived, and return those within the limit.
 
-        For guessed tokens, these are all that arrived with the last counted one.
+        Guessed tokens are all returned, also when they exceed the limit.
         """
         self.room -= len(tokens)
         if not self._is_guessed:
@@ -79,7 +80,7 @@ class TokenCap:
         return tokens
 
     def tokens_to_encode(self, tokens: Sequence[int]) -> int:
-        """Return the number of tokens whose text `counted` encodes again for some more tokens."""
+        """Return the number of tokens whose text `within_limit(tokens)` would encode again."""
         # The text is encoded again only when the guessed count may have passed the limit.
         is_due = self._is_guessed and len(tokens) > self.room
         return len(self._seen) + len(tokens) if is_due else 0

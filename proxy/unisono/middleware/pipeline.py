@@ -16,12 +16,17 @@ from unisono.middleware.drain import OPEN, Interruption, shutdown_error
 
 
 class Gate:
-    """One concern of one generation. Each method does nothing by default.
+    """Observer and filter of one generation, for example a quota. By default it does nothing.
 
-    `report` is the report of the generation. The iteration calls `start`, then for each batch `filter` and `observe`,
-    `finish` for the last event, and `end`. All gates filter a batch before any gate observes it. `admit` is called
-    once, before the iteration or at its beginning. If it fails before the iteration, `end` follows. `release` is called
-    if there was no iteration.
+    `report` is the report of the generation. The methods are called in this order:
+
+    1. `start`, when the iteration begins.
+    2. `admit`, once. It precedes `start` if the consumer asks for admission before it iterates.
+    3. For each batch `filter` of all gates, then `observe` of all gates.
+    4. `finish`, for the last event.
+    5. `end`, when the iteration ends, also by an error. It also follows an `admit` that failed before the iteration.
+
+    If the stream is closed without any iteration, `release` is called, even if `admit` failed.
     """
 
     report: GenerationReport
@@ -38,26 +43,29 @@ class Gate:
         return request
 
     def start(self) -> None:
-        """See that the iteration begins. The request may not be admitted yet."""
+        """Handle the beginning of the iteration. The request may not be admitted yet."""
 
     async def filter(self, batch: list[Event]) -> list[Event]:
         """Return the events that are emitted now: the batch, changed or held for later."""
         return batch
 
     def observe(self, batch: Sequence[Event]) -> None:
-        """See a batch before it is emitted, if it is not a single delta after the first output.
+        """Handle a batch before it is emitted, unless it is a single delta after the first output.
 
         Such deltas may go to a `BatchSink` instead. A gate that needs every delta has to filter.
         """
 
     async def finish(self, finished: Finished) -> None:
-        """See the last event before it is emitted. An error ends the answer instead."""
+        """Handle the last event before it is emitted. An error raised here ends the answer instead."""
 
     def end(self, error: BaseException | None) -> None:
-        """See the error that ended the iteration or the admission, if any. Must not raise."""
+        """Handle the end of the iteration, or a failed admission, with its error if any.
+
+        Must not raise.
+        """
 
     def release(self) -> None:
-        """Give back what was acquired on admission."""
+        """Give back what `admit` reserved, because the stream was closed without iteration."""
 
 
 # Creates the gate of one generation; None if it needs none.

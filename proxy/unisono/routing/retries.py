@@ -140,7 +140,7 @@ class GroupFailoverRoute:
             self._deaths += 1
             self._count(self._at[0], error)
         group = self._at[0]
-        if not self._affords(group, error, resumes=resumes, pending=held):
+        if not self._may_try_again(group, error, resumes=resumes, pending=held):
             return Prospects()
         later_s = self._pause_s(error, resumes=resumes, pending=held)
         if not held:
@@ -160,7 +160,7 @@ class GroupFailoverRoute:
     def _another(self, *, resumes: bool, pending: DeploymentGroup | None = None, worst: Rank = Rank.UNREADY) -> bool:
         """Return whether another deployment of the rank `worst` or better is available.
 
-        `pending` is a group with a failed attempt that is not counted yet.
+        `pending` is the group of a failed attempt that is not counted yet, if there is one.
         """
         last = self._at[1].candidate.bit if self._at is not None else 0
         back = self._back if resumes and self._deaths < MAX_FAILED_ATTEMPTS else 0
@@ -175,19 +175,19 @@ class GroupFailoverRoute:
                     return True
         return False
 
-    def _affords(self, group: DeploymentGroup, error: UnisonoError, *, resumes: bool, pending: bool) -> bool:
-        """Return whether another attempt is allowed after `error`; `pending` as for `_another`."""
+    def _may_try_again(self, group: DeploymentGroup, error: UnisonoError, *, resumes: bool, pending: bool) -> bool:
+        """Return whether another attempt is allowed after one in `group` failed with `error`."""
         if isinstance(error, ContextTooLong):
             return True
+        # Only the number of failures limits how often an answer is continued. A pending failure is not counted yet.
         if resumes:
             return self._deaths + pending <= MAX_FAILED_ATTEMPTS
+        # Any other attempt is free, or charged to the retry budget of the group.
         return self._is_free(error) or group.budget.affords(self._now())
 
     def _is_free(self, error: UnisonoError) -> bool:
-        """Return whether an attempt after `error` costs nothing.
-
-        A server that responds with an error is still alive, so retrying it after a pause is charged.
-        """
+        """Return whether an attempt after `error` is not charged to the retry budget."""
+        # A server that responds with an error is still alive, so retrying it after a pause is charged.
         kind = kind_of(error)
         return not self._moved and kind in DEATHS and not (self._paused and kind is BreakerFailure.ERROR)
 
@@ -195,7 +195,7 @@ class GroupFailoverRoute:
         """Return the seconds until a failed deployment may be retried; None if none may.
 
         `resumes`: the answer has begun and would be continued. `pending`: the failure of the current deployment is not
-        recorded yet.
+        counted yet.
         """
         assert self._at is not None
         back = self._back | (self._at[1].candidate.bit if pending and _is_transient(error) else 0)

@@ -26,7 +26,10 @@ from unisono.server.startup_screen import screen_lines
 
 
 class Worker:
-    """One gateway, with the configuration of the last message; `order` is the first message."""
+    """Gateway of a worker process, which the supervisor configures by messages.
+
+    It starts with the configuration in `order`, the first message. Each further message makes it reload.
+    """
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
         settings = order.config.unisono

@@ -44,7 +44,7 @@ def audit_answer(record: AuditRecord) -> dict[str, Json]:
 
 @ADMIN.add("GET", "/audit")
 async def list_audit_records(admin: AdminDeps, actor: CurrentActor, query: Annotated[AuditQuery, Query()]) -> AuditPage:
-    """List all changes of keys, teams, users and budgets, newest first."""
+    """List all changes of keys, teams, users, customers, budgets and models, newest first."""
     del actor  # its role is checked
     total, records = await admin.store.audit_records((query.page - 1) * query.page_size, query.page_size)
     return AuditPage(

@@ -99,7 +99,7 @@ class ModeRoute:
         return to_generation_request(api, {**fields, **rest}, found, caller, request.state.request_id, upload)
 
     async def _start(self, request: Request, api: Api) -> tuple[GenerationStream, bool]:
-        """Start the generation; return True with it if the answer consists of bytes."""
+        """Start the generation; return True with it if the answer is relayed as bytes."""
         body = await read_model_request(request, "user")
         caller: Caller = request.state.caller
         model = self.find(api, requested_model(body), caller)

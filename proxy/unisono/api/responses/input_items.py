@@ -323,7 +323,10 @@ GivenItem: TypeAlias = Annotated[InputItem, PlainValidator(to_input_item), Field
 
 
 def to_listed(item: InputItem) -> Wire:
-    """Return an item in its author's form, with every field that strict clients require."""
+    """Return a client's item as lists of items show it.
+
+    Fields that strict clients require are added. Text parts get the type that belongs to the role of the message.
+    """
     if isinstance(item, InputReasoning):
         parts = [{"type": "reasoning_text", "text": text} for text in item.content]
         summary = item.summary if isinstance(item.summary, list) else []
@@ -349,7 +352,7 @@ def to_listed(item: InputItem) -> Wire:
 
 
 def _part(part: Wire, role: str) -> Wire:
-    """Return a part under OpenAI's name for a message of that role."""
+    """Return a content part with OpenAI's type for the role: `input_text` for `user`."""
     if part["type"] == "refusal":
         return {"type": "refusal", "refusal": part.get("refusal") or ""}
     if part["type"] not in ("text", "input_text", "output_text"):

@@ -131,9 +131,10 @@ def _reference(conversion: InputConversion, item: InputItem, param: str) -> Sequ
 
 
 def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert a call that a server made and answered.
+    """Convert the item of an MCP call, which contains the call and its result.
 
-    For an approved call, only the result is returned: the approval request already added the call.
+    Both are returned. But if the call was approved, the item of the approval request has already added the call, and
+    only the result is returned.
     """
     assert isinstance(item, InputMcpCall)
     # A failed call may have output too. Equal texts are read once.
@@ -146,7 +147,7 @@ def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Seque
         and conversion.has_calls_of(stored.meaning)
     ):
         return stored.meaning
-    # The approval request already put the call into the history.
+    # The item of the approval request has already added the call to the history.
     request = conversion.requests.get(item.approval_request_id or "")
     if request is not None:
         return (ToolResult(request.call_id, request.name, output),)

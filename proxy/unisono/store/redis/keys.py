@@ -98,7 +98,11 @@ def counter(tenant: str, name: str, once: str) -> list[str]:
 
 
 def account(account: Account, period: str) -> list[str]:
-    """Return the Redis keys of an account: last minute, open claims, reservations and sums."""
+    """Return the Redis keys of an account; only the last one depends on the budget period.
+
+    They hold the use of the last minute, the expiry times of open reservations, the amounts of these reservations, and
+    the sums of the period.
+    """
     here = tag(account.tenant, account.key) + "a:"
     return [here + "m", here + "o", here + "h", f"{here}b:{_quoted(period)}"]
 

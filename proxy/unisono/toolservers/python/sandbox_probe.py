@@ -193,8 +193,11 @@ def find_sandbox(interpreter: str | None = None, *, as_root: bool = False, unsaf
                 if way.missing and not unsafe:
                     raise ConfigError(f"code could attack this server: {'; '.join(way.missing)}. {ADVICE}")
                 return way
-    user = "as nobody (--as-root keeps root, which is dangerous)" if drops else "here"
-    raise ConfigError(f"{' and '.join(interpreters)}: cannot be run {user}; choose another interpreter with --python")
+    user = " by the user `nobody`, as which the server runs code" if drops else ""
+    root = " (or keep root with --as-root, which is dangerous)" if drops else ""
+    raise ConfigError(
+        f"{' and '.join(interpreters)}: cannot be run{user}; choose another interpreter with --python{root}"
+    )
 
 
 ADVICE: Final = "Run the server in its own container or virtual machine and add --unsafe there"

@@ -173,7 +173,10 @@ class Takeover:
         return await rebuild_request(self._deps, background_run.tenant, response, lease)
 
     async def _count_events(self, background_run: BackgroundRun) -> int:
-        """Return the number of logged events by binary search. The events may be megabytes."""
+        """Return the number of logged events.
+
+        It is found by binary search, because reading all events could mean reading megabytes.
+        """
 
         async def is_there(number: int) -> bool:
             page = await self._deps.store.events(background_run.tenant, background_run.response, number, limit=1)
