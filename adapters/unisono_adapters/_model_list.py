@@ -38,7 +38,7 @@ async def examine_served(subject: Subject, model: str, served: Collection[str]) 
     If `model` is not among them, that is the only finding.
     """
     if model not in served:
-        return Probe(subject.claims, (replace(_not_served(served), remedy=subject.remedies[Check.MODEL]),))
+        return Probe(subject.claims, (replace(_not_served(served), remedy=subject.remedies.get(Check.MODEL, "")),))
     found = await examine(subject)
     return replace(found, findings=(Finding(Check.MODEL, ok=True), *found.findings))
 

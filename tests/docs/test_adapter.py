@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.docs.pages import blocks
 from tests.fakes import FakeVllm
 from unisono.core.generation import OutputForm
 from unisono.core.ports import Backend, BackendOptions
+from unisono.core.probe import Check
 
 
 @cache
@@ -57,6 +59,13 @@ def contract_tests() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 vars(sys.modules[__name__]).update(contract_tests())
+
+
+async def test_a_model_that_is_not_served_is_a_finding_without_a_remedy(kind: Kind, tmp_path: Path) -> None:
+    async with kind.serve(tmp_path) as (backend, server):
+        server.models = {"data": [{"id": "other"}]}
+        (finding,) = (await backend.probe()).fatal
+    assert (finding.check, finding.remedy) == (Check.MODEL, "")
 
 
 def test_the_contract_has_tests() -> None:
