@@ -90,7 +90,10 @@ class _Chunks:
         self.unread: Chunk | None = None
 
     def consume(self, events: list[bytes]) -> bool:
-        """Convert the events of a read; return True if the task need not wake up for them."""
+        """Convert the events of one read to a chunk; return True if it was handled or there is none.
+
+        Otherwise `unread` has the chunk, and the task that reads the answer must wake up for it.
+        """
         chunk = self.recorded(self._fold.feed(events))
         if chunk is None or (self._on_chunk is not None and not self._fold.done and self._on_chunk(chunk)):
             return True

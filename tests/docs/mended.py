@@ -239,7 +239,7 @@ def _part(title: str, rules: Mapping[str, str], examples: Mapping[str, Example])
         assert rule in example.rules, (rule, example)
         steps = "\n".join(step if rule in OF_THE_REQUEST else step.replace("\n", "\\n") for step in example.outputs)
         others = [f"`{other}`" for other in example.rules if other != rule]
-        also = f" Also reported: {', '.join(others)}." if others else ""
+        also = f" Other recoveries of this answer: {', '.join(others)}." if others else ""
         result = "; ".join(text.replace("\n", "\\n") for text in example.result)
         condition = f"{example.condition} " if example.condition else ""
         yield f"\n```text\n{steps}\n```\n\n{condition}Result: {result}.{also}\n"

@@ -63,9 +63,9 @@ class Mint:
         return self._sealed(secrets.token_bytes(ENTROPY_BYTES))
 
     def derived(self, name: str) -> str:
-        """Return the key of a request to create one, the same for its repetition.
+        """Return a key derived from `name` and the salt, so that a repeated request gets it again.
 
-        `name` includes a random part, and a part that is not stored.
+        `name` consists of a random key id, and of the request's Idempotency-Key or alias.
         """
         return self._sealed(hmac.digest(self._derivation_key, name.encode("utf-8", "surrogatepass"), hashlib.sha256))
 

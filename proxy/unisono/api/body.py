@@ -202,9 +202,9 @@ def _structure(body: bytes) -> bytes:
 
 
 def check_depth(value: dict[str, Any]) -> int:
-    """Return the number of members of all objects together.
+    """Check how deeply a value is nested; return the total number of members of its objects.
 
-    Raises InvalidRequest for a value nested too deeply.
+    Raises InvalidRequest if it is nested too deeply.
     """
     members = 0
     # Level by level, because a recursive check would itself exceed the recursion limit.

@@ -93,7 +93,7 @@ def described(
 
 
 class CallForm(Enum):
-    """Form of a tool's calls in the answer."""
+    """Format in which an answer contains the calls of one of the client's tools."""
 
     FUNCTION = "function"
     CUSTOM = "custom"

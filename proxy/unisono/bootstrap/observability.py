@@ -101,9 +101,11 @@ class Observing:
         *,
         background: bool = False,
     ) -> GenerationObservation:
-        """Return the gates with which all observers, and the other arguments, see every generation.
+        """Return the factory of gates that report every generation to all observers.
 
-        `sinks` receive the records of generations that belong to no HTTP request.
+        Besides the observers of this object, `pool` learns the quality of answers, `fidelity` watches for drift, and
+        `recorder` records. `sinks` receive the records of generations that belong to no HTTP request. `background`
+        marks generations that no request waits for.
         """
         observers: list[Observer] = [self.recent, QualityObserver(pool.record_answer), fidelity]
         if self.metrics is not None:

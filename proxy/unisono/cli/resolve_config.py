@@ -62,7 +62,11 @@ def without_config(found: list[DiscoveredBackend], missing: str | None, environ:
 def found_config(
     found: list[DiscoveredBackend], missing: str | None, environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the content of a configuration file for `without_config`, and its remarks."""
+    """Return a configuration before parsing, and remarks that explain it to the operator.
+
+    It has the backends found; if there are none, the embedded demo model. `missing` is what the demo model lacks, or
+    None if it can run. If it cannot, every request gets a recorded answer.
+    """
     if found:
         models = [_entry(backend.model_name, backend.kind, backend.model, backend.api_base) for backend in found]
         remarks = [f"No configuration given; found {b.kind} at {b.api_base} serving {b.model_name}." for b in found]

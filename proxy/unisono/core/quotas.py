@@ -333,9 +333,9 @@ class AccountStore(Protocol):
     """Storage for accounts. Every method may raise `StoreUnavailable`."""
 
     async def reserve(self, claim: QuotaReservation, *others: QuotaReservation) -> QuotaStatus:
-        """Reserve everything that the claims of one request ask for, or nothing.
+        """Reserve what all claims of one request ask for, or nothing if one of them is refused.
 
-        Each claim has another account. Repeating them reserves once.
+        Each claim is for a different account. Claims that are already reserved are not reserved a second time.
         """
         ...
 

@@ -178,7 +178,10 @@ class OutputReader:
         return self._start_step(step)
 
     def finish(self, reason: FinishReason, added: Usage) -> Finished:
-        """Return the last event; its usage is that of the answer plus `added`."""
+        """Return the last event of the answer.
+
+        Its usage counts the tokens of the output, and `added`: those of the prompts and of discarded output.
+        """
         stop = self.stop_sequence
         if stop is not None:
             reason = FinishReason.STOP

@@ -277,10 +277,11 @@ class CallbackReader:
         self._cap, self._pace = cap, pace
 
     def on_chunk(self, chunk: Chunk) -> bool:
-        """Read the tokens of a chunk; return True if the chunk need not be yielded.
+        """Read the tokens of a chunk and deliver their events; return True if that succeeded.
 
-        Tokens that may take long to read, or that may end the generation, are left in the chunk. If the events of the
-        tokens could not be delivered, `pop_events` returns them.
+        Otherwise the chunk must be yielded. Tokens that may take long to read, or that may end the generation, are
+        not read here and stay in the chunk. If the tokens were read but their events could not be delivered, the
+        tokens are removed from the chunk, and `pop_events` returns the events.
         """
         cap, tokens = self._cap, chunk.tokens
         if cap is None or self._runner.sink is None or chunk.finish is not None or chunk.cached_tokens is not None:

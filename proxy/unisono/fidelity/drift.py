@@ -181,7 +181,10 @@ class DriftDetector:
         return self.status
 
     def release(self, now: float) -> bool:
-        """End a quarantine whose time is over, with a trial; return whether it ended."""
+        """End the quarantine if its time is over; return whether this call ended it.
+
+        The deployment is then on trial: it is used again, and its next answers decide as after a warning.
+        """
         if self.status.state is not FidelityState.QUARANTINED or now < self.status.until:
             return False
         self._windows = _new_windows()

@@ -179,7 +179,10 @@ def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, s
 
 
 def _read_earlier(earlier: list[str], words: HeaderWords, role_given: bool) -> HeaderWords | None:
-    """Return the words of a header before it was started again; None if there are none."""
+    """Return the words before the last `<|start|>` in a header; None if there are none.
+
+    At each `<|start|>` the model began the header again. `role_given` is explained at `read_header`.
+    """
     if not earlier:
         return None
     if not role_given and earlier == [""]:

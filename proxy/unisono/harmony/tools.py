@@ -35,10 +35,11 @@ _UNSENDABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Declared tool: its wire name, the lines above it, and its argument.
+    """Declaration of a tool in the prompt.
 
-    `argument` is None for a tool without arguments. `digest` identifies a definition that is not the newest one of its
-    tool.
+    `name` is the wire name, `lines` are the comment lines above it, and `argument` is the type of its argument, None
+    for a tool without arguments. If the conversation has a newer definition of the tool, `digest` identifies this older
+    one; otherwise it is empty.
     """
 
     name: str

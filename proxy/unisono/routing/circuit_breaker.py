@@ -90,13 +90,13 @@ class BreakerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
-    """Circuit of one kind of failure.
+    """State of the circuit for one kind of failure.
 
-    `failures` counts those in a row. `owed` is the number of successes that would compensate for all failures
-    since `since`. `rests` counts the consecutive cooldowns and `successes` those since the last cooldown began.
-    An open circuit lasts from `since` until `until`, in monotonic seconds. `blamed` is the identity of all
-    failures since the last cooldown, if any: empty before the first failure, None for several identities or for
-    failures that no request can cause.
+    `failures` counts consecutive failures. `owed` is the number of successes that would compensate for all failures
+    since `since`. `rests` counts consecutive cooldowns, `successes` the successes since the last cooldown began. The
+    circuit is open from `since` until `until`, in monotonic seconds. `blamed` is the identity (a key, or a repeated
+    request) that caused all failures since the last cooldown. It is empty before the first failure. It is None if
+    several identities caused failures, or if no request can have caused them.
     """
 
     failures: int = 0

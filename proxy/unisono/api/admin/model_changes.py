@@ -46,10 +46,10 @@ class ModelAdministration:
 async def create_model(
     admin: Administration, models: ModelAdministration, actor: Actor, settings: Mapping[str, Any], once: str = ""
 ) -> DirectoryEntry:
-    """Store a new deployment, once for each id and each Idempotency-Key.
+    """Store a new deployment; a repetition with the same id or Idempotency-Key returns it.
 
-    Raises `InvalidRequest` for invalid settings and for an id that is in use, `KeyReused` for an Idempotency-Key with
-    another body.
+    Raises `InvalidRequest` for invalid settings and for an id that exists with other settings, `KeyReused` for an
+    Idempotency-Key that was used with another body.
     """
     info = settings.get("model_info") or {}
     candidate = info.get("id") or str(uuid4())

@@ -51,7 +51,7 @@ async def started_bytes(
 
 
 async def _first(batches: AsyncIterator[list[Event]], size: int) -> list[PassedBytes]:
-    """Return the first bytes: more than `size` if the source has that many, none if it is empty."""
+    """Read batches until they have more than `size` bytes, or to the end; return what was read."""
     first: list[PassedBytes] = []
     async for batch in batches:
         first += _bytes_of(batch)

@@ -258,10 +258,11 @@ class Obligations:
             self.call = Duty.NONE
 
     def finish(self, *, has_call: bool, handed: bool) -> None:
-        """Record the requirements that the answer does not meet at its end.
+        """Record which requirements the finished answer does not meet.
 
-        `has_call`: the client has a call to run. `handed`: the client has approvals or a pause to process. In both
-        cases the required format may follow in the next request.
+        A missing format is not recorded if the client has to act first, because the format may follow in the answer to
+        its next request. With `has_call`, the client has a call to run; with `handed`, it has to approve a call, or to
+        continue a paused answer.
         """
         if self.call is Duty.OWED:
             self.call, self.unmet = Duty.MISSED, self.unmet or UNMET_CALL

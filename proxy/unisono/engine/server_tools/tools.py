@@ -90,9 +90,9 @@ class OfferedServerTools:
                 }
 
     def __contains__(self, name: object) -> bool:
-        """Return whether a call of that name is handled by the gateway.
+        """Return whether the gateway handles calls of `name`.
 
-        If the request has tool servers, that is every name that is not a tool of the client.
+        It handles every name that is not a tool of the client, but only if the request has tool servers.
         """
         # Invented names count as server tools: the gateway can reply with the names that exist.
         return bool(self._servers) and name not in self._client

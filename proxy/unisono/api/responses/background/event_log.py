@@ -59,7 +59,7 @@ class GrowingLog:
         self._write_lock = asyncio.Lock()
 
     def add(self, events: Sequence[WireEvent], tokens: Sequence[int]) -> None:
-        """Add one batch: its events, and the tokens since the previous batch."""
+        """Buffer the events of a batch, and the tokens since the previous one, to be written."""
         self._events += (event.data for event in events)
         self._size += sum(len(event.data) for event in events)
         self._tokens += tokens

@@ -159,10 +159,12 @@ def status_of(ran: Ran | None) -> str:
 def to_stored_call(
     closed: Closed, item_id: str, ran: Ran | None, before: Sequence[Item], trained: BuiltinCalls
 ) -> StoredItem:
-    """Return a finished call as stored.
+    """Return the stored item of a server tool call that the model has finished writing.
 
-    An approved call is in the conversation already, and only its result is added. `before` holds earlier output of
-    the model that was not emitted.
+    `closed` is the event that ended the call. `ran` has the result of the call; it is None if the outcome is unknown.
+    The item of an approved call adds only the result, since the call itself is already in the conversation. `before`
+    holds output that the model wrote before the call and that was not emitted. `trained` renders calls of the tools of
+    gpt-oss's training.
     """
     item = closed.item
     assert isinstance(item, HostedCall)

@@ -54,7 +54,11 @@ NOTHING_HOSTED = ServerToolHistory()
 
 
 def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory = NOTHING_HOSTED) -> ServerToolHistory:
-    """Return the history in stored items that follow `earlier`."""
+    """Return the requests to the user, decisions and listed servers found in `items`.
+
+    `earlier` is the history before `items`. It has the requests that decisions in `items` may answer, and is not a part
+    of the result.
+    """
     requests: dict[str, AssistantCall] = {}
     questions: dict[str, ToolQuestion] = {}
     decisions: list[ApprovalDecision] = []
