@@ -40,6 +40,11 @@ class StartError(Exception):
     """A process ended or did not become ready; the message contains the end of its log."""
 
 
+def _compiled(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with which Python keeps compiled modules, as in an installation."""
+    return {name: value for name, value in variables.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 class Process:
     """Child process with its output in a file; it is terminated at the end of the `with` block."""
 
@@ -56,9 +61,10 @@ class Process:
         self._log = folder / f"{name}.log"
         self.name = name
         pipe = subprocess.PIPE if piped else subprocess.DEVNULL
+        variables = {**_compiled(os.environ), **(env or {})}
         with self._log.open("wb") as log:
             self._child = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe if piped else log, stderr=log, env={**os.environ, **(env or {})}
+                command, stdin=pipe, stdout=pipe if piped else log, stderr=log, env=variables
             )
         if cpus:
             os.sched_setaffinity(self._child.pid, cpus)
