@@ -222,7 +222,7 @@ fmt: $(SYNCED)
 
 # A page stays unchanged if its generator fails.
 docs: $(SYNCED)
-	$(BIN)/python -m unisono_adapters.matrix >docs/.capabilities && mv docs/.capabilities docs/capabilities.md
+	$(BIN)/python -m tests.docs.capabilities >docs/.capabilities && mv docs/.capabilities docs/capabilities.md
 	$(BIN)/python -m tests.docs.settings >docs/.configuration && mv docs/.configuration docs/configuration.md
 	$(BIN)/python -m tests.docs.mended >docs/.recoveries && mv docs/.recoveries docs/recoveries.md
 	$(BIN)/python -m tests.fields.table >docs/.fields && mv docs/.fields docs/fields.md

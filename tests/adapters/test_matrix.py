@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.contract.kinds import KINDS, Kind
+from tests.docs import capabilities as matrix
+from tests.docs.capabilities import MATRIX, Support
 from tests.e2e.gateway import config_of, gateway
 from tests.fakes import FakeVllm
 from tests.fakes.ollama import FakeOllama
 from unisono.core.generation import OutputForm
-from unisono_adapters import matrix
-from unisono_adapters.matrix import MATRIX, Support
 
 PAGE = Path(__file__).parents[2] / "docs" / "capabilities.md"
 
 
 def test_page_matches_the_matrix() -> None:
-    assert PAGE.read_text() == matrix.page(), "python -m unisono_adapters.matrix > docs/capabilities.md"
+    assert PAGE.read_text() == matrix.page(), "python -m tests.docs.capabilities > docs/capabilities.md"
 
 
 def test_every_feature_has_a_cell_for_every_backend_kind() -> None:

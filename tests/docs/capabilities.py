@@ -1,6 +1,6 @@
 """Features by backend kind, as data; the source of `docs/capabilities.md`.
 
-    python -m unisono_adapters.matrix > docs/capabilities.md
+    python -m tests.docs.capabilities > docs/capabilities.md
 
 A cell states how faithfully a feature works. Tests compare the cells with the adapters' capabilities and the
 gateway's responses, so an outdated cell is noticed.
@@ -224,7 +224,7 @@ def _lines() -> Iterator[str]:
     yield "Use this table to choose a backend, or to find out why a feature behaves differently on another one. The"
     yield "columns are the backend kinds of `litellm_params.model`. `unisono check` probes your own servers."
     yield ""
-    yield "`python -m unisono_adapters.matrix` generates this page from `adapters/unisono_adapters/matrix.py`. Edit the"
+    yield "`python -m tests.docs.capabilities` generates this page from `tests/docs/capabilities.py`. Edit the"
     yield "source, not the page."
     yield ""
     yield "## Features"
