@@ -194,6 +194,8 @@ async def test_sampling_with_one_candidate_is_greedy(engine: Running, backend: B
 async def test_equal_seeds_give_equal_output_and_other_seeds_do_not(backend: Backend) -> None:
     job = greedy(prompt_for("hm hm"), 24)
     jobs = [replace(job, sampling=Sampling(temperature=2.0, seed=seed)) for seed in (7, 7, 8)]
+    # Engines read a prompt in larger batches than the rest of a cached one, which changes the last bits of its logits.
+    await chunks_of(backend, job)
 
     first, second, other = [output_of(await chunks_of(backend, seeded)) for seeded in jobs]
 
