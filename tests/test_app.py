@@ -373,9 +373,11 @@ sys.addaudithook(lambda name, args: seen.append(name) if name.startswith(outside
 began = time.perf_counter()
 import unisono
 import unisono.app
+import unisono.cli.serve
 took = time.perf_counter() - began
 imported = list(seen)
-early = [name for name in ("redis", "sqlite3", "cryptography", "websockets", "mcp") if name in sys.modules]
+first_use = ("redis", "sqlite3", "cryptography", "websockets", "mcp", "difflib", "backports.zstd", "compression.zstd")
+early = [name for name in first_use if name in sys.modules]
 from unisono.config import parse
 model = {"model_name": "gpt-oss", "litellm_params": {"model": "vllm/a", "api_base": "http://192.0.2.1:8000"}}
 unisono.app.build(parse({"model_list": [model]}, {}).config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -463,3 +465,22 @@ def test_the_last_definition_of_a_tool_counts() -> None:
     newer = FunctionTool("get_weather", "Newer.")
     conversation = Conversation(Preamble(tools=(WEATHER,)), (AddedTools((CLOCK,)), AddedTools((newer,))))
     assert conversation.tools == (newer, CLOCK)
+
+
+OCCUPIED = """
+import tracemalloc
+from unisono.core.conversation import Conversation, Preamble, UserMessage
+from unisono.harmony.encoding import load_encoding
+from unisono.harmony.render import Renderer
+from unisono.harmony.tools import NO_TOOLS
+tracemalloc.start()
+renderer = Renderer(load_encoding())
+renderer.prompt(Conversation(Preamble(), (UserMessage("Tell me a story."),)), NO_TOOLS)
+print(tracemalloc.get_traced_memory()[0])
+"""
+
+
+def test_encoding_and_renderer_occupy_python_memory_only_for_tokens_in_use() -> None:
+    # Tables of the whole vocabulary occupied 10 MB in every idle gateway. tiktoken's own memory is not traced.
+    completed = subprocess.run([sys.executable, "-c", OCCUPIED], capture_output=True, text=True, check=True, timeout=60)
+    assert int(completed.stdout) < 512 * 1024

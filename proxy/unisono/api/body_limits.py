@@ -16,12 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMediaType
 
-if sys.version_info >= (3, 14):
-    from compression.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
-else:
-    # The same module as in the standard library of 3.14, so that this dependency ends with Python 3.13.
-    from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
-
 MAX_BODY_BYTES = 10 * 1024 * 1024
 BODY_DEADLINE_S = 60.0
 # Paths with forms instead of JSON, whose routes check the media type.
@@ -55,8 +49,12 @@ _GZIP: Final = 31
 RequestHeaders: TypeAlias = Mapping[bytes, list[str]]
 
 
+class DamagedData(ValueError):
+    """Compressed data is not valid in its format."""
+
+
 class Member(Protocol):
-    """Decompressor of one gzip member or zstd frame."""
+    """Decompressor of one gzip member or zstd frame. `decompress` raises DamagedData."""
 
     @property
     def eof(self) -> bool: ...
@@ -68,7 +66,7 @@ class Member(Protocol):
 
 
 class GzipMember:
-    """Decompressor of one gzip member, with the interface of `ZstdDecompressor`."""
+    """Decompressor of one gzip member."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(_GZIP)
@@ -83,15 +81,41 @@ class GzipMember:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         # zlib returns the input that it has not processed yet; zstd buffers it.
-        return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
+        try:
+            return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
+        except zlib.error as error:
+            raise DamagedData(str(error)) from error
 
 
-def _zstd_frame() -> ZstdDecompressor:
-    return ZstdDecompressor(options={DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
+class ZstdFrame:
+    """Decompressor of one zstd frame. The first one imports the library."""
+
+    def __init__(self) -> None:
+        # `backports.zstd` is the module of Python 3.14 for older versions.
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+        self._error = zstd.ZstdError
+        self._inner = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        try:
+            return self._inner.decompress(data, max_length)
+        except self._error as error:
+            raise DamagedData(str(error)) from error
 
 
 # Supported codings, each with a factory of its members.
-CODINGS: Final[Mapping[str, Callable[[], Member]]] = {"gzip": GzipMember, "x-gzip": GzipMember, "zstd": _zstd_frame}
+CODINGS: Final[Mapping[str, Callable[[], Member]]] = {"gzip": GzipMember, "x-gzip": GzipMember, "zstd": ZstdFrame}
 
 
 class Unpacking:
@@ -127,7 +151,7 @@ class Unpacking:
             data, self._waiting = self._waiting, b""
             try:
                 piece = self._member.decompress(data, PIECE_BYTES)
-            except (zlib.error, ZstdError) as error:
+            except DamagedData as error:
                 raise InvalidRequest(
                     f"The body is not valid {self._coding} data, as 'Content-Encoding' says: {error}."
                 ) from None

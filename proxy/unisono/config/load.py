@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,6 +35,7 @@ from unisono.config.protective_settings import acknowledged_of, check_protective
 from unisono.config.sections import Config, StoreSettings
 from unisono.config.unvalidated_values import described
 from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surrogates, validated
+from unisono.core.close_matches import close_matches
 from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 
@@ -171,7 +171,8 @@ class _Reading:
             is_own = key in model.model_fields and key not in RequestDefaults.model_fields
             if handed and not is_own and is_passed_to_litellm(str(key)):
                 known = {*keys_of(_general(path)), *RequestDefaults.model_fields}
-                if key not in known and (close := get_close_matches(str(key), [*model.model_fields, *known], 1, 0.9)):
+                own_and_known = [*model.model_fields, *known]
+                if key not in known and (close := close_matches(str(key), own_and_known, min_similarity=0.9)):
                     self.errors.append(f"{key_path}: unknown key `{key}` (did you mean `{close[0]}`?)")
                     continue
                 more[str(key)] = self.references.resolved(value, key_path)
@@ -314,7 +315,7 @@ class _Reading:
             case None if (reason := other_reason(section, key)) is not None:
                 self.warnings.append(f"{path}: {reason}")
             case None:
-                close = get_close_matches(key, [*fields, *keys_of(section)], n=1)
+                close = close_matches(key, [*fields, *keys_of(section)])
                 meant = f" (did you mean `{close[0]}`?)" if close else ""
                 self.errors.append(f"{path}: unknown key `{key}`{meant}")
         return False

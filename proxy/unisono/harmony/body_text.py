@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from unisono.harmony.encoding import Encoding
 
@@ -30,8 +30,6 @@ class TableBodyText:
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
         self._texts = encoding.texts
-        # Raises TypeError in `join` for a token that is None.
-        self._known_text = cast("Callable[[int], str]", encoding.texts.__getitem__)
         self._withheld = b""
 
     def start(self, body: Sequence[int] = ()) -> None:
@@ -43,15 +41,15 @@ class TableBodyText:
         if self._withheld:
             return "".join(map(self._decoded, tokens))
         # A slow stream brings single tokens.
-        if len(tokens) == 1 and (known := self._texts[tokens[0]]) is not None:
+        if len(tokens) == 1 and (known := self._texts.get(tokens[0])) is not None:
             return known
         try:
-            return "".join(map(self._known_text, tokens))
-        except TypeError:  # the text of a token is not known yet, or no whole character
+            return "".join(map(self._texts.__getitem__, tokens))
+        except KeyError:  # the text of a token is not known yet, or is not a whole character
             return "".join(map(self._decoded, tokens))
 
     def _decoded(self, token: int) -> str:
-        if not self._withheld and (known := self._texts[token]) is not None:
+        if not self._withheld and (known := self._texts.get(token)) is not None:
             return known
         before = self._withheld
         data = before + self._encoding.decode_bytes((token,))

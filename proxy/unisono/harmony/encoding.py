@@ -66,6 +66,19 @@ PIECES = "|".join(
 _OTHER_SPECIAL = {"<|startoftext|>": FIRST_SPECIAL, "<|endofprompt|>": 200018}
 
 
+class SharedIds(dict[int, int]):
+    """One integer object per token id, so that a cached token costs 8 bytes instead of 40.
+
+    An id is added when it is looked up for the first time. A list of the whole vocabulary would occupy 8 MB.
+    """
+
+    def __missing__(self, token: int) -> int:
+        return self.setdefault(token, token)
+
+
+SHARED_IDS = SharedIds()
+
+
 class VocabularyError(Exception):
     """Missing or unexpected vocabulary file."""
 
@@ -79,7 +92,7 @@ class Encoding:
         self._bpe = bpe
         self._structural = frozenset(STRUCTURAL)
         # Text of each token that was read so far, by id. Most of the vocabulary is never read.
-        self.texts: list[str | None] = [None] * VOCABULARY
+        self.texts: dict[int, str] = {}
 
     def with_library_parser(self) -> Encoding:
         """Return the same encoding, for messages that openai-harmony's parser reads."""

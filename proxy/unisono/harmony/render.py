@@ -18,7 +18,6 @@ import re
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
-from functools import cache
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias, assert_never
 
@@ -38,9 +37,9 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.frozen import dataclass
-from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
+from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START
 from unisono.errors import InvalidRequest, well_formed
-from unisono.harmony.encoding import Encoding
+from unisono.harmony.encoding import SHARED_IDS, Encoding
 from unisono.harmony.injection_guard import check_structure, neutralise
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.prompt_head import form_section, system_text, tools_section
@@ -126,12 +125,6 @@ class PromptPlan:
     known: Sequence[Tokens | None] = ()
 
 
-@cache
-def _shared_ids() -> list[int]:
-    # One object per id, shared by all cached messages: a token costs 8 bytes and not 40.
-    return list(range(VOCABULARY))
-
-
 class Renderer:
     """Renderer of conversations with a cache of at most `cache_tokens` tokens of messages.
 
@@ -145,7 +138,6 @@ class Renderer:
         self._checked: LruCache[bytes, bool] = LruCache(cache_tokens // ENTRY_WEIGHT)
         self._sections: LruCache[bytes, str] = LruCache(SECTION_CHARACTERS)
         self._systems: LruCache[tuple[Hashable, ...], str] = LruCache(SECTION_CHARACTERS)
-        self._ids = _shared_ids()
         # Most messages begin and end alike; only a tool's name needs a header of its own.
         self._headers = {form: encoding.encode_marked(form.header) for form in HeaderForm}
         self._ends = {form: encoding.encode_marked(form.end) for form in HeaderForm}
@@ -289,7 +281,7 @@ class Renderer:
     def _render(self, part: PromptPart) -> Tokens:
         header = self.encoding.encode_marked(part.header) if part.name else self._headers[part.form]
         ids = [*header, *self._encoded(part.text), *self._ends[part.form]]
-        return tuple(map(self._ids.__getitem__, ids))
+        return tuple(map(SHARED_IDS.__getitem__, ids))
 
     def _encoded(self, text: str) -> list[int]:
         try:

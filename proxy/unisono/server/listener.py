@@ -21,11 +21,10 @@ from asyncio import TimerHandle, Transport
 from collections.abc import Collection
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.body_limits import ARRIVED_BYTES
@@ -44,11 +43,12 @@ from unisono.server.request_head import (
     refusal,
     without_upgrade,
 )
-from unisono.server.websocket_connection import WebSocketConnection
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+    from unisono.server.websocket_connection import WebSocketConnection
 
 # Such requests never reach the request log, and a client can send any number of them.
 REFUSED_REQUESTS = RateLimitedWarning(logging.getLogger(__name__))
@@ -87,6 +87,13 @@ def connections(
     """
     settings = ListenerSettings(header_timeout_s, max_header_bytes, write_timeout_s, max_connections, formats)
     return type("LimitedHttp", (HttpConnection,), {"settings": settings})
+
+
+def _new_websocket(write_timeout_s: float, formats: Formats, **uvicorn_arguments: Any) -> WebSocketConnection:
+    # Imported for the first WebSocket: most gateways never open one.
+    from unisono.server.websocket_connection import WebSocketConnection
+
+    return WebSocketConnection(write_timeout_s, formats, **uvicorn_arguments)
 
 
 class HttpConnection(Delivering, HttpToolsProtocol):
@@ -283,19 +290,14 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         else:
             self._delivery.rest()
             self.ws_protocol_class = partial(  # type: ignore[assignment]
-                WebSocketConnection, self.settings.write_timeout_s, self.settings.formats
+                _new_websocket, self.settings.write_timeout_s, self.settings.formats
             )
             self.transport = self._raw_transport
             super().handle_websocket_upgrade()
             taken_over_by = cast("WebSocketConnection", self.transport.get_protocol())
             if not taken_over_by.handshake_initiated:
                 # uvicorn's own header limits are lower, and exceeding them is not reported.
-                self._refuse(
-                    HeadersTooLarge(
-                        f"A WebSocket request may have at most {MAX_NUM_HEADERS} headers of {MAX_LINE_LENGTH:,} bytes "
-                        "each; send fewer or shorter ones."
-                    )
-                )
+                self._refuse(HeadersTooLarge(taken_over_by.HEADER_LIMITS))
 
     def _start_deadline(self) -> None:
         self._deadline = self.loop.call_later(self.settings.header_timeout_s, self._overdue)

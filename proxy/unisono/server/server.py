@@ -66,7 +66,8 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
             max_connections=connection_limit(config, share),
             formats=ERROR_FORMATS,
         ),
-        ws="websockets-sansio",
+        # `HttpConnection` creates its own protocol for a WebSocket. By default, uvicorn would import one at startup.
+        ws=asyncio.Protocol,
         ws_max_size=settings.max_body_bytes,
         ws_ping_interval=PING_EVERY_S,
         ws_ping_timeout=PONG_WITHIN_S,

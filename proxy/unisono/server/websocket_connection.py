@@ -12,6 +12,7 @@ from asyncio import Transport
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 from websockets.server import ServerProtocol
 
 from unisono.api.error_responses import Formats
@@ -49,6 +50,11 @@ class WebSocketConnection(Delivering, WebSocketsSansIOProtocol):
 
     `formats` maps paths to the error formats of APIs.
     """
+
+    HEADER_LIMITS = (
+        f"A WebSocket request may have at most {MAX_NUM_HEADERS} headers of {MAX_LINE_LENGTH:,} bytes each; send fewer "
+        "or shorter ones."
+    )
 
     def __init__(self, write_timeout_s: float, formats: Formats, **uvicorn_arguments: Any) -> None:
         super().__init__(**uvicorn_arguments)

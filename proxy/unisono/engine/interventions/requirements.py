@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from difflib import get_close_matches
 from enum import Enum, auto
 from functools import cached_property, lru_cache
 from typing import Final
 
+from unisono.core.close_matches import close_matches
 from unisono.core.conversation import AnswerForm, TextGrammar
 from unisono.core.frozen import dataclass
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
@@ -107,7 +107,7 @@ class ToolRequirements:
         """
         name = header.recipient.full_name.removeprefix(FUNCTIONS)
         names = [tool.removeprefix(FUNCTIONS) for tool in dict.fromkeys((*self.offered, *found))]
-        close = get_close_matches(name, names, cutoff=0.5)
+        close = close_matches(name, names, min_similarity=0.5)
         listed = [*close, *(other for other in names if other not in close)][:MAX_LISTED_TOOLS]
         if not listed:
             return f"There is no tool '{name}', and there are no other tools. Answer without tools."
