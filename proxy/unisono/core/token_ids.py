@@ -1,4 +1,4 @@
-"""Shared objects for token ids, so that concurrent answers do not hold their own copies."""
+"""Shared objects for token ids, so that messages and answers do not hold their own copies."""
 
 from __future__ import annotations
 

@@ -66,19 +66,6 @@ PIECES = "|".join(
 _OTHER_SPECIAL = {"<|startoftext|>": FIRST_SPECIAL, "<|endofprompt|>": 200018}
 
 
-class SharedIds(dict[int, int]):
-    """One integer object per token id, so that a cached token costs 8 bytes instead of 40.
-
-    An id is added when it is looked up for the first time. A list of the whole vocabulary would occupy 8 MB.
-    """
-
-    def __missing__(self, token: int) -> int:
-        return self.setdefault(token, token)
-
-
-SHARED_IDS = SharedIds()
-
-
 class VocabularyError(Exception):
     """Missing or unexpected vocabulary file."""
 

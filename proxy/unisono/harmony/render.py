@@ -38,8 +38,9 @@ from unisono.core.conversation import (
 )
 from unisono.core.frozen import dataclass
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START
+from unisono.core.token_ids import share_ids
 from unisono.errors import InvalidRequest, well_formed
-from unisono.harmony.encoding import SHARED_IDS, Encoding
+from unisono.harmony.encoding import Encoding
 from unisono.harmony.injection_guard import check_structure, neutralise
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.prompt_head import form_section, system_text, tools_section
@@ -281,7 +282,7 @@ class Renderer:
     def _render(self, part: PromptPart) -> Tokens:
         header = self.encoding.encode_marked(part.header) if part.name else self._headers[part.form]
         ids = [*header, *self._encoded(part.text), *self._ends[part.form]]
-        return tuple(map(SHARED_IDS.__getitem__, ids))
+        return tuple(share_ids(ids))
 
     def _encoded(self, text: str) -> list[int]:
         try:
