@@ -14,7 +14,7 @@ class Item(AnswerModel):
 
 
 class StoredReport(AnswerModel):
-    """Report on items that were stored: what was left out of them, and what has no effect."""
+    """Report on stored items: content that was left out, and fields without effect."""
 
     recoveries: list[str]
     notes: list[str]
@@ -77,7 +77,7 @@ class ResponseUsage(AnswerModel):
 
 
 class Response(AnswerModel):
-    """A response; `unisono` is absent while it is in progress."""
+    """A response. `unisono` is absent while the response is in progress."""
 
     id: str
     object: Literal["response"]

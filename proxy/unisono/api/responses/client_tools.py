@@ -1,7 +1,7 @@
 """Built-in tools that the client runs: functions for the model, calls in OpenAI's form.
 
-The model calls a function whose arguments are the members of the call's `action` or `operation`. Arguments that do
-not match the schema have no such form.
+The model calls each tool as a function. The arguments of the function become the members of `action` or `operation` in
+the client's item. Arguments that do not match the function's schema cannot be converted.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ def _unchanged(fields: Wire) -> Wire:
 class ClientTool:
     """Built-in tool that the client runs.
 
-    `to_fields` makes the fields of its call from arguments that match `parameters`. `started` reduces them to those
-    that are known when the item is added. `given` are arguments that a returned call may lack.
+    `to_fields` converts arguments that match `parameters` to the fields of the call's item. `started` reduces these
+    fields to their state when the item is added to the answer. `given` has the defaults of arguments that may be
+    missing in a call that the client sends back.
     """
 
     description: str
@@ -116,16 +117,17 @@ TOOLS: Final[Mapping[CallForm, ClientTool]] = {
 }
 # Prefix of the events with a command of a shell call.
 COMMAND: Final = "response.shell_call_command"
-# Member of every action of `local_shell`.
+# Member of every action of `local_shell` that is not an argument of the function.
 _EXEC: Final = ("type", "exec")
 # Forms of calls by the type of the tool.
 FORMS: Final = {form.value: form for form in TOOLS}
 
 
 def function_of(kind: str, fields: Mapping[str, Any]) -> FunctionSpec | None:
-    """Return the function for a built-in tool of the client, declared with `fields`.
+    """Return the function that represents a built-in tool of the client.
 
-    None for any other tool, and for a shell in a container of the server.
+    `kind` is the type of the tool, and `fields` are its other fields. Returns None for any other tool, and for a shell
+    that runs in a container of the server.
     """
     if kind not in FORMS:
         return None
@@ -140,7 +142,7 @@ def function_of(kind: str, fields: Mapping[str, Any]) -> FunctionSpec | None:
 
 
 def _described(skills: Any) -> Iterator[str]:
-    """Yield a line for each skill: instructions that the model may read in the environment."""
+    """Yield a description of each skill, with the path of the skill's instructions."""
     for skill in skills if isinstance(skills, list) else ():
         match skill:
             case {"name": str(name), "description": str(text), "path": str(path)}:
@@ -148,7 +150,7 @@ def _described(skills: Any) -> Iterator[str]:
 
 
 def call_fields(form: CallForm, arguments: str) -> Wire | None:
-    """Return the fields of a call; None for other forms, and for unsuitable arguments."""
+    """Return the fields of a call; None for other forms and for arguments that do not match."""
     tool = TOOLS.get(form)
     if tool is None or violation(tool.parameters, arguments) is not None:
         return None
@@ -159,12 +161,12 @@ def call_fields(form: CallForm, arguments: str) -> Wire | None:
 
 
 def started_call(form: CallForm, call: Wire) -> Wire:
-    """Return a call when its item is added, before its deltas."""
+    """Return the item of a call as it is when the item is added, before any deltas."""
     return {**call, **TOOLS[form].started(call)}
 
 
 def command_events(call: Wire) -> Iterator[tuple[str, Wire]]:
-    """Yield names and fields of the events with the commands of a `shell_call`, if it is one."""
+    """Yield names and fields of the command events for a `shell_call`; none for other calls."""
     if call["type"] != "shell_call":
         return
     for index, command in enumerate(call["action"]["commands"]):
@@ -176,12 +178,12 @@ def command_events(call: Wire) -> Iterator[tuple[str, Wire]]:
 
 
 def shell_output(text: str) -> list[Wire]:
-    """Return a result of `shell` that has only text."""
+    """Return a text in the form of a `shell` result."""
     return [{"stdout": text, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
 
 
 def arguments_of(form: CallForm, details: Any) -> str:
-    """Return the arguments of a returned call, as the model would write them."""
+    """Return the arguments of a call that the client sent back, as the model would write them."""
     if isinstance(details, dict):
         sent = {name: value for name, value in details.items() if value is not None and (name, value) != _EXEC}
         details = {**(TOOLS[form].given or {}), **sent}

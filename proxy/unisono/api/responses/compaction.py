@@ -1,8 +1,8 @@
 """Compaction of a conversation: the model writes a summary that replaces the history.
 
-The client stores the result: its newest messages unchanged, and one sealed item with the rest. Sent back as input,
-the sealed item gives the summary to the model, on any replica and in any dialect. The gateway stores nothing. If the
-model writes no summary, the sealed item holds the history itself.
+The result contains the user's newest messages unchanged, and one sealed item with the rest. The client stores the
+result; the gateway stores nothing. When the client sends the sealed item back as input, any replica can decrypt it, in
+any dialect, and the model reads the summary. If the model writes no summary, the sealed item contains the history.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from unisono.core.conversation import (
 from unisono.core.frozen import dataclass
 from unisono.engine.request import GenerationReport
 
-# Fields of a request that have an effect here. Instructions and tools keep their position in the conversation, so
-# that a backend finds the prompt in its cache.
+# Request fields that have an effect on a compaction. Instructions and tools are included, so that the prompt begins
+# like those of the conversation, and the backend's prefix cache matches.
 EFFECTIVE_FIELDS = frozenset(
     {"model", "input", "instructions", "previous_response_id", "tools", "reasoning", "prompt_cache_key", "user"}
 )
@@ -39,7 +39,7 @@ EFFECTIVE_FIELDS = frozenset(
 class CompactedConversation:
     """Result of a compaction.
 
-    `preserved` holds user messages; `sealed` holds everything else.
+    `preserved` holds the newest user messages; `sealed` holds everything else, encrypted.
     """
 
     id: str
@@ -52,12 +52,12 @@ class CompactedConversation:
 
 
 async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any], size: int) -> CompactedConversation:
-    """Compact the conversation in `body`, of `size` bytes.
+    """Compact the conversation in a request body of `size` bytes.
 
-    Raises the errors that would refuse a response, and StoreTooLarge for a conversation that can be neither
+    Raises the same errors as the creation of a response. Raises StoreTooLarge if the conversation can be neither
     summarized nor sealed.
     """
-    # Clients send the whole request of their conversation. Its output options do not apply to a summary.
+    # Clients send all fields of their usual requests. The output options do not apply to a summary.
     effective = {name: value for name, value in body.items() if name in EFFECTIVE_FIELDS}
     effective["reasoning"] = _reasoning(body.get("reasoning"))
     request = await validate_body(deps, sender.caller, {**effective, "store": False}, size, sender.request_id)
@@ -67,7 +67,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     prepared = await assembled(
         deps, sender, request, past, model, response_id=response_id, created_at=created_at, size=size
     )
-    # This precedes the generation: without a key the result would be lost.
+    # Get the encryption key before the generation. Without a key, the result could not be returned.
     seals = await deps.seals()
     stream = deps.service.start(summary_request(prepared.generation.request))
     try:
@@ -84,9 +84,10 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
 
 
 def _reasoning(reasoning: Any) -> Any:
-    """Return low effort, unless the client gives the effort of its conversation.
+    """Return the reasoning options with low effort, unless the client has set an effort.
 
-    Another effort changes the prompt from its first line on, so that the backend's cache does not match.
+    A client sets the effort of its conversation. A different effort would change the beginning of the prompt, so that
+    the backend's prefix cache would not match.
     """
     if reasoning is None or (isinstance(reasoning, dict) and reasoning.get("effort") is None):
         return {**(reasoning or {}), "effort": Effort.LOW.value}

@@ -35,7 +35,7 @@ class ResponsesTool(OpenModel):
     tools: list[ResponsesTool] | None = None
 
     def unused(self) -> Mapping[str, Any]:
-        # The spec has the other fields. A tool that is not available has a note as a whole.
+        # `spec` contains the other fields. An unavailable tool gets one note instead of a note for each field.
         used = USED_FIELDS.get(self.type)
         if self.spec is not None or used is None:
             return {}
@@ -57,7 +57,7 @@ class ResponsesTool(OpenModel):
     @model_validator(mode="wrap")
     @classmethod
     def _with_spec(cls, value: Any, handler: Any) -> Any:
-        """Parse the tool's own fields, so that an error names the field in its place."""
+        """Parse the fields of the tool's type, so that an error names the path of the field."""
         if isinstance(value, ResponsesTool):
             return value
         if isinstance(value, dict):
@@ -80,7 +80,7 @@ SPECS: dict[str, type[ToolSpec]] = {
 }
 
 
-# Fields of tools without a spec that have an effect.
+# Fields that have an effect, for tool types without a spec.
 USED_FIELDS: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(FORMS, frozenset({"environment"})),
     "namespace": frozenset({"description"}),
@@ -88,7 +88,7 @@ USED_FIELDS: Final[Mapping[str, frozenset[str]]] = {
 
 
 def is_client_search(tool: ResponsesTool) -> bool:
-    """Return whether a tool is a search for tools that the client runs."""
+    """Return whether a tool is a tool search that the client runs."""
     return isinstance(tool.spec, SearchSpec) and tool.spec.execution == "client"
 
 
@@ -100,19 +100,19 @@ class Searcher(Enum):
 
 
 def searcher_of(tools: Sequence[ResponsesTool]) -> Searcher | None:
-    """Return who searches for the deferred tools among `tools`; None without a search."""
+    """Return who searches for the deferred tools among `tools`; None if there is no search tool."""
     if any(map(is_client_search, tools)):
         return Searcher.CLIENT
-    # A function of the client with the name of the search wins.
+    # If the client declares a function with the name of the search, the gateway does not search.
     is_taken = any(tool.name == TOOL_SEARCH and tool.spec is not None for tool in tools)
     has_search = any(isinstance(tool.spec, SearchSpec) for tool in tools)
     return Searcher.GATEWAY if has_search and not is_taken else None
 
 
 def notes_on_searches(tools: Iterable[tuple[str, ResponsesTool]]) -> Iterator[str]:
-    """Yield a note for each tool search by the gateway: it has nothing to search for.
+    """Yield a note for each tool search of the gateway in a request without deferred tools.
 
-    `tools` are pairs of the field and the tool.
+    `tools` are pairs of a field path and the tool.
     """
     for path, tool in tools:
         if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
@@ -120,9 +120,9 @@ def notes_on_searches(tools: Iterable[tuple[str, ResponsesTool]]) -> Iterator[st
 
 
 def without_servers(tools: Any) -> Any:
-    """Reduce the MCP servers in a list of tools to their labels and names of tools."""
-    # In an item, an MCP server has no effect, but a search may have found some of its tools. Its other fields are not
-    # validated, so that no history is refused, and not stored, because they may be secrets.
+    """Reduce each MCP server in a list of tools to its label and the names of its tools."""
+    # An MCP server in an item has no effect, except that a search may have found some of its tools. The other fields
+    # are not validated, so that no history is rejected. They are not stored, because they may contain secrets.
     if not isinstance(tools, list):
         return tools
     return [_server(tool) if isinstance(tool, dict) and tool.get("type") == MCP else tool for tool in tools]
@@ -136,8 +136,8 @@ def _server(tool: dict[str, Any]) -> ResponsesTool:
 
 
 def tools_on_server(tool: ResponsesTool) -> tuple[tuple[str, str], ...]:
-    """Return the label and name of each tool of an MCP server in the result of a search."""
-    # Only the fields of MCP servers are validated.
+    """Return label and tool name for each tool that a search has found on an MCP server."""
+    # These fields were validated only for MCP servers.
     if tool.type != MCP:
         return ()
     fields = tool.model_extra or {}
@@ -182,13 +182,13 @@ def tool_echo(tool: ResponsesTool) -> dict[str, Any]:
 def declared(
     tools: Sequence[ResponsesTool], path: str, builtins: frozenset[str] = frozenset()
 ) -> Iterator[DeclaredTool]:
-    """Yield the tools that are functions for the model, and unavailable ones.
+    """Yield the tools that the model can call as functions, and the unavailable tools.
 
-    Tools in `builtins` are available without being functions, and are skipped.
+    `path` is the field that contains `tools`. Builtin tools that a server in `builtins` provides are skipped.
     """
     for position, tool in enumerate(tools):
         at = f"{path}.{position}"
-        # Namespaces may contain the names of builtin types, which are then plain functions.
+        # A namespace may contain a function that has the name of a builtin type.
         if path == "tools" and (tool.type == MCP or builtin_for(tool.type) in builtins):
             continue
         spec = tool.spec

@@ -23,10 +23,11 @@ from unisono.engine.request import GenerationService
 
 @dataclass(frozen=True, slots=True)
 class ResponsesModel:
-    """Model data for the Responses API.
+    """Settings of a model for the Responses API.
 
-    Holds the group that serves the model and the form of its answers. `tool_servers` names the operator's tool
-    servers that it may use; None means all. `window` looks up its context window.
+    `group` is the deployment group that serves the model. Without `stream_tool_arguments`, a tool call is emitted only
+    when it is complete. `tool_servers` names the operator's tool servers that the model may use; None allows all of
+    them. `window` looks up the context window of the model.
     """
 
     group: str
@@ -43,7 +44,7 @@ async def unlimited(tenant: str, key: str) -> Caller:
 
 
 class ChargeJournal(Protocol):
-    """Charge the tokens in the journal of a response that fails before a takeover."""
+    """Charge the tokens in the journal of a response that fails before it is taken over."""
 
     def __call__(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None: ...
 
@@ -55,7 +56,7 @@ def charge_nothing(tenant: str, key: str, model: str, response_id: str, journal:
 class CallerSource(Protocol):
     """Look up the caller by tenant and key id, with the key's current state.
 
-    Raises StoreUnavailable.
+    Raises StoreUnavailable if the store does not answer.
     """
 
     async def __call__(self, tenant: str, key: str) -> Caller: ...
@@ -65,12 +66,14 @@ class CallerSource(Protocol):
 class ResponsesDeps:
     """Dependencies of the Responses API.
 
-    `resolve` finds a model by name. It raises UnknownModel, or ModelNotAllowed if the caller may not use the model.
-    `find_way` selects the answer mode; without it the engine answers every request. `passing_files` reads the files
-    in pass-through requests, for hooks. `today` returns YYYY-MM-DD,
-    `clock` seconds since the epoch, `new_id` an unguessable id with a prefix. `seals` waits for the key, which may
-    be in the store, and raises StoreUnavailable. `lease_s` is the lease duration without renewal, and
-    `retention_s` the storage time of a response, both in seconds.
+    - `resolve` finds a model by name. It raises UnknownModel, or ModelNotAllowed if the caller may not use the model.
+    - `find_way` selects the answer mode. If it is None, the engine answers every request.
+    - `passing_files` reads the files in pass-through requests, for hooks.
+    - `today` returns the date as YYYY-MM-DD, and `clock` the time in seconds since the epoch.
+    - `new_id` returns an unguessable id with a prefix.
+    - `seals` waits until the encryption key is available, which may be in the store. It raises StoreUnavailable.
+    - `lease_s` is the time in seconds after which an unrenewed lease expires.
+    - `retention_s` is the time in seconds for which a response is stored.
     """
 
     service: GenerationService

@@ -1,6 +1,6 @@
-"""Answer to a request with a connected client, whole or streamed. It ends at a disconnect.
+"""Foreground answers, whole or streamed. The generation ends when the client disconnects.
 
-A response is stored before its end is emitted. If it cannot be stored, the answer fails, so that no unstored
+A response is stored before its last event is sent. If it cannot be stored, the answer fails, so that no unstored
 response is reported as stored.
 """
 
@@ -21,10 +21,10 @@ from unisono.errors import UnisonoError
 
 
 async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[StoredResponse, GenerationReport]:
-    """Return the finished response, stored.
+    """Generate a response, store it, and return it with the report of the generation.
 
-    Raises the errors of the generation, and the StoreError family if the response cannot be stored. If tools have
-    run by then, a failed response is returned instead.
+    Raises the errors of the generation, and StoreError if the response cannot be stored. If a tool has already run, a
+    response with the status `failed` is returned instead of an error.
     """
     stream = prepared.start(deps.service)
     events = events_type(prepared.frame)(
@@ -62,11 +62,11 @@ async def answer_events(
     writer: EventWriter | None = None,
     too_late: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[list[WireEvent]]:
-    """Yield the events; the last is the only terminal event.
+    """Yield the events of a response in batches. Only the last event is terminal.
 
-    A failure before the first event is raised, unless `too_late` returns True. Later failures are emitted as events.
-    `on_complete` receives the finished response before its end is emitted. Some events may be written to `writer`
-    instead, in their order.
+    A failure before the first event is raised, unless `too_late` returns True. Later failures are yielded as events.
+    `on_complete` is called with the finished response before the terminal event is yielded. If `writer` is given, some
+    events may be written to it instead of being yielded; their order does not change.
     """
     events = events_type(prepared.frame)(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
     has_started = False

@@ -38,9 +38,9 @@ class ClaimLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyClaim:
-    """Idempotency key that a request was sent with.
+    """Idempotency key of a request.
 
-    `digest` is a hash of the body: the key is refused with another body.
+    `digest` is a hash of the request body. The key is rejected if it is sent with a different body.
     """
 
     tenant: str
@@ -49,7 +49,7 @@ class IdempotencyClaim:
 
 
 async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
-    """Return the request's idempotency key; None without the header.
+    """Return the request's idempotency key; None if the request has no such header.
 
     Raises InvalidRequest if the key is empty, too long or not printable ASCII.
     """
@@ -63,17 +63,18 @@ async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
 
 
 async def owner_of(deps: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> str:
-    """Return the response that has the key: `response_id`, or that of an earlier request.
+    """Claim the key for `response_id`, and return the id of the response that owns the key.
 
-    Raises KeyReused for another body.
+    If an earlier request has claimed the key, this is the response of that request. Raises KeyReused if the earlier
+    request had a different body.
     """
     return await deps.store.claim(claim.tenant, claim.key, claim.digest, response_id)
 
 
 async def release_claim(deps: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> None:
-    """Release a claim without a response, so that the next request claims the key again.
+    """Release the key of a failed response, so that a later request can claim the key.
 
-    Errors are only logged: a failed response does not block a repeated request.
+    Errors of the store are only logged, because a later request also releases the key of a failed response.
     """
     try:
         await deps.store.unclaim(claim.tenant, claim.key, response_id)
@@ -84,12 +85,14 @@ async def release_claim(deps: ResponsesDeps, claim: IdempotencyClaim, response_i
 async def started(
     deps: ResponsesDeps, claim: IdempotencyClaim, owner: str, response_id: str, request: ResponsesRequest
 ) -> StoredResponse | None:
-    """Wait for the response `owner`, which has the key.
+    """Wait until the store contains the response `owner`, which owns the key; return it.
 
-    Returns None if `response_id` has to claim the key again.
+    Returns None if that response failed, its process died, or it lost the key. The caller then claims the key again for
+    `response_id`.
     """
     now = asyncio.get_running_loop().time
-    # The owner acquires its lease right after the claim; until then a free lease means nothing.
+    # The owner acquires its lease shortly after it has claimed the key. Before `patient_until`, a free lease does not
+    # show that the owner has died.
     patient_until = now() + deps.lease_s / RENEWALS
     pause_s = LOOK_EVERY_S
     while True:
@@ -116,7 +119,7 @@ async def _freed(deps: ResponsesDeps, claim: IdempotencyClaim, owner: str, ancho
     if lease is None:
         return False
     try:
-        # The new fence refuses a response that its owner stores from now on.
+        # The owner's fence is now outdated, so the store rejects a response that the owner tries to store from now on.
         [response] = await deps.store.responses(claim.tenant, [owner])
         if response is None:
             await deps.store.unclaim(claim.tenant, claim.key, owner)

@@ -1,8 +1,8 @@
 """Conversion of a Responses request to a generation request and stored items.
 
-Pure: state, ids and the date are arguments. Instructions, tools and effort always come from the request, also when
-it continues a conversation. Earlier and new items form one history, converted from the start, so that a continued
-conversation begins with exactly the same tokens.
+The conversion has no side effects: state, ids and the date are arguments. Instructions, tools and effort are always
+those of the current request, even if it continues a conversation. Earlier and new items are converted together to one
+history, so that a continued conversation begins with exactly the same tokens.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ResponsesGeneration:
 def check(request: ResponsesRequest, *, answered: bool = True) -> None:
     """Raise InvalidRequest for contradictory fields, before any state is read.
 
-    A request that is not `answered` only prepares a later one and may have no input.
+    If `answered` is False, the request only prepares a later request, and may have no input.
     """
     if request.previous_response_id is not None and request.conversation is not None:
         raise InvalidRequest(
@@ -88,16 +88,16 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
 
 
 def referenced_ids(request: ResponsesRequest) -> tuple[str, ...]:
-    """Return the unique ids of input items that may be stored here.
+    """Return the distinct ids of all input items, any of which may be a stored item.
 
-    `KnownState.stored_item` is called for no other ids. A referenced item must exist.
+    `KnownState.stored_item` is called only with these ids.
     """
     found = (item.id for item in request.input if item.id)
     return tuple(dict.fromkeys(found))
 
 
 def references(request: ResponsesRequest) -> tuple[str, ...]:
-    """Return the ids of referenced items that are not repeated. The request depends on them."""
+    """Return the distinct ids in `item_reference` items, whose targets must be in the store."""
     found = (item.id for item in request.input if isinstance(item, InputReference))
     return tuple(dict.fromkeys(found))
 
@@ -140,7 +140,7 @@ def to_generation_request(
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls),
             stop=defaults.stop,
             hold_calls=hold_calls or not request.stream,
-            whole=not request.stream and hosting is None,  # the effects of tools remain if an answer starts again
+            whole=not request.stream and hosting is None,  # a restarted answer would run server tools again
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="responses"),
         resumption=Resumption(seed=seed),
@@ -176,7 +176,10 @@ def to_compaction_plan(
     rebuilt: Callable[[Sequence[Item]], Conversation],
     window: Window,
 ) -> CompactionPlan | None:
-    """Return the compaction that the request wants, now or from a threshold on."""
+    """Return the compaction that the request asks for; None if it asks for none.
+
+    The conversation is compacted at once, or when the prompt reaches the lowest threshold.
+    """
     if request.is_compaction:
         return CompactionPlan(history, rebuilt, ends_answer=True)
     thresholds = [threshold_of(entry.compact_threshold, window) for entry in request.context_management or ()]
@@ -191,7 +194,7 @@ def _prompt_builder(
     deferred: DeferredTools,
     rules: ModelRules,
 ) -> Callable[[Sequence[Item]], Conversation]:
-    """Return a function that builds the conversation of a history."""
+    """Return a function that builds the model's conversation from a history."""
     return partial(_conversation_of, _preamble(request, reading.configuration, today, rules), toolbox.tools, deferred)
 
 
@@ -227,11 +230,10 @@ def with_output_requirements(
 ) -> GenerationRequest:
     """Add the requirements on calls, format and reasoning to the generation request.
 
-    They do not apply to an answer that is a compaction. Raises InvalidRequest for requirements that cannot be met.
+    An answer that is a compaction has no such requirements. Raises InvalidRequest for requirements that cannot be met.
     """
     if request.is_compaction:
         return rules.applied_to(generation_request, request.recoveries)
-    # A request with a format but without tools must not lead to a call.
     text_format = configuration.form or request.form
     form = (text_format.to_answer_form("text.format") if text_format else None) or rules.defaults.form
     callable_ = bool(toolbox.tools) or generation_request.server_tools is not None
@@ -240,7 +242,8 @@ def with_output_requirements(
     own_budget = request.reasoning.max_tokens if request.reasoning else None
     answer = replace(
         generation_request.answer,
-        # Without tools, an invented call would replace the JSON that the client expects.
+        # The model may invent a call although there are no tools. Such a call would replace the JSON that the client
+        # expects.
         calls_allowed=not request.has_no_calls and (form is None or callable_),
         choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers, has_search=has_search)),
         form=form,
@@ -270,13 +273,13 @@ def to_server_tools(
 ) -> ServerTools | None:
     """Return the server tools and the decisions on their calls; None if the request has neither.
 
-    `now` is the history in the request's input, and `earlier` the history before it. With `tool_choice: none` no
-    server is offered, so an approved call is answered with an error and not made.
+    `now` is the history in the request's input, and `earlier` the history before it. With `tool_choice: none` no server
+    is offered. An approved call then gets an error as its result and does not run.
     """
     servers = () if request.has_no_calls else servers
     if not servers and not now.decisions:
         return None
-    # A client that requests a builtin tool knows its abilities, so that no tool list is emitted.
+    # No tool list is emitted for a builtin tool, because the client knows its functions.
     trained = {server.label for server in servers if server.builtin}
     announced = earlier.announced | now.announced | trained
     visible = frozenset(server.label for server in servers if not server.builtin)
@@ -286,21 +289,21 @@ def to_server_tools(
 
 
 def mcp_specs(request: ResponsesRequest) -> list[tuple[str, McpSpec]]:
-    """Return the tool servers of a request, each with its field."""
+    """Return the MCP servers of a request, each with the path of its field."""
     tools = enumerate(request.tools or ())
     return [(f"tools.{index}", tool.spec) for index, tool in tools if isinstance(tool.spec, McpSpec)]
 
 
 def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
-    """Build the conversation. Leading developer messages and tools join the preamble.
+    """Build the conversation; leading developer messages and tools become part of the preamble.
 
-    For the model they are one message, in every request.
+    The model reads the whole preamble as one message.
     """
     leading = 0
     texts = [preamble.instructions]
     tools = {tool.name: tool for tool in preamble.tools}
-    # Tools of servers cannot join the preamble, because their schemas are not known yet. They stay in an item, which
-    # marks where they are declared.
+    # Tools of MCP servers are not added to the preamble, because their schemas are not known yet. They stay in an item,
+    # which marks the position where they are declared.
     on_servers: list[FunctionTool] = []
     for item in items:
         if isinstance(item, DeveloperMessage):
@@ -329,10 +332,11 @@ def to_entries(
     *,
     has_stored_history: bool,
 ) -> tuple[StoredItem, ...]:
-    """Return the items as stored and listed, each with a new id.
+    """Convert the items of a client to stored items, each with a new id.
 
-    Their content is added to `reading`. `has_stored_history`: the items before them are stored. Raises
-    InvalidRequest for an output in the last exchange whose call id is wrong.
+    The content of the items is added to `reading`. `param` is the field that contains `items`. `has_stored_history` is
+    True if the items continue a stored history. Raises InvalidRequest if an output in the last exchange has a wrong
+    call id.
     """
     entries = []
     for position, item in enumerate(items):
@@ -351,7 +355,7 @@ def _wire_of(item: InputItem, reading: InputConversion) -> Wire:
     if not isinstance(item, InputReference):
         return to_listed(item)
     stored = reading.known.stored_item(item.id)
-    assert stored is not None  # `InputConversion` refuses an unknown id
+    assert stored is not None  # `read` raises NotFound for an unknown id
     return dict(stored.wire)
 
 

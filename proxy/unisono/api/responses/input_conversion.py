@@ -1,7 +1,7 @@
 """State of the conversion of `input` items to the model's history.
 
-Two functions provide what earlier responses stored: one finds an item by its id, one opens a sealed text. Both return
-None for foreign data.
+`KnownState` has two functions that read the data of earlier responses. `stored_item` finds an item by its id, and
+`opened` decrypts a sealed text. Both functions return None for data of other servers or tenants.
 """
 
 from __future__ import annotations
@@ -34,23 +34,26 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 class InputConversion:
     """Conversion of the input items of one request to items of the model's history.
 
-    `known` is what earlier responses provide. `item_readers.read` adds one item after another; results refer to the
-    calls before them.
+    `known` is the state that earlier responses have left. `item_readers.read` adds one item at a time, in order,
+    because a result refers to a call before it.
     """
 
     known: KnownState
     history: History = field(default_factory=History)
     # The model's names for server tools.
     names: ToolNames = field(default_factory=ToolNames)
-    # Calls with an approval request, by the id of that request, and the decisions by the id of the call.
+    # Calls that required approval, by the id of the approval request; and the user's decisions, by the id of the call.
     requests: dict[str, AssistantCall] = field(default_factory=dict)
     answered: dict[str, bool] = field(default_factory=dict)
-    questions: dict[str, ToolQuestion] = field(default_factory=dict)  # of tools, by the id of the request
-    refusals: list[InvalidRequest] = field(default_factory=list)  # of items that no output of the model follows
-    call_ids: dict[str, str] = field(default_factory=dict)  # of built-in tools of the client, by the id of the item
-    search: str = ""  # id of the last search for tools
+    # Questions that tools have for the user, by the id of the elicitation request.
+    questions: dict[str, ToolQuestion] = field(default_factory=dict)
+    # Errors about items that no model output follows.
+    refusals: list[InvalidRequest] = field(default_factory=list)
+    # Call ids of the client's built-in tools, by the id of the item.
+    call_ids: dict[str, str] = field(default_factory=dict)
+    search: str = ""  # call id of the last tool search
     configuration: Configuration = UNCHANGED
-    searcher: Searcher | None = None  # of the request's deferred tools
+    searcher: Searcher | None = None  # who searches the request's deferred tools
 
     def __post_init__(self) -> None:
         self.configuration = self.known.configuration
@@ -79,15 +82,15 @@ class InputConversion:
                     self.history.add(item)
 
     def leave_out(self, field: str, error: InvalidRequest, reason: str) -> None:
-        """Note that a field has no effect.
+        """Add a note that `field` has no effect, and remember the error.
 
-        `check` raises the error unless output of the model follows.
+        `check` raises the error unless model output follows the item.
         """
         self.refusals.append(error)
         self.notes.append(f"{field}: no effect, because {reason}")
 
     def check(self) -> None:
-        """Raise the first InvalidRequest about items that the model has not answered yet."""
+        """Raise the first error about an item that no model output follows, if there is one."""
         if self.refusals:
             raise self.refusals[0]
 
@@ -96,7 +99,7 @@ class InputConversion:
         return f"{param}.{len(self.history)}"
 
     def hosted_name(self, label: str | None, tool: str) -> str:
-        """Return the name under which the model knows a server's tool, for calls in the input."""
+        """Return the model's name of a tool of the MCP server `label`, for a call in the input."""
         return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
 
     def call_of(self, item: InputClientToolOutput) -> str | None:
@@ -107,17 +110,17 @@ class InputConversion:
         return next((name for name in names if name and self.history.has_call(name)), None)
 
     def has_calls_of(self, items: Sequence[Item]) -> bool:
-        """Return True if every result has its call, in `items` or before."""
+        """Return True if each result in `items` has its call in `items` or in an approval request."""
         calls = {item.call_id for item in (*items, *self.requests.values()) if isinstance(item, AssistantCall)}
         return all(item.call_id in calls for item in items if isinstance(item, ToolResult))
 
     def exact(self, item: Item, item_id: str | None) -> Sequence[Item]:
-        """Return the item with its generated tokens.
+        """Return the stored form of an item, which contains the tokens that the model generated.
 
-        This requires a stored item with that id and the same content.
+        Returns the item unchanged if no stored item has the id `item_id` and the same content.
         """
-        # The id alone proves nothing: a client may have edited the item. Only with equal content are the generated
-        # tokens what the client means.
+        # The client may have edited the item without changing its id. The stored tokens are used only for equal
+        # content.
         stored = self.known.stored_item(item_id) if item_id else None
         if stored is not None and stored.meaning and without_tokens(stored.meaning[-1]) == without_tokens(item):
             return stored.meaning

@@ -1,7 +1,7 @@
 """Items of `input` and of conversations: one model per kind, selected by `type`.
 
-Agents send everything back, including items of other servers. All of OpenAI's kinds are therefore accepted. A kind
-without content for the model is left out with a note; only unknown kinds are refused.
+Agents send all items back, including items that other servers created. Therefore all of OpenAI's kinds are accepted. An
+item without content for the model is skipped and reported in a note. Only unknown kinds are rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPACTIONS = ("compaction", "compaction_summary")
 
 
 def _to_parts(value: Any) -> Any:
-    """Convert content to parts: a string, a list that may contain strings, or null."""
+    """Convert `content` to a list of parts; it may be a string, null or a list with strings."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -37,7 +37,7 @@ def _to_parts(value: Any) -> Any:
 
 
 def _to_output(value: Any) -> Any:
-    """Convert a tool's output to parts. Some clients send bare JSON."""
+    """Convert a tool's output to parts. JSON without strings or parts becomes one text part."""
     bare = isinstance(value, (dict, int, float)) or (
         isinstance(value, list)
         and any(not isinstance(part, str) and not (isinstance(part, dict) and "type" in part) for part in value)
@@ -46,7 +46,10 @@ def _to_output(value: Any) -> Any:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Return the texts among parts of any shape. Foreign reasoning never fails a request."""
+    """Return the texts in the content of a reasoning item, which may be any JSON value.
+
+    Malformed parts are skipped, so that reasoning from other servers never makes a request fail.
+    """
     parts = [value] if isinstance(value, str | dict) else value if isinstance(value, list) else []
     found = (part.get("text") if isinstance(part, dict) else part for part in parts)
     return tuple(text.encode(errors="replace").decode() for text in found if isinstance(text, str))
@@ -171,9 +174,10 @@ class InputApprovalResponse(InputItem):
 
 
 class InputElicitationRequest(InputApprovalRequest):
-    """A tool call that waits for an answer to a question of its tool.
+    """A tool call that waits for the user's answer to a question of the tool.
 
-    The answer has the form `requested_schema`, or the user visits the page `url`. The call continues with `state`.
+    The user answers with an object that matches `requested_schema`, or visits the page `url`. `state` is the tool's own
+    state, which the tool receives when the call continues.
     """
 
     message: Word = None
@@ -184,7 +188,7 @@ class InputElicitationRequest(InputApprovalRequest):
 
 
 class InputElicitationResponse(InputItem):
-    """The user's answer to a question of a tool; `content` has the form of the request's schema."""
+    """The user's answer to a question of a tool. `content` must match the `requested_schema`."""
 
     elicitation_request_id: Id
     action: Literal["accept", "decline", "cancel"]
@@ -203,11 +207,11 @@ class InputSealed(InputItem):
 
 
 class InputSearch(InputItem):
-    """Call of the web search tool, as clients send it back: it contains no results."""
+    """A web search call that the client sends back. It contains no results."""
 
 
 class InputClientToolCall(InputItem):
-    """Call of one of `CLIENT_TOOLS`. `apply_patch` has an operation, the others an action."""
+    """Call to one of `CLIENT_TOOLS`. `apply_patch` has an `operation`, the others an `action`."""
 
     call_id: Word = None
     action: Any = None
@@ -215,7 +219,7 @@ class InputClientToolCall(InputItem):
 
 
 class InputClientToolOutput(InputItem):
-    """Result of such a call. The result of `local_shell` has the id of its call as its own `id`."""
+    """Result of a call to one of `CLIENT_TOOLS`. For `local_shell`, `id` is the id of the call."""
 
     call_id: Word = None
     output: Any = None
@@ -223,7 +227,7 @@ class InputClientToolOutput(InputItem):
 
 
 class ServerOfItem(OpenModel):
-    """MCP server in an item, of which nothing is validated."""
+    """MCP server among the tools of an item. Its fields are not validated."""
 
     type: Literal["mcp"]
 
@@ -240,7 +244,7 @@ class InputAddedTools(InputItem):
 
 
 class InputSearchCall(InputItem):
-    """Search for tools. `call_id` is absent if the server ran it."""
+    """Search for tools. `call_id` is null if the server ran the search."""
 
     call_id: Word = None
     arguments: Any = None
@@ -257,14 +261,14 @@ class InputConfiguration(InputItem, ConfigurationUpdate):
 
 
 class InputTrigger(InputItem):
-    """Request for a compaction, as the last item. At any other position it has no effect."""
+    """Request to compact the conversation. It has an effect only as the last item."""
 
 
 class InputSilent(InputItem):
     """A kind of item without content for the model."""
 
 
-# Kinds without effect here: they need server tools that the gateway lacks, or control them.
+# Kinds without effect: they belong to server tools that the gateway does not have.
 SILENT_KINDS = (
     *("file_search_call", "image_generation_call", "computer_call", "computer_call_output"),
     *("program", "program_output"),
@@ -305,7 +309,7 @@ KINDS: Mapping[str, type[InputItem]] = {
 def to_input_item(value: Any) -> InputItem:
     """Parse an item by its type.
 
-    Without a type, an item with a role is a message, and an item with only an id is a reference.
+    An item without a type is a reference if it has an id and no role. Otherwise it is a message.
     """
     if not isinstance(value, dict):
         raise invalid_field("must be an object")
@@ -323,7 +327,7 @@ GivenItem: TypeAlias = Annotated[InputItem, PlainValidator(to_input_item), Field
 
 
 def to_listed(item: InputItem) -> Wire:
-    """Return a client's item as lists of items show it.
+    """Return a client's item in the form that item lists contain.
 
     Fields that strict clients require are added. Text parts get the type that belongs to the role of the message.
     """
@@ -340,7 +344,8 @@ def to_listed(item: InputItem) -> Wire:
         case "function_call_output" | "custom_tool_call_output" | "mcp_call":
             wire["output"] = "".join(part.get("text") or "" for part in wire.get("output", ()))
         case "local_shell_call_output":
-            # Its own id is the only link to its call, and a stored item gets a new one.
+            # The item's `id` is the only link to its call. It is copied to `call_id`, because the stored item gets a
+            # new id.
             wire["call_id"] = wire.get("call_id") or wire.get("id")
         case _:
             pass
@@ -352,7 +357,7 @@ def to_listed(item: InputItem) -> Wire:
 
 
 def _part(part: Wire, role: str) -> Wire:
-    """Return a content part with OpenAI's type for the role: `input_text` for `user`."""
+    """Return a content part with the text type that OpenAI uses for messages of `role`."""
     if part["type"] == "refusal":
         return {"type": "refusal", "refusal": part.get("refusal") or ""}
     if part["type"] not in ("text", "input_text", "output_text"):

@@ -1,6 +1,6 @@
 """Conversion of each kind of `input` item to the model's history, one function per kind.
 
-Unreadable reasoning is left out and never refused.
+Reasoning that cannot be read is skipped; it never makes a request fail.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _message(conversion: InputConversion, item: InputItem, param: str) -> Sequen
 def _reasoning(conversion: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(input_item, InputReasoning)
     text = join(input_item.content, param=f"{param}.content")
-    # Clients return reasoning in three ways: by its id, sealed, or as text. Stored and sealed reasoning has the exact
-    # tokens. Text that differs from them was edited and wins.
+    # Clients send reasoning back by its id, sealed, or as text. Stored and sealed reasoning has the generated tokens.
+    # If the client's text differs, it was edited, and replaces the stored reasoning.
     stored = conversion.known.stored_item(input_item.id) if input_item.id else None
     sealed = conversion.known.opened(input_item.encrypted_content) if input_item.encrypted_content else None
     for own_items in (stored.meaning if stored else (), sealed or ()):
@@ -133,11 +133,11 @@ def _reference(conversion: InputConversion, item: InputItem, param: str) -> Sequ
 def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Convert the item of an MCP call, which contains the call and its result.
 
-    Both are returned. But if the call was approved, the item of the approval request has already added the call, and
-    only the result is returned.
+    Returns the call and the result. If the call was approved, its approval request has already added the call to the
+    history; then only the result is returned.
     """
     assert isinstance(item, InputMcpCall)
-    # A failed call may have output too. Equal texts are read once.
+    # A failed call may have an output besides its error. If both texts are equal, the model reads one of them.
     texts = dict.fromkeys((text_of(item.output, param=f"{param}.output"), error_text(item.error)))
     output = join(texts, "\n", param=f"{param}.output")
     stored = conversion.known.stored_item(item.id) if item.id else None
@@ -184,7 +184,7 @@ def _approval_response(conversion: InputConversion, item: InputItem, param: str)
         conversion.history.leave_out(NotFound(missing, param=at), "the input has no approval request with this id")
         return ()
     if item.approval_request_id in conversion.questions:
-        wrong = f"'{at}' is a question of a tool; answer it with an item of the type 'mcp_elicitation_response'."
+        wrong = f"'{at}' names a question of a tool; answer it with an item of the type 'mcp_elicitation_response'."
         conversion.leave_out(param, InvalidRequest(wrong, param=at), "the request is a question")
         return ()
     decision = conversion.answered.get(call.call_id)
@@ -227,15 +227,15 @@ def _elicitation_response(conversion: InputConversion, item: InputItem, param: s
 
 
 def _problem(question: ToolQuestion, content: Mapping[str, Any] | None) -> str:
-    """Return why `content` is no answer to a question, or ""."""
+    """Return why `content` is not a valid answer to a question; "" if it is valid."""
     if question.url:
-        return "" if not content else "the question is about a page, so that the answer has no content; omit it"
+        return "" if not content else "must be omitted, because the question only asks the user to visit a page"
     if content is None:
         return "is required for the action 'accept': an object of the question's 'requested_schema'"
     try:
         check(question.schema, "requested_schema")
     except InvalidRequest:
-        # The tool itself checks an answer whose schema is not supported here.
+        # The gateway does not support this schema, so only the tool can check the answer.
         return ""
     return violation(question.schema, orjson.dumps(content).decode()) or ""
 
@@ -258,7 +258,7 @@ def _code_call(conversion: InputConversion, item: InputItem, param: str) -> Sequ
         return ()
     logs = [output.get("logs") for output in item.outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), "\n", param=f"{param}.outputs")
-    # The conversation cache identifies the call by this id, so that it is not rendered twice.
+    # The conversation cache finds the call by this id, so that the call is not rendered twice.
     call_id = served_call(item.id, item.type) if item.id else conversion.unnamed(param)
     arguments = orjson.dumps({"code": item.code or ""}).decode()
     return (
@@ -269,16 +269,17 @@ def _code_call(conversion: InputConversion, item: InputItem, param: str) -> Sequ
 
 def _sealed(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputSealed)
-    # A compaction of another server, or of another tenant, cannot be opened. The conversation continues without it,
-    # with a note.
+    # A compaction from another server or tenant cannot be decrypted. It is skipped and reported in a note.
     opened = conversion.known.opened(item.encrypted_content) if item.encrypted_content else None
     if opened is None:
         conversion.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")
         return ()
-    # A client that still has the model's output before the item has its whole history there.
+    # If output of the model precedes the compaction, the client has sent its whole history, which the compaction
+    # replaces.
     if conversion.history.has_output and replaces_history(opened):
         conversion.history.clear()
-    # Codex sends its messages and instructions again before the item that contains them.
+    # Codex sends its messages and instructions before the compaction that also contains them. These are not added
+    # twice.
     known = [
         item for item in conversion.history.items() if isinstance(item, UserMessage | DeveloperMessage | AddedTools)
     ]
@@ -286,7 +287,10 @@ def _sealed(conversion: InputConversion, item: InputItem, param: str) -> Sequenc
 
 
 def _search(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert a web search. Only a stored item holds its results; the item itself has the query."""
+    """Convert a web search call.
+
+    The client's item contains only the query. The results are in the stored item, if there is one.
+    """
     stored = conversion.known.stored_item(item.id) if item.id else None
     if stored is not None and stored.meaning and conversion.has_calls_of(stored.meaning):
         return stored.meaning
@@ -343,7 +347,7 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputCallOutput: _output,
     InputReference: _reference,
     InputMcpCall: _mcp_call,
-    # The tools of a server are declared again for every answer.
+    # Skipped, because the tools of an MCP server are declared anew for every answer.
     InputMcpList: lambda *_: (),
     InputApprovalRequest: _approval_request,
     InputApprovalResponse: _approval_response,
@@ -366,8 +370,8 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
 def read(conversion: InputConversion, item: InputItem, param: str) -> tuple[Item, ...]:
     """Add an item to the history of `conversion`, and return its content.
 
-    Raises InvalidRequest for an item that does not fit the items before, and NotFound for a reference to a missing
-    item. Both name the field `param`.
+    Raises InvalidRequest for an item that contradicts the items before it, and NotFound for a reference to a missing
+    item. Both errors name the field `param`.
     """
     items = READERS[type(item)](conversion, item, param)
     conversion.add(items)

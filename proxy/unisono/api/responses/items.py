@@ -1,8 +1,8 @@
 """Conversion between wire items, conversation items and stored items.
 
 A stored item has an id, its wire form in OpenAI's dialect, and its content for the model with the exact generated
-tokens. Other dialects are translated on output. Every stored item gets a new id; a client's id is used only to find
-it.
+tokens. Other dialects are translated on output. Every stored item gets a new id. An id that a client sends is used only
+to find the stored item.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ CALL_PREFIX = "call_"
 
 
 def served_id(call_id: str, kind: str) -> str:
-    """Return the id of an item of a call that the gateway ran; it contains the id of the call."""
+    """Return the item id for a call that the gateway ran; the item id contains the call id."""
     # A client sends these items back without `call_id`.
     return prefix_of(kind) + call_id.removeprefix(CALL_PREFIX)
 
 
 def served_call(item_id: str, kind: str) -> str:
-    """Return the id of the call of such an item. Inverse of `served_id`."""
+    """Return the call id that an item id contains. Inverse of `served_id`."""
     return CALL_PREFIX + item_id.removeprefix(prefix_of(kind))
 
 
@@ -150,7 +150,7 @@ def reasoning(
 
 
 def call(item_id: str, call_id: str, name: str, arguments: str, toolbox: Toolbox, status: str) -> Wire:
-    """Return a call in the form of its tool. `name` and `arguments` are the model's."""
+    """Return the wire item of a call. `name` and `arguments` are those that the model wrote."""
     namespace, own_name = toolbox.origins.get(name, (None, name))
     origin = {"namespace": namespace} if namespace is not None else {}
     form = toolbox.form_of(name)
@@ -167,7 +167,7 @@ def call(item_id: str, call_id: str, name: str, arguments: str, toolbox: Toolbox
 
 
 def _parsed(arguments: str) -> Any:
-    """Return the arguments as JSON; as text if they are not JSON, and an empty object for none."""
+    """Parse the arguments of a call. Returns {} for "", and invalid JSON as text."""
     try:
         return orjson.loads(arguments) if arguments else {}
     except orjson.JSONDecodeError:
@@ -175,9 +175,10 @@ def _parsed(arguments: str) -> Any:
 
 
 def to_item(closed: Closed) -> Item | None:
-    """Convert a finished item for the conversation.
+    """Convert a finished item of the answer to an item of the conversation.
 
-    Returns None for a truncated call, because it has no result.
+    Returns None for a tool list, and for a truncated call, which has no result. Returns None also for an approved call,
+    because its approval request has already added it to the conversation.
     """
     match closed.item:
         case Reasoning():
@@ -202,7 +203,7 @@ def to_item(closed: Closed) -> Item | None:
 
 
 def to_wire(item: Item, item_id: str, toolbox: Toolbox) -> Wire:
-    """Return the wire form of an item that has only content."""
+    """Return the wire form of a conversation item."""
     match item:
         case UserMessage() | DeveloperMessage():
             role = "user" if isinstance(item, UserMessage) else "developer"
@@ -227,7 +228,7 @@ def to_wire(item: Item, item_id: str, toolbox: Toolbox) -> Wire:
 
 
 def wire_tools(tools: Sequence[FunctionTool]) -> list[Wire]:
-    """Return tools as clients declare them, in order; neighbours in one namespace are together."""
+    """Return tools as clients declare them, in order. Adjacent tools of a namespace are grouped."""
     wires: list[Wire] = []
     for wire in map(_tool, tools):
         last = wires[-1] if wires else {}
@@ -263,7 +264,7 @@ def to_listing(
 ) -> Wire:
     """Return a page of items, as listed for `input_items` and conversations.
 
-    `show` is the dialect's conversion.
+    `show` converts the wire form of an item to the client's dialect.
     """
     return {
         "object": "list",

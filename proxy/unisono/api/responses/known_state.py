@@ -1,6 +1,6 @@
 """State before the input of a request: history, and settings that items changed.
 
-An item of the input can change the effort and the format for the responses after it.
+A `configuration_update` item changes the reasoning effort and the output format of the responses after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ConfiguredText(OpenModel):
     format: TextFormat
 
 
-# Fields to remove from a format that cannot be enforced, tried in this order. The key is the field without effect.
+# Changes to a format that cannot be enforced, tried in this order. Each key is the field that then has no effect.
 _REDUCTIONS: Mapping[str, Mapping[str, None]] = {
     "": {},
     "strict": {"strict": None},
@@ -40,12 +40,13 @@ _REDUCTIONS: Mapping[str, Mapping[str, None]] = {
 
 
 def enforceable(format: TextFormat, at: str) -> tuple[TextFormat, str, InvalidRequest | None]:
-    """Reduce a format to what can be enforced; `at` is its path.
+    """Reduce a format to what can be enforced; `at` is the path of the format.
 
-    Returns the format, the field that has no effect, and the error about it. If all of the format can be enforced, the
-    field is empty and the error None.
+    Returns the reduced format, the name of the field that has no effect, and the error about this field. If the whole
+    format can be enforced, the name is empty and the error is None.
     """
-    # Items return with every later request, and stored ones stay. A refusal would end the conversation for good.
+    # Clients send an item again with every later request, and stored items remain in the conversation. An error would
+    # therefore make the conversation unusable.
     refusal: InvalidRequest | None = None
     for without, update in _REDUCTIONS.items():
         reduced = format.model_copy(update=update)
@@ -60,7 +61,7 @@ def enforceable(format: TextFormat, at: str) -> tuple[TextFormat, str, InvalidRe
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings that items changed; they replace those of the request. None: not changed."""
+    """Settings that items changed. They override those of the request; None means unchanged."""
 
     effort: Effort | None = None
     form: TextFormat | None = None
@@ -83,7 +84,7 @@ class ConfigurationUpdate(OpenModel):
 
 
 def configuration_in(items: Iterable[StoredItem], configuration: Configuration = UNCHANGED) -> Configuration:
-    """Return the settings after stored items. `configuration` has the settings before them."""
+    """Return the settings in force after `items`; `configuration` is in force before them."""
     for item in items:
         if item.wire.get("type") == CONFIGURATION_UPDATE:
             # Older versions stored these items without validation.
@@ -94,17 +95,17 @@ def configuration_in(items: Iterable[StoredItem], configuration: Configuration =
 
 
 def nothing_stored(_: str) -> None:
-    """Return None: the item is neither stored nor sealed here."""
+    """Return None for every id or sealed text; used when nothing is stored or sealed."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownState:
-    """State that a request depends on, read beforehand.
+    """State that a request depends on, read before the conversion.
 
     `earlier` holds the history before the request's input. `stored_item` finds a stored item by its id, and `opened`
-    opens a sealed text. `hosted` is the server tool history of earlier items. `now` is the server tool history of the
-    request's own items, if they were added to the conversation beforehand. `configuration` has the settings that
-    earlier items changed.
+    decrypts a sealed text. `hosted` is the server tool history of earlier items. If the request's own items are already
+    in `earlier`, `now` is the server tool history of these items. `configuration` has the settings that earlier items
+    changed.
     """
 
     earlier: Sequence[Item] = ()

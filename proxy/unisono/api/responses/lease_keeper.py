@@ -1,6 +1,6 @@
 """Leases of responses and conversations: acquired, renewed before they expire, and released.
 
-A background response has a watch too, which reports it to other processes if nobody renews it.
+A background response also has a watch. When the watch is no longer renewed, other processes find the response.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unisono.core.state_store import BackgroundRun, Lease
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import StoreConflict, StoreError, StoreUnavailable
 
-# Number of renewals per lease duration. One failed renewal may be followed by another.
+# Number of renewals per lease duration. A failed renewal can be repeated before the lease expires.
 RENEWALS = 3
 
 # Pauses in seconds between attempts to acquire a lease. A holder that has finished releases it within this time.
@@ -26,17 +26,15 @@ log = logging.getLogger("unisono.responses")
 
 
 def anchor_of(request: ResponsesRequest, response_id: str) -> str:
-    """Return the id under which the new response is stored: its conversation's, or its own.
-
-    Its lease has the same id.
-    """
+    """Return the anchor of a response's lease: the id of its conversation, or its own id."""
     return request.conversation.id if request.conversation else response_id
 
 
 async def acquire_soon(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease | None:
-    """Acquire a lease that may be about to be released.
+    """Acquire a lease; retry for a short time if another owner holds it.
 
-    A client that received the end of a response may send the next request at once.
+    A client that has received the end of a response may send the next request before the lease is released. Returns
+    None if the lease is not released within this time.
     """
     for pause_s in GIVEN_BACK_WITHIN_S:
         if (lease := await acquire()) is not None:
@@ -47,9 +45,9 @@ async def acquire_soon(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease 
 
 @asynccontextmanager
 async def hold_lease(deps: ResponsesDeps, tenant: str, anchor: str, owner: str) -> AsyncIterator[Lease | None]:
-    """Hold the lease of `anchor`; yield None if another owner has it.
+    """Hold the lease of `anchor` until the block ends; yield None if another owner holds it.
 
-    A lost lease is detected by the next write under it.
+    If the lease is lost within the block, the next write with this lease fails.
     """
     lease = await acquire_soon(lambda: deps.store.acquire(tenant, anchor, owner, deps.lease_s))
     if lease is None:
@@ -64,9 +62,9 @@ async def hold_lease(deps: ResponsesDeps, tenant: str, anchor: str, owner: str) 
 
 @asynccontextmanager
 async def renewed(deps: ResponsesDeps, lease: Lease) -> AsyncIterator[None]:
-    """Renew a lease until the end of the block.
+    """Renew a lease until the block ends.
 
-    A lost lease is detected by the next write under it.
+    If the lease is lost within the block, the next write with this lease fails.
     """
     renewing = asyncio.create_task(_renew(deps, lease))
     try:
@@ -94,7 +92,10 @@ async def release(deps: ResponsesDeps, lease: Lease) -> None:
 
 
 async def release_unused(deps: ResponsesDeps, lease: Lease) -> None:
-    """Release the lease of a response that is not started here; if that fails, it expires."""
+    """Release the lease of a response that this process does not start.
+
+    If the release fails, the lease expires.
+    """
     try:
         await deps.store.release(lease)
     except StoreError as error:
@@ -104,7 +105,7 @@ async def release_unused(deps: ResponsesDeps, lease: Lease) -> None:
 async def renew_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun) -> None:
     """Renew the lease and the watch of a background response.
 
-    Raises StoreConflict if the lease is lost, and StoreUnavailable.
+    Raises StoreConflict if the lease is lost, and StoreUnavailable if the store does not answer.
     """
     if not await deps.store.renew(lease, deps.lease_s):
         raise StoreConflict("The lease of the response is lost.")
@@ -112,10 +113,10 @@ async def renew_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun) -
 
 
 async def watch_again(deps: ResponsesDeps, run: BackgroundRun) -> None:
-    """Watch a response that this process can no longer write.
+    """Restore the watch of a response that this process can no longer write.
 
-    A failover of the store may have lost its watch together with the end of its log. Without a watch no process would
-    find the response.
+    A failover of the store may have lost the watch together with the end of the event log. Without a watch, no process
+    would find the response.
     """
     with _outage_logged("watch of the response not renewed", run):
         await deps.store.watch(run, deps.lease_s)
@@ -135,7 +136,7 @@ async def release_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun,
 
 @contextmanager
 def _outage_logged(message: str, run: BackgroundRun) -> Iterator[None]:
-    # The monitor of the store logs the outage once, not once per response.
+    # The store's monitor logs an outage once. Here the outage is logged at debug level, because many responses see it.
     try:
         yield
     except StoreUnavailable as error:

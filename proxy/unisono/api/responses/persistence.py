@@ -17,15 +17,15 @@ T = TypeVar("T")
 # Pauses in seconds between write attempts while the store does not answer. A repeated write takes effect once.
 PAUSES_S = (0.05, 0.2, 0.5)
 
-# Statuses of responses that join a conversation. A partial answer that the client has received joins; a failed or
-# cancelled one does not.
+# Responses with these statuses are appended to their conversation. A partial answer is appended, because the client has
+# received it; failed and cancelled responses are not.
 JOINS = frozenset({Status.COMPLETED, Status.INCOMPLETE})
 
 
 async def retry_while_down(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...] = PAUSES_S) -> T:
-    """Call `act` again while the store does not answer.
+    """Call `act`, and repeat the call after each of the pauses while the store is unavailable.
 
-    Raises StoreUnavailable after the last attempt.
+    Raises StoreUnavailable if the last attempt fails.
     """
     for pause_s in pauses_s:
         try:
@@ -41,14 +41,14 @@ def to_stored(prepared: PreparedRequest, response: StoredResponse) -> StoredResp
 
 
 def revision_for(prepared: PreparedRequest, response: StoredResponse) -> int | None:
-    """Return the revision of the conversation to append to; None if the response is in none."""
+    """Return the conversation's revision for appending; None if the response is not appended."""
     return prepared.revision if response.status in JOINS else None
 
 
 async def store_response(deps: ResponsesDeps, prepared: PreparedRequest, response: StoredResponse) -> None:
     """Store a finished response and append it to its conversation, in one transaction.
 
-    Does nothing if neither is required. Raises the StoreError family.
+    Does nothing if the request has `store: false` and no conversation. Raises StoreError if the write fails.
     """
     if not prepared.request.stored and prepared.lease is None:
         return
@@ -62,7 +62,7 @@ async def store_response(deps: ResponsesDeps, prepared: PreparedRequest, respons
         )
 
     async def append() -> None:
-        # The response is not stored, but belongs to its conversation.
+        # With `store: false`, only the items are stored, in the conversation.
         items = (*prepared.generation.input, *response.output)
         assert prepared.lease is not None
         await deps.store.append(

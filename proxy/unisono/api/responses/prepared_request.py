@@ -66,8 +66,9 @@ class Sender:
 class PreparedRequest:
     """Request that is ready for generation.
 
-    `lease` is that of its conversation, and `revision` the conversation's revision at that time. `approvals` are the
-    approvals that it decides.
+    `lease` is the lease on the request's conversation, and `revision` the revision of the conversation when it was
+    read. Both are None for a request without a conversation. `approvals` are claims on the approval requests that the
+    request answers.
     """
 
     sender: Sender
@@ -99,10 +100,11 @@ async def validate_body(
     counted: bool = False,
     request: Request | None = None,
 ) -> ResponsesRequest:
-    """Validate a body of `size` bytes. Raises InvalidRequest for a field with an invalid value.
+    """Validate a body of `size` bytes, and return the request.
 
-    Without `answered`, the request only prepares a later one, and may lack what an answer needs. With `counted`, only
-    its tokens are counted, and no image is described. Raises ClientGone if the client of `request` disconnects.
+    `answered` is False if the request only prepares a later request; it may then lack fields that an answer requires.
+    `counted` is True if only its tokens are counted; its images are then not described. Raises InvalidRequest for a
+    field with an invalid value, and ClientGone if the client of `request` disconnects.
     """
     begin = partial(_first_read_position, deps, caller.tenant, size)
     source = MediaSource(body, caller, ResponsesRequest, request_id, size, not counted, begin, request)
@@ -117,9 +119,12 @@ async def validate_body(
 
 
 async def _first_read_position(deps: ResponsesDeps, tenant: str, size: int, items: Sequence[Any]) -> int:
-    """Return the position of the newest item that replaces those before it; 0 without one."""
+    """Return the 0-based position of the newest compaction that replaces all items before it.
+
+    Returns 0 if the items contain no such compaction.
+    """
     objects = [(position, item) for position, item in enumerate(items) if isinstance(item, dict)]
-    # Without output of the model before it, an item does not replace the messages that the client sends again.
+    # A compaction without model output before it does not replace the messages that the client sends again.
     first = next((position for position, item in objects if _is_output(item)), len(items))
     compactions = [(at, item.get("encrypted_content")) for at, item in objects if item.get("type") in COMPACTIONS]
     sealed = [(at, text) for at, text in compactions if at > first and isinstance(text, str)]
@@ -148,9 +153,10 @@ async def understood(
     size: int = 0,
     recalled: Recall = recall,
 ) -> AsyncIterator[PreparedRequest]:
-    """Prepare `request`, and hold its conversation's lease for the block.
+    """Prepare `request`, and hold the lease of its conversation until the block ends.
 
-    `recalled` reads the prior state. Raises the error that refuses the request.
+    `recalled` reads the prior state. Raises an UnisonoError if the request is invalid or its state is missing, and
+    StoreConflict if the conversation has another response in progress.
     """
     identify(response_id=response_id, conversation_id=request.conversation.id if request.conversation else "")
     # The lease is acquired before the conversation is read, so that no other response can append to it in between.
@@ -172,7 +178,7 @@ async def understood(
 
 def busy(conversation_id: str) -> StoreConflict:
     return StoreConflict(
-        f"The conversation '{shortened(conversation_id)}' has a response in progress; try again after its end.",
+        f"The conversation '{shortened(conversation_id)}' has a response in progress; try again when it has ended.",
         param="conversation",
     )
 
@@ -199,7 +205,8 @@ async def _understood(
         lease=lease,
         size=size,
     )
-    # The answer costs a generation. A store that would refuse the result is therefore asked before it begins.
+    # Ask the store before the generation whether it would accept the response. A generation that cannot be stored would
+    # be wasted.
     if request.stored:
         await deps.store.check(prepared.frame.stored(Status.IN_PROGRESS, input=prepared.generation.input))
     return prepared
@@ -221,12 +228,12 @@ async def assembled(
     seals = await deps.seals() if _needs_seals(request) else None
     known = _known(past, seals, sender.tenant)
     rules = deps.servers.for_model(model.tool_servers).for_caller(sender.caller)
-    # A server keeps the resources of a conversation, such as a shell or a browser page, for one session. Without a
-    # sticky key, every response has a session of its own.
+    # A tool server keeps resources, such as a shell or a browser page, for one session. All responses with the same
+    # sticky key share a session. Without a sticky key, each response has its own session.
     sticky = _sticky(sender, request, past, response_id)
     servers = _servers(sender, request, rules, sticky or f"{sender.tenant}\0{response_id}")
-    # The date of the first response stays in all later prompts: another date would change the prompt from its first
-    # line on.
+    # All prompts of a conversation contain the date of its first response. A new date would change the beginning of the
+    # prompt, so that the backend's prefix cache would not match.
     today = past.first_day or deps.today()
     parse = partial(
         to_generation_request,
@@ -239,7 +246,8 @@ async def assembled(
         new_id=deps.new_id,
         hold_calls=not model.stream_tool_arguments,
         seed=response_id,
-        # A process that takes over has no access to this process's memory.
+        # A background response always uses `today`, because a process that takes it over cannot read the date from this
+        # process's conversation cache.
         dated=bool(past.first_day or request.background),
         sticky=sticky,
         servers=servers,
@@ -331,11 +339,12 @@ def _history_sealer(seals: ItemSealing | None, tenant: str) -> Any:
 
 
 def _sticky(sender: Sender, request: ResponsesRequest, past: PriorState, response_id: str) -> str:
-    """Return the key that routes one conversation to one backend.
+    """Return the key that routes all requests of a conversation to the same backend.
 
-    It is the client's own key, or the first response or conversation.
+    The key is `prompt_cache_key`, the conversation's id, or the id of the first response. Returns "" if later requests
+    cannot have the same key.
     """
-    # Without a stored response there is nothing that later requests have in common, unless the client names it.
+    # If the response is not stored, only `prompt_cache_key` can connect this request with later ones.
     if request.prompt_cache_key:
         origin = f"key {request.prompt_cache_key}"
     elif request.conversation is not None:

@@ -1,4 +1,4 @@
-"""Prior state of a request, read before generation: its history and referenced items."""
+"""State that a request continues, read from the store: history and referenced items."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ LOOKUPS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class PriorState:
-    """State before a request.
+    """Stored state that a request continues.
 
-    `first_day` is the conversation's date, or "" if nothing is continued. `revision` is that of the conversation, or
-    None without one. `hosted` is the earlier history of server tools. `now` is that of an input which is already in
-    `earlier`.
+    `earlier` holds the history before the request. `ancestors` are the ids of the previous responses, oldest first.
+    `first_day` is the date of the conversation's first response, or "" if the request continues nothing. `revision` is
+    the revision of the conversation, or None if the request names no conversation. `hosted` is the server tool history
+    in the earlier items. If `earlier` already contains the request's own input, `now` is the server tool history of
+    this input.
     """
 
     earlier: tuple[Item, ...] = ()
@@ -39,18 +41,19 @@ class PriorState:
     revision: int | None = None
     hosted: ServerToolHistory = NOTHING_HOSTED
     now: ServerToolHistory = NOTHING_HOSTED
-    # Settings that earlier items changed.
+    # Settings that are in force after the earlier items.
     configuration: Configuration = UNCHANGED
 
 
-# Read the complete prior state of a tenant's request.
+# Function that reads the complete prior state of a tenant's request.
 Recall = Callable[[Store, str, ResponsesRequest], Awaitable[PriorState]]
 
 
 async def recall(store: Store, tenant: str, request: ResponsesRequest) -> PriorState:
-    """Read the prior state of `request`. A request without references reads nothing.
+    """Read the prior state of `request` from the store.
 
-    Raises NotFound for a missing object, and StoreConflict for a response that is still running.
+    Nothing is read for a request without references. Raises NotFound if a response or conversation is missing, and
+    StoreConflict if the previous response is still in progress.
     """
     stored = await _stored_items(store, tenant, request)
     if request.previous_response_id is not None:
@@ -61,7 +64,7 @@ async def recall(store: Store, tenant: str, request: ResponsesRequest) -> PriorS
 
 
 async def chain_of(store: Store, tenant: str, stored: StoredResponse) -> PriorState:
-    """Return the prior state of a stored response, as `recall` found it originally."""
+    """Return the prior state of the request that created `stored`."""
     if stored.conversation is not None:
         return await _conversation(store, tenant, stored.conversation, {})
     if stored.parent is None:
@@ -78,7 +81,7 @@ async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str,
         )
     if not parent.status.terminal:
         raise StoreConflict(
-            f"The response '{parent.id}' is still in progress; continue it after its end.",
+            f"The response '{parent.id}' is still in progress; repeat the request when it has ended.",
             param="previous_response_id",
         )
     chain: list[StoredResponse] = []
@@ -90,7 +93,8 @@ async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str,
             )
         chain.append(ancestor)
     chain.append(parent)
-    # A chain may start in a conversation: then it begins with the conversation's items at that time.
+    # The first response of a chain may belong to a conversation. The history then begins with the items that the
+    # conversation had before that response.
     before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
     items = list(before)
     configuration = configuration_in([*before, *(item for response in chain for item in response.input)])
@@ -113,7 +117,7 @@ def is_compacted(response: StoredResponse) -> bool:
 
 
 def continued(earlier: Sequence[Item], items: Sequence[StoredItem]) -> tuple[Item, ...]:
-    """Return the content of `earlier` and `items`, without what a compaction replaces."""
+    """Return the model's history in `earlier` and `items`, from the last compaction on."""
     for at in reversed(range(len(items))):
         if items[at].wire.get("type") == "compaction" and replaces_history(items[at].meaning):
             return meaning_of(items[at:])
@@ -121,7 +125,7 @@ def continued(earlier: Sequence[Item], items: Sequence[StoredItem]) -> tuple[Ite
 
 
 async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[StoredItem]:
-    """Return a conversation's items before one of its responses. Empty if it was deleted."""
+    """Return the conversation's items before `response`; none if the conversation was deleted."""
     assert response.conversation is not None
     items = await store.conversation_items(tenant, response.conversation)
     own = {item.id for item in (*response.input, *response.output)}
@@ -151,10 +155,10 @@ def no_conversation(conversation_id: str) -> NotFound:
 
 
 async def _stored_items(store: Store, tenant: str, request: ResponsesRequest) -> Mapping[str, StoredItem]:
-    """Return the stored items that the request names.
+    """Read the stored items whose ids are in the request; return them by id.
 
-    With `store: false`, an item whose text is in the request is not read, so that the request needs no store. Then only
-    the `encrypted_content` of the item has its exact tokens.
+    With `store: false`, only the targets of item references are read, so that other requests work without the store.
+    The exact tokens of other items are then available only from their `encrypted_content`.
     """
     wanted_ids = referenced_ids(request) if request.stored else references(request)
     own_ids = [item_id for item_id in wanted_ids if OUR_ID.fullmatch(item_id)]

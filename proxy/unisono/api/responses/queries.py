@@ -27,7 +27,7 @@ MAX_EVENT_DIGITS = 15
 
 
 def _to_event(value: Any) -> int:
-    """Parse the number of an event, after which a stream is to continue."""
+    """Parse `starting_after`, the number of the last event that the client has received."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= MAX_EVENT_DIGITS:
         return int(value)
     raise invalid_field("must be the number of an event")
@@ -47,14 +47,14 @@ EventNumber = Annotated[
 
 
 class ItemQuery(QueryModel):
-    """Query for items. `include` accepts OpenAI's names; no item field is ever left out."""
+    """Query for items. OpenAI's `include` has no effect, because all fields are always returned."""
 
     include: list[Included] = Field(default_factory=list)
 
     @model_validator(mode="before")
     @classmethod
     def _join_includes(cls, query: Any) -> Any:
-        # Clients write a list with and without brackets. One value in brackets arrives as a string.
+        # Clients name the parameter `include` or `include[]`. A single value of `include[]` arrives as a string.
         bracketed = query.pop("include[]", [])
         bracketed = [bracketed] if isinstance(bracketed, str) else bracketed
         return {**query, "include": [*query.get("include", ()), *bracketed]}

@@ -1,7 +1,7 @@
 """Schema of a Responses request body, validated field by field.
 
-Every field is honoured, accepted without effect and reported in a note, or refused by name. `inbound` handles
-meaning, and rules that concern several fields. The items of `input` are in `input_items`.
+Each field has an effect, or is accepted without effect and reported in a note, or is rejected by name. `inbound`
+converts the fields and checks rules that concern several fields. The items of `input` are in `input_items`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 SOURCES = "web_search_call.action.sources"
 OUTPUTS = "code_interpreter_call.outputs"
 LOGPROBS = "message.output_text.logprobs"
-# Accepted names of `include`, and if each has an effect. The others belong to items that are never made here.
+# Accepted values of `include`, and whether each has an effect. The values without effect belong to items that the
+# gateway never creates.
 INCLUDABLE = {
     ENCRYPTED_REASONING: True,
     "file_search_call.results": False,
@@ -84,7 +85,7 @@ class ResponsesStreamOptions(OpenModel):
 
 
 class CompactionEntry(OpenModel):
-    """Compaction of the conversation when its prompt has that many tokens."""
+    """Compaction of the conversation when the prompt has `compact_threshold` tokens."""
 
     type: Literal["compaction"]
     compact_threshold: Annotated[int, Field(ge=MIN_COMPACT_THRESHOLD)] | None = None
@@ -175,12 +176,12 @@ class ResponsesInput(MediaHistory):
 
     @property
     def form(self) -> TextFormat | None:
-        """Format of the answer that `text.format` requires; None without one."""
+        """Answer format that `text.format` requires; None if the field is not set."""
         return self.text.format if self.text else None
 
     @property
     def summary(self) -> str | None:
-        """Kind of the reasoning summaries; None for none."""
+        """Kind of the reasoning summaries, such as `auto`; None if no summaries are requested."""
         options = self.reasoning or ResponsesReasoningOptions()
         kind = options.summary or options.generate_summary
         return None if kind == "none" else kind
@@ -198,7 +199,7 @@ class ResponsesInput(MediaHistory):
 class ResponsesRequest(SamplingFields, ResponsesInput):
     """Body of a Responses request.
 
-    Of several invalid fields, only the first is reported. The fields of the last base class come first.
+    If several fields are invalid, only the first error is reported. Fields of the last base class are validated first.
     """
 
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -209,5 +210,5 @@ class ResponsesRequest(SamplingFields, ResponsesInput):
 
     @property
     def logprobs(self) -> int | None:
-        """Number of alternatives to report; None for no log probabilities."""
+        """Number of alternative tokens to report; None if log probabilities are not requested."""
         return self.top_logprobs or 0 if self.top_logprobs or LOGPROBS in (self.include or ()) else None

@@ -30,9 +30,12 @@ def read_added_tools(conversion: InputConversion, item: InputItem, param: str) -
 def _added_tools(
     conversion: InputConversion, item: InputItem, param: str, servers: Collection[int] = ()
 ) -> tuple[AddedTools, ...]:
-    """Convert declared tools, except the tools of `servers`, which are positions in the item."""
+    """Convert the tools that an item declares.
+
+    `servers` are the 0-based positions of the MCP servers among these tools; they are skipped.
+    """
     assert isinstance(item, InputAddedTools)
-    # What a search found is not deferred any more.
+    # Tools that a search has found are no longer deferred.
     searcher = None if isinstance(item, InputSearchOutput) else searcher_of(item.tools) or conversion.searcher
     at = f"{param}.tools"
     without = {f"{at}.{place}" for place in servers}
@@ -42,7 +45,7 @@ def _added_tools(
     tools = toolbox.tools
     if searcher is None:
         tools = tuple(replace(tool, deferred=False) for tool in tools)
-    # A request may have the deferred tools elsewhere. It reports its searches itself.
+    # The deferred tools may be declared in the request's `tools`. The request then has its own notes on the search.
     if conversion.searcher is not Searcher.GATEWAY and not any(tool.deferred for tool in tools):
         conversion.notes.extend(
             notes_on_searches((f"{param}.tools.{place}", tool) for place, tool in enumerate(item.tools))
@@ -51,22 +54,22 @@ def _added_tools(
 
 
 def read_search_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert a call of the search for tools. The output that follows it belongs to this call."""
+    """Convert a call of the tool search. The next search output belongs to this call."""
     assert isinstance(item, InputSearchCall)
     stored = conversion.known.stored_item(item.id) if item.id else None
     if stored is not None and stored.meaning and stored.wire.get("arguments") == item.arguments:
         conversion.search = next((each.call_id for each in stored.meaning if isinstance(each, AssistantCall)), "")
         return stored.meaning
-    # Without any id, the result is the next item.
+    # If the call has no id, its result is the next search output.
     conversion.search = item.call_id or (served_call(item.id, item.type) if item.id else conversion.unnamed(param))
     arguments = item.arguments if isinstance(item.arguments, str) else orjson.dumps(item.arguments or {}).decode()
     return (AssistantCall(conversion.search, TOOL_SEARCH, arguments),)
 
 
 def read_search_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert the result of a search, and declare the tools that it found."""
+    """Convert the result of a tool search, and declare the tools that it contains."""
     assert isinstance(item, InputSearchOutput)
-    # Only a search of the gateway finds tools of servers.
+    # Only a search that the gateway ran can find tools of MCP servers. Such a search has no `call_id`.
     found = {} if item.call_id else {place: tools_on_server(tool) for place, tool in enumerate(item.tools)}
     added = _added_tools(conversion, item, param, [place for place, tools in found.items() if tools])
     on_servers = tuple(
@@ -76,13 +79,13 @@ def read_search_output(conversion: InputConversion, item: InputItem, param: str)
     )
     if on_servers:
         added = (AddedTools(tuple(tool for each in added for tool in each.tools) + on_servers),)
-    # A search of a server has no `call_id`; its result follows it.
+    # A search that the gateway ran has no `call_id`; its result belongs to the last search call.
     call_id, conversion.search = item.call_id or conversion.search, ""
     if not call_id or not conversion.history.has_call(call_id):
         return added
     stored = conversion.known.stored_item(item.id) if item.id else None
     names = [tool.name for each in added for tool in each.tools]
-    # The model may have read an error, or the names in another order, which are not part of the item.
+    # The model may have read an error, or the names in a different order. Only the stored item contains this text.
     if stored is not None and _is_same_result(stored.meaning, call_id, names):
         return stored.meaning
     return (ToolResult(call_id, TOOL_SEARCH, found_text(names)), *added)

@@ -29,7 +29,7 @@ def _text(part: Any) -> str:
 
 
 def _ending(outcome: Any) -> str:
-    """Return how a command ended. Success needs no words."""
+    """Describe the failure of a command; return "" if the command succeeded."""
     match outcome:
         case {"type": "exit", "exit_code": int(code)} if code:
             return f"exit code {code}"
@@ -40,7 +40,7 @@ def _ending(outcome: Any) -> str:
 
 
 def error_text(error: object) -> str:
-    """Return the text of an error in any of its forms."""
+    """Return the text of an MCP error, which may be a string, an object or other JSON."""
     match error:
         # The pattern `{}` would match every object.
         case empty if not empty:
@@ -54,9 +54,9 @@ def error_text(error: object) -> str:
 
 
 def is_same_mcp_call(stored: StoredItem, arguments: str, output: str) -> bool:
-    """Return True if a returned call matches the stored one.
+    """Return True if an MCP call that the client sent back matches the stored call.
 
-    Pydantic AI omits the output and reformats the arguments.
+    An empty output and reformatted arguments match too, because Pydantic AI sends calls in this form.
     """
     results = [item.output for item in stored.meaning if isinstance(item, ToolResult)]
     return same_json(str(stored.wire.get("arguments")), arguments) and (results == [output] or not output)

@@ -1,6 +1,6 @@
-"""Routes of the Responses API that generate or count, in a separate table for each dialect.
+"""Routes of the Responses API that generate or count tokens; one route table per dialect.
 
-The routes of stored responses are in `retrieve`, which needs FastAPI.
+The routes for stored responses are in `retrieve`, which imports FastAPI.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     is_idempotent = HEADER in request.headers and parsed.stored
     if is_idempotent or parsed.background:
         check_options(request.state.caller)
-    # A key can only return a response that is stored.
+    # Only a stored response can be returned to a later request with the same key.
     claim = await claim_of(request, sender.tenant) if parsed.stored else None
     posted = ResponseCreation(deps, runner, sender, parsed, body, size)
     request.state.notes = posted.notes
@@ -115,7 +115,7 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
         if parsed.stream:
             return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
         if parsed.background:
-            # Return it as created: by now it may be in progress.
+            # Return the response as it was created, although the generation may have started by now.
             return to_http_response(posted.created or await posted.found(response_id), dialect)
         response = await until_disconnect(request, posted.finished(claim, response_id))
         return to_http_response(response, dialect)
@@ -130,24 +130,25 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
 
 
 def check_options(caller: Caller) -> None:
-    """Check that a request that another process may take over has no options of its own.
+    """Reject guardrail and routing options in a request that another process may take over.
 
-    Raises UnsupportedValue: that process would not know them.
+    Raises UnsupportedValue if the caller has chosen such options, because the other process would not know them.
     """
     chosen = [GUARDRAILS] if caller.guardrails else chosen_fields(caller.routing)
     if chosen:
         raise UnsupportedValue(
-            f"'{chosen[0]}' cannot be chosen for responses in the background or with an idempotency key; ask the "
-            "operator to set it for all requests.",
+            f"'{chosen[0]}' is not supported for background responses and for requests with an idempotency key; "
+            "omit it, or ask the operator to set it for all requests.",
             param=chosen[0],
         )
 
 
 class ResponseCreation:
-    """One request and its ways of answering.
+    """Creation of the response to one request: whole, as a stream, or in the background.
 
-    `size` is that of its body in bytes; `created` is the response that it started, if any. `notes` are those of the
-    request, once it is understood.
+    `size` is the length of the request body in bytes. `created` is the background response that this request started;
+    None before the start, and if the request did not start one. `notes` lists the fields without effect; it is empty
+    until the request has been prepared.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class ResponseCreation:
         self._writer: EventWriter | None = None
 
     def connect(self, writer: EventWriter) -> None:
-        """Set the writer of the stream, before its events are read."""
+        """Set the writer of the HTTP stream. Must be called before `events` is iterated."""
         self._writer = writer
 
     async def whole(self) -> tuple[StoredResponse, GenerationReport]:
@@ -184,9 +185,10 @@ class ResponseCreation:
     async def events(
         self, report: GenerationReport, *, too_late: Callable[[], bool]
     ) -> AsyncGenerator[list[WireEvent]]:
-        """Yield the events of the answer; `report` becomes that of its generation.
+        """Yield the events of the answer in batches.
 
-        A failure before the first event is raised, unless `too_late` returns True.
+        `report` receives the backend and the model with the first batch. A failure before the first event is raised,
+        unless `too_late` returns True.
         """
         response_id = self._deps.new_id("resp_")
         has_started = False
@@ -200,7 +202,7 @@ class ResponseCreation:
                 async with aclosing(answer) as answering:
                     async for batch in answering:
                         if not has_started:
-                            # The head of the response contains these values, and is sent with the first batch.
+                            # The HTTP headers contain these values, and are sent with the first batch.
                             report.backend, report.failovers = stream.report.backend, stream.report.failovers
                             report.model, report.tries = stream.report.model, stream.report.tries
                             report.standing = stream.report.standing
@@ -212,7 +214,7 @@ class ResponseCreation:
             yield self._failed_before_start(response_id, failure_of(error))
 
     def _failed_before_start(self, response_id: str, error: UnisonoError) -> list[WireEvent]:
-        """Return the stream of a response that failed before its first event."""
+        """Return all events of a response that failed before its first event."""
         deps, requested = self._deps, self._requested
         echo = to_echo(requested, to_sampling(requested))
         frame = ResponseFrame(response_id, int(deps.clock()), requested.model, echo, dialect=self._sender.dialect)
@@ -220,9 +222,9 @@ class ResponseCreation:
         return [*events.fail(error), events.last()]
 
     async def logged(self, claim: IdempotencyClaim | None, response_id: str) -> AsyncGenerator[list[WireEvent]]:
-        """Yield all events of a background response.
+        """Yield all events of a background response, from its stored log.
 
-        The key of a failed response is released before the failure is emitted.
+        If the response failed, its idempotency key is released before the failure event is yielded.
         """
         tenant, dialect = self._sender.tenant, self._sender.dialect
         has_started = False
@@ -233,13 +235,15 @@ class ResponseCreation:
                     await release_claim(self._deps, claim, response_id)
                 yield batch
         if not has_started:
-            # A key outlives the log of its response.
+            # The idempotency key is stored longer than the event log. Without the log, the events are built from the
+            # response.
             yield replay_events(await self.found(response_id), dialect)
 
     async def start_background(self, claim: IdempotencyClaim | None, request: Request) -> str:
-        """Start the response, or find that of an earlier request with the same key; return its id.
+        """Start a background response, and return its id.
 
-        Raises ClientGone when the client disconnects during the wait for that response.
+        If the idempotency key belongs to an earlier request, wait until the response of that request is in the store,
+        and return its id instead. Raises ClientGone if the client disconnects during the wait.
         """
         response_id = self._deps.new_id("resp_")
         # Without a key, there is no earlier request to look for.
@@ -248,8 +252,8 @@ class ResponseCreation:
             return response_id
         while True:
             owner = await owner_of(self._deps, claim, response_id)
-            # The loop ends when this response has started, or the response of the key's owner has. A lost key leads
-            # to another attempt.
+            # The loop ends when this response, or the response that owns the key, has started. If the key gets another
+            # owner in the meantime, the loop tries again.
             if owner == response_id and await self._has_started(claim, response_id):
                 return response_id
             if owner != response_id:
@@ -258,9 +262,9 @@ class ResponseCreation:
                     return owner
 
     async def _has_started(self, claim: IdempotencyClaim, response_id: str) -> bool:
-        """Start the response of an idempotency key. Return False if the key was lost.
+        """Start the response for an idempotency key; return True if it has started.
 
-        It is lost if another request took it over meanwhile.
+        False means that another request has taken over the key in the meantime.
         """
 
         async def confirm() -> None:
@@ -291,9 +295,9 @@ class ResponseCreation:
             return False
 
     async def _is_missing(self, response_id: str) -> bool:
-        """Return True if the store certainly does not have the response.
+        """Return True if the store was read and does not contain the response.
 
-        False if the store cannot be read. The response may then exist, and must keep its idempotency key.
+        If the store cannot be read, the response may exist, and must not lose its idempotency key.
         """
         try:
             [response] = await self._deps.store.responses(self._sender.tenant, [response_id])
@@ -302,8 +306,8 @@ class ResponseCreation:
         return response is None
 
     async def found(self, response_id: str) -> StoredResponse:
-        # Retried, because the response exists: after an error the client would repeat the request, and the response
-        # would be generated twice.
+        # The read is retried, because the response exists: after an error, the client would repeat the request, and the
+        # response would be generated twice.
         store, tenant = self._deps.store, self._sender.tenant
         [response] = await retry_while_down(lambda: store.responses(tenant, [response_id]))
         if response is None:
@@ -311,9 +315,9 @@ class ResponseCreation:
         return response
 
     async def finished(self, claim: IdempotencyClaim | None, response_id: str) -> StoredResponse:
-        """Wait for the end of the response, and return it.
+        """Wait until the response has ended, and return it.
 
-        Raises the error of a failed response, after the release of its key.
+        If the response failed, its idempotency key is released, and its error is raised.
         """
         store, tenant = self._deps.store, self._sender.tenant
         response = await self.found(response_id)
@@ -323,7 +327,7 @@ class ResponseCreation:
             async for batch in events:
                 last_seen = batch[-1].number
             response = await self.found(response_id)
-            # There may be no log to wait on.
+            # If the event log is missing, the loop above ends at once. The response is then polled.
             await asyncio.sleep(0 if response.status.terminal else LOOK_EVERY_S)
         if response.status is Status.FAILED:
             if claim is not None:

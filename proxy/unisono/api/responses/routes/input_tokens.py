@@ -22,7 +22,7 @@ from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties
 
-# Fields that affect a count, which is never stored.
+# Fields that change the token count. A count is never stored, so the fields about storage are excluded.
 EFFECTIVE_FIELDS = frozenset(ResponsesRequest.model_fields) - {"store", "background", "context_management"}
 
 

@@ -1,4 +1,4 @@
-"""Dependencies of the routes of the Responses API, and the tables of its dialects."""
+"""Dependencies of the Responses API routes, and an empty route table for each dialect."""
 
 from __future__ import annotations
 

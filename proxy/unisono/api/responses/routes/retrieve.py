@@ -30,7 +30,10 @@ Api = Annotated[ResponsesApi, provided(ResponsesApi)]
 
 
 async def found(api: ResponsesApi, tenant: str, response_id: str) -> StoredResponse:
-    """Return a response of the tenant. Raises NotFound."""
+    """Return the tenant's stored response.
+
+    Raises NotFound if the id is malformed, or if the response was deleted or has expired.
+    """
     if not OUR_ID.fullmatch(response_id):
         raise missing(response_id)
     [response] = await api.deps.store.responses(tenant, [response_id])
@@ -39,7 +42,7 @@ async def found(api: ResponsesApi, tenant: str, response_id: str) -> StoredRespo
     return response
 
 
-# Responses are written from their stored form: as models, their items would be validated again.
+# The routes serialize the stored form of a response directly. Pydantic models would validate all its items again.
 def _stored_table(table: RouteTable, dialect: Dialect) -> RouteTable:
     path = "/responses/{response_id}"
 
@@ -54,8 +57,8 @@ def _stored_table(table: RouteTable, dialect: Dialect) -> RouteTable:
         store = api.deps.store
         if await store.events(caller.tenant, response.id, 0, limit=1) is None:
             raise InvalidRequest(
-                "The events of this response are not stored: it is not a background response, or it ended too long "
-                "ago. Retrieve it without 'stream'.",
+                "The events of this response are not stored: the response was not created with 'background: true', or "
+                "it ended too long ago. Retrieve the response without 'stream'.",
                 param="stream",
             )
         events = logged_events(store, caller.tenant, response.id, dialect, starting_after=query.starting_after)
@@ -89,9 +92,9 @@ def _stored_table(table: RouteTable, dialect: Dialect) -> RouteTable:
 
 
 def paged(items: tuple[StoredItem, ...], query: PageQuery) -> tuple[tuple[StoredItem, ...], bool]:
-    """Return a page of `items` (oldest first), and True if more items follow.
+    """Return one page of `items`, and True if more items follow the page.
 
-    Raises NotFound for an `after` that is not among them.
+    `items` are sorted from oldest to newest. Raises NotFound if no item has the id `query.after`.
     """
     ordered = items if query.order == "asc" else items[::-1]
     start = 0

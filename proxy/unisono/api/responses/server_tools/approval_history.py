@@ -1,7 +1,8 @@
 """History of server tools: requests to the user, decisions, and announced tool lists.
 
-All of it is read from stored items, so that a process that takes over reads the same. A call that needed approval is
-in the conversation at the position of its request. Its result follows directly, whenever it arrived.
+The history is read only from stored items, so that a process that takes over a response reads the same history. A call
+that required approval is in the conversation at the position of its approval request. The result directly follows the
+call, even if it arrived later.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from unisono.core.state_store import StoredItem
 from unisono.engine.request import ApprovalDecision
 from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 
-# Type of an item of a call that waits for an answer of the user.
+# Item type of a call that waits for the user's answer to a question.
 ELICITATION_REQUEST: Final = "mcp_elicitation_request"
 NOT_ANSWERED: Final = "The user did not answer the question of the tool."
-# Field of an approval request that a client sent: the client's id of the request.
+# Field of a stored approval request: the id that the client gave to the request.
 CLIENTS_ID = "approval_request_id"
 
 
@@ -33,8 +34,9 @@ Wire: TypeAlias = Mapping[str, Any]
 class ServerToolHistory:
     """History of server tools.
 
-    `requests` holds the calls with an approval request, by the id of that request. `questions` holds those of tools, by
-    the same ids. `decisions` holds the answers, and `announced` the labels of servers whose tools were listed.
+    `requests` maps ids of approval requests and questions to the calls that wait for them. `questions` maps the ids of
+    questions to the questions. `decisions` holds the user's answers. `announced` holds the labels of the servers whose
+    tools were listed.
     """
 
     requests: Mapping[str, AssistantCall] = field(default_factory=dict)
@@ -56,8 +58,8 @@ NOTHING_HOSTED = ServerToolHistory()
 def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory = NOTHING_HOSTED) -> ServerToolHistory:
     """Return the requests to the user, decisions and listed servers found in `items`.
 
-    `earlier` is the history before `items`. It has the requests that decisions in `items` may answer, and is not a part
-    of the result.
+    `earlier` is the history before `items`. Its requests are needed to read the decisions in `items`; the result does
+    not include it.
     """
     requests: dict[str, AssistantCall] = {}
     questions: dict[str, ToolQuestion] = {}
@@ -75,7 +77,8 @@ def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory 
             case "mcp_approval_response" | "mcp_elicitation_response":
                 request = request_of(item.wire)
                 call = requests.get(request) or earlier.requests.get(request)
-                # A client may send a decision again. Only the first one counts, so that no call is made twice.
+                # Only the first decision on a call is used. A client may send it again, and the call must not run
+                # twice.
                 known = (decision.call_id for decision in (*earlier.decisions, *decisions))
                 if call is not None and call.call_id not in known:
                     question = questions.get(request) or earlier.questions.get(request)
@@ -97,10 +100,10 @@ def request_of(response: Wire) -> str:
 def _decision(response: Wire, call_id: str, request: str, question: ToolQuestion | None) -> ApprovalDecision:
     if question is not None:
         action = str(response.get("action"))
-        # A client that approves the call instead has not answered.
+        # A client that sends an approval instead of an answer has not answered the question.
         reaction = UserAction(action) if action in {*UserAction} else UserAction.CANCEL
         answer = UserAnswer(reaction, response.get("content"), question.state)
-        # The tool is told also that the user did not answer.
+        # The call continues also without an answer, so that the tool learns of it.
         return ApprovalDecision(call_id, request, approved=True, answer=answer)
     reason = response.get("reason")
     approved = response.get("approve") is True
@@ -123,10 +126,10 @@ def question_in(request: Wire) -> ToolQuestion:
 
 
 def parted(items: Sequence[StoredItem], earlier: ServerToolHistory) -> tuple[ServerToolHistory, ServerToolHistory]:
-    """Split the history of an input that follows `earlier`.
+    """Split the server tool history at the last output of the model in `items`.
 
-    Returns the history before this request, as the client sent it, and the new part. A decision that precedes output
-    of the model was carried out then.
+    Returns `earlier` with the history up to this output, and the history after it. A decision before the output was
+    carried out by an earlier request.
     """
     output_positions = [position for position, item in enumerate(items) if _is_model_output(item)]
     boundary = output_positions[-1] + 1 if output_positions else 0
@@ -148,7 +151,7 @@ MADE = (AssistantReasoning, AssistantMessage, AssistantCall)
 def settled(items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHistory) -> tuple[Item, ...]:
     """Return the conversation with a result after every call that required approval.
 
-    Calls that are decided `now` are excluded.
+    Calls that are decided `now` have no result yet.
     """
     both = earlier + now
     requested = {call.call_id for call in both.requests.values()}
@@ -170,7 +173,7 @@ def settled(items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHi
 
 
 def _missing(call: AssistantCall, decision: ApprovalDecision | None, *, is_question: bool) -> ToolResult:
-    """Return the result of a call that has none."""
+    """Return a result for a call that required approval and has no result."""
     if decision is None and is_question:
         return ToolResult(call.call_id, call.name, NOT_ANSWERED)
     if decision is None:

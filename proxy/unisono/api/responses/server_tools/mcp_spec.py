@@ -83,7 +83,7 @@ def _without_path(url: str) -> str:
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}/<redacted>"
 
 
-# Encryption of tool server secrets in stored background requests.
+# Fields with secrets of tool servers. These fields are encrypted in stored background requests.
 
 SECRET = frozenset({"authorization", "headers", "server_url"})
 SEALED = "sealed"
