@@ -121,7 +121,9 @@ def to_generation_request(
 ) -> ResponsesGeneration:
     """Convert a request to a generation request and stored items; `today` is YYYY-MM-DD.
 
-    Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
+    If `dated` is True, the prompt has the date `today`, even if the conversation cache has a different date. `sticky`
+    is the key that routes a conversation's requests to one backend. Raises InvalidRequest for contradictory or
+    unsupported fields, and NotFound for a reference to a missing item.
     """
     searcher, toolbox = request_searcher(request, known.earlier), to_tools(request, servers)
     reading = _conversion(known, toolbox, searcher)

@@ -18,8 +18,8 @@ from unisono.api.responses.persistence import retry_while_down
 from unisono.core.state_store import NOTHING_LOGGED, EventPage, Lease, LogWrite, Store
 from unisono.errors import NotFound
 
-# Pauses between write attempts while the store does not answer, in seconds. Generation waits meanwhile: events that
-# cannot be logged are not produced.
+# Pauses in seconds between write attempts while the store does not answer. Generation waits during these pauses, so
+# that it does not run ahead of the log.
 PATIENCE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0)
 # Maximum number of unwritten events before the generation has to wait.
 MAX_PENDING_EVENTS = 256
@@ -44,7 +44,7 @@ class GrowingLog:
         tokens: int,
         pause_s: Callable[[], float],
     ) -> None:
-        """Create a writer. `events` and `tokens` are the numbers already in the store."""
+        """Create a writer. The store already has `events` events and `tokens` tokens."""
         self._deps = deps
         self._lease = lease
         self._response_id = response_id
@@ -80,10 +80,9 @@ class GrowingLog:
         return bool(self._events or self._tokens)
 
     async def keep_writing(self) -> None:
-        """Write added events until closed.
+        """Write added events until `close` is called.
 
-        Raises the StoreError family: the lease is lost, the response was deleted, or the store did not answer for
-        too long.
+        Raises StoreError if the lease is lost, the response was deleted, or the store did not answer for too long.
         """
         while not self._closed.is_set():
             await self._dirty.wait()
@@ -94,9 +93,9 @@ class GrowingLog:
             await self.flush()
 
     def close(self) -> None:
-        """Start no further write.
+        """Stop after the current write.
 
-        A write in progress is not cancelled, which would cost its connection.
+        A write in progress is not cancelled, because that would close its connection to the store.
         """
         self._closed.set()
         self._dirty.set()
@@ -121,19 +120,19 @@ class GrowingLog:
         self._written = (write.first_event + len(write.events), write.first_token + len(write.tokens))
 
     async def settle(self) -> None:
-        """Finish an interrupted write, so that exactly `rest` is unwritten."""
+        """Finish an interrupted write. Afterwards `rest` returns exactly what the store lacks."""
         if self._sent is not None:
             await self.flush()
 
     def rest(self) -> LogWrite:
-        """Return the write that is left: the unwritten events and tokens, for the last transaction."""
+        """Return the unwritten events and tokens, for the last transaction."""
         first_event, first_token = self._written
         return LogWrite(first_event, tuple(self._events), first_token, tuple(self._tokens))
 
     async def check_ownership(self) -> None:
-        """Verify that the response exists and this owner may write to it.
+        """Check that the response exists and that this owner may write to it.
 
-        Raises StoreConflict if not, and other errors of the StoreError family if the store fails.
+        Raises StoreConflict if another process owns it, NotFound if it was deleted, and StoreError if the store fails.
         """
         await self._deps.store.log(self._lease, self._response_id, NOTHING_LOGGED)
 
@@ -156,8 +155,8 @@ async def logged_events(
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield every logged event, or only those after number `starting_after`.
 
-    Yields nothing if there is no log. Waits while the store does not answer. Raises NotFound when the response is
-    deleted meanwhile.
+    Yields nothing if there is no log. Waits while the store does not answer. Raises NotFound if the response is deleted
+    during the reading.
     """
     has_sent_events = False
     limit = FIRST_PAGE

@@ -1,8 +1,8 @@
 """Reconstruction of an interrupted answer from its event log.
 
-A process that ends an unrecoverable response has neither tokens nor a model, only the emitted events. The final
-events must match them: an open item is closed with its current content, and the response contains what its events
-add up to.
+A process that ends an unrecoverable response has only the emitted events, but no tokens and no model. Its last events
+must match the emitted ones: an open item is closed with its current content, and the response contains exactly the
+content of the events.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ PAGE = 256
 async def fail_response(
     deps: ResponsesDeps, background_run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
 ) -> None:
-    """End a stored response that no process can continue. Raises the StoreError family."""
+    """End a stored response that no process can continue, with `error` as its reason.
+
+    Raises StoreError if the end cannot be stored.
+    """
     broken = InterruptedAnswer()
     while True:
         page = await retry_while_down(
@@ -70,7 +73,7 @@ def _first_events(response: StoredResponse, written: int) -> list[Wire]:
 class InterruptedAnswer:
     """Output of an answer whose generation was interrupted, rebuilt from its logged events.
 
-    `read` accepts the events in order; `count` is their number.
+    `read` must receive the events in order. `count` is the number of events read.
     """
 
     def __init__(self) -> None:

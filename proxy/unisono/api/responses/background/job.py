@@ -1,8 +1,8 @@
 """Generation of one background response, until it ends or another process takes over.
 
-Four tasks run concurrently: one reads the generation stream, one logs its events, one renews the lease and the
-watch, and one waits for an order to end. The first to finish decides what follows. Afterwards the response is either
-finished or watched by a watch that expires, so that another process finds it.
+Four tasks run concurrently: one reads the generation stream, one logs its events, one renews the lease and the watch,
+and one waits for an order to end. The first task that finishes decides how the job ends. Afterwards the response is
+either finished, or its watch expires, so that another process finds it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JobEnding(Enum):
     """Reason why a job ends before its response is complete."""
 
     CANCELLED = auto()
-    # This process shuts down; another one takes over.
+    # This process shuts down, and another process takes over.
     LEFT = auto()
     DELETED = auto()
 
@@ -53,8 +53,8 @@ class JobEnding(Enum):
 class BackgroundJob:
     """Generation of one background response.
 
-    `record`, `journal` and `logged` are the response, its tokens and its number of events in the store. `running`
-    returns the number of jobs of this process.
+    The store already contains the response `record`, its tokens `journal` and `logged` events. `running` returns the
+    number of jobs of this process.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class BackgroundJob:
         self._task: asyncio.Task[None] | None = None
 
     async def admit(self) -> None:
-        """Check admission of a new response.
+        """Check whether a new response is admitted.
 
-        Raises the error that refuses the request, by the limits of its key or by a hook.
+        Raises an error if the limits of the key or a hook reject the request.
         """
         await self._engine_run.admit()
 
@@ -168,13 +168,14 @@ class BackgroundJob:
             await release_watched(self._deps, self._lease, self.background_run, continues=is_handed_over)
         except* NotFound:
             log.info("response deleted during generation", extra=about)
-            # A failover of the store may have lost the lease only temporarily: the next process that looks decides.
+            # After a failover, the store may miss the response only temporarily. The next process that finds the watch
+            # decides.
             await release_watched(self._deps, self._lease, self.background_run, continues=True)
         except* StoreConflict:
             log.info("response owned by another process", extra=about)
             await watch_again(self._deps, self.background_run)
         except* StoreUnavailable:
-            # The response stays as it is: when the store is back, a process takes it over.
+            # The response is not changed. When the store is available again, a process takes the response over.
             log.warning("response not stored: store unavailable", extra=about)
         except* Exception as errors:
             for error in errors.exceptions:
@@ -186,7 +187,7 @@ class BackgroundJob:
     async def _generate_response(self) -> bool:
         """Generate the response to its end. Return True if another process continues it.
 
-        Raises the StoreError family.
+        Raises StoreError if the store fails, or if this process has lost the response.
         """
         batches = aiter(self._engine_run)
         failure = await self._catch_up(batches)
@@ -209,7 +210,7 @@ class BackgroundJob:
         return False
 
     async def _catch_up(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
-        """Advance the event writer to the end of the log."""
+        """Advance the event writer to the end of the log. Return the error if that fails, else None."""
         if not self._logged:
             return None
         batch: Sequence[Event] = ()
@@ -224,7 +225,7 @@ class BackgroundJob:
     async def _generate(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
         """Read the generation stream until it ends or an order to end arrives.
 
-        Returns the error of the stream, or None. Raises the StoreError family.
+        Returns the error of the stream, or None. Raises StoreError if the log cannot be written.
         """
         reading = asyncio.create_task(self._read(batches))
         ended = asyncio.create_task(self._ended.wait())
@@ -234,9 +235,9 @@ class BackgroundJob:
         try:
             done, _ = await asyncio.wait((reading, ended, writing), return_when=asyncio.FIRST_COMPLETED)
             if self._ending is JobEnding.LEFT and self._is_calling:
-                # The next owner could not repeat the call, because its outcome would be unknown.
+                # Wait for the tool call. The next owner could not repeat it, because its outcome would be unknown.
                 done, _ = await asyncio.wait((reading, writing, grace), return_when=asyncio.FIRST_COMPLETED)
-            # The backend is released before the wait for a write in progress.
+            # Close the backend's stream before the wait for a write in progress.
             await cancel_all(reading, ended)
             self._log.close()
             await asyncio.wait({writing})
@@ -260,11 +261,11 @@ class BackgroundJob:
                 if self._events.ended:
                     self._last_batch = (events, tokens)
                     return None
-                # The call runs from here to the next batch, which has its result.
+                # The tool call runs from here to the next batch, which contains its result.
                 self._is_calling = must_be_kept(batch)
                 self._log.add(events, tokens)
                 if self._is_calling:
-                    # A tool is called after this batch: the next owner has to know.
+                    # The tool is called after this batch. The next owner must find this in the log.
                     await self._log.flush()
                 elif self._ending is JobEnding.LEFT:
                     return None
@@ -306,10 +307,10 @@ class BackgroundJob:
                 await renew_watched(self._deps, self._lease, self.background_run)
                 await self._log.check_ownership()
             except StoreUnavailable as error:
-                # The monitor of the store logs the outage once, not once per response.
+                # The store's monitor logs an outage once. Here it is logged at debug level, because every job sees it.
                 log.debug("lease not renewed", extra={"response": self.background_run.response, "code": error.code})
             except StoreConflict:
-                # The end may be written already. Its own write detects a lost lease.
+                # The end of the response may already be written. If not, that write fails because of the lost lease.
                 if not self._finishing:
                     raise
 
@@ -334,7 +335,7 @@ class BackgroundJob:
         except (StoreConflict, NotFound):
             if self._revision is None:
                 raise
-            # Either the conversation changed, or the lease is lost. In the second case this write is refused too.
+            # Either the conversation has changed, or the lease is lost. If the lease is lost, the next write fails too.
             changed = StoreConflict("The conversation changed during generation, so the response was not added to it.")
             self._log.add(self._events.fail(changed), ())
             await self._write_end()

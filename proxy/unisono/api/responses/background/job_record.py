@@ -22,11 +22,11 @@ from unisono.errors import StoreConflict
 
 # Note with the request without its input. It is removed when the response is finished.
 REQUEST_NOTE = "asked"
-# Note with the crash count and the token count. Crashes are takeovers after a crash since a token was last logged;
-# tokens are those logged then.
+# Note with two numbers: the takeovers after a crash since a token was last logged, and the number of tokens logged
+# then.
 TRIES = "tries"
-# Note with the value of `TRIES` at a graceful handover. An owner of an earlier version ignores this note and changes
-# `TRIES`, so that a crash of that owner counts.
+# Note with the value of `TRIES` at a graceful handover. An earlier version of the gateway ignores this note and changes
+# `TRIES`. The values then differ, so that a crash of that process is counted.
 HANDED_OVER = "handed_over"
 
 
@@ -35,8 +35,8 @@ async def recorded(
 ) -> StoredResponse:
     """Return the record of a response before generation.
 
-    `body` is the original request, of `size` bytes. Raises StoreUnavailable if secrets in it have to be sealed and
-    no key is available.
+    `body` is the original request, of `size` bytes. Raises StoreUnavailable if secrets in the request have to be
+    encrypted and no key is available.
     """
     without_input = {key: value for key, value in body.items() if key != "input"}
     if has_secrets(without_input):
@@ -54,8 +54,8 @@ async def recorded(
 def with_takeover_counted(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
     """Return the response with a takeover counted, and the number of crashes in a row.
 
-    `tokens` is the number of logged tokens. Only crashes that added no token count; a graceful handover is not a
-    crash.
+    `tokens` is the number of logged tokens. The count starts again when tokens were added. A graceful handover is not
+    counted as a crash.
     """
     before: Any = response.notes.get(TRIES) or [0, 0]
     crashes = before[0] if tokens <= before[1] else 0
@@ -80,14 +80,15 @@ def key_of(response: StoredResponse) -> str:
 async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
     """Rebuild the request of a stored response, with its prior state.
 
-    Raises the errors that would refuse the request now.
+    Raises an UnisonoError if the request would be rejected now, or if its conversation has changed.
     """
     note: Any = response.notes.get(REQUEST_NOTE) or {}
     size = int(note.get("size") or 0)
     body = note.get("body") or {}
     if is_concealed(body):
         body = decrypted(body, await retry_while_down(deps.seals), tenant)
-    # The trigger changes what the answer is. All other input is in the prior state.
+    # A compaction trigger must be in the input, because it makes the answer a compaction. All other input items are in
+    # the prior state.
     if response.input and response.input[-1].wire.get("type") == COMPACTION_TRIGGER:
         body = {**body, "input": [{"type": COMPACTION_TRIGGER}]}
     caller = await retry_while_down(lambda: deps.caller_of(tenant, key_of(response)))
@@ -96,7 +97,8 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
     revision = note.get("revision")
     if past.revision != revision:
         raise StoreConflict(
-            "The conversation changed while the response was interrupted, so it cannot continue; create a new one."
+            "The conversation changed while the response was interrupted, so the response cannot continue; "
+            "create a new response."
         )
     hosted, now = parted(response.input, past.hosted)
     past = replace(
@@ -117,7 +119,7 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
         size=size,
     )
     frame = replace(prepared.frame, request=response.request, ancestors=response.ancestors)
-    # The time limit for tools started with the response, in whichever process.
+    # The time limit for tools applies to all processes together. It began when the response was created.
     spent_s = max(deps.clock() - response.created_at, 0.0)
     generation = replace(prepared.generation, input=response.input, request=later(prepared.generation.request, spent_s))
     return replace(prepared, generation=generation, frame=frame, revision=revision)

@@ -1,7 +1,7 @@
 """Background responses owned by this process: started here or taken over from another.
 
-A response is stored before the client receives its id. Its owner holds a lease and renews it. When the renewals
-stop, the next process that looks takes over and continues after the last logged token.
+A response is stored before the client receives its id. Its owner holds a lease and renews it. When the renewals stop,
+the next process that searches for abandoned responses takes it over, and continues after the last logged token.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ log = logging.getLogger("unisono.responses")
 class BackgroundRunner:
     """Runner of background responses.
 
-    `process` is a unique owner name that is never reused. With `closing`, every job is handed over to other processes
-    at once.
+    `process` is a unique owner name that is never reused. If `closing` is True, every new job is handed over to other
+    processes at once.
     """
 
     def __init__(self, deps: ResponsesDeps, *, process: str, closing: bool = False) -> None:
@@ -87,10 +87,11 @@ class BackgroundRunner:
         size: int = 0,
         confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> StoredResponse:
-        """Store the response and start to generate it. `confirm` runs first, under the lease.
+        """Store a new response and start its generation; return the stored response.
 
-        Raises the error that refuses the request, an error of `confirm`, or the StoreError family. The response is
-        then deleted, unless the store fails for the deletion too.
+        `confirm` is called before the response is stored, while the lease is held. Raises the error that makes the
+        request invalid, an error of `confirm`, or StoreError. The response is then deleted, unless the store fails
+        again.
         """
         if len(self._jobs) >= MAX_CONCURRENT_RESPONSES:
             raise BackendOverloaded("Too many background responses are in progress; try again later.", retry_after_s=5)
@@ -100,7 +101,7 @@ class BackgroundRunner:
         if lease is None:
             raise busy(anchor)
         try:
-            # Hooks and limits may take longer than the lease duration.
+            # Renewed, because hooks and limits may delay the start for longer than the lease duration.
             async with renewed(self._deps, lease):
                 if confirm is not None:
                     await confirm()
@@ -148,10 +149,10 @@ class BackgroundRunner:
         return job, response
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
-        """Cancel a response in any process, and return its record. A finished response is unchanged.
+        """Cancel a response, in whichever process it runs. Return its record.
 
-        Raises NotFound, InvalidRequest for a response that does not run in the background, and StoreUnavailable if
-        the cancellation fails.
+        A finished response is unchanged. Raises NotFound, InvalidRequest for a response that does not run in the
+        background, and StoreUnavailable if the cancellation fails.
         """
         background_run = BackgroundRun(tenant, response_id)
         for pause_s in CANCEL_PAUSES_S:
@@ -161,14 +162,15 @@ class BackgroundRunner:
                 raise missing(response_id)
             if not response.request.get("background"):
                 raise InvalidRequest(
-                    "Only background responses can be cancelled. To end another one, close its connection.",
+                    "Only background responses can be cancelled. To end any other response, close its connection.",
                     param="response_id",
                 )
             if response.status.terminal:
                 return response
             job = self._jobs.get(background_run)
             if job is None:
-                # Another process owns it. After this write that process can write nothing, and detects the loss.
+                # Another process owns the response. After this takeover, that process can no longer write, and ends its
+                # job.
                 with suppress(StoreConflict, NotFound):
                     job = await self._takeover.take_over(background_run, response, force=True)
             if job is not None:
@@ -213,13 +215,13 @@ class BackgroundRunner:
         pauses_s: tuple[float, ...] = (),
     ) -> Lease | None:
         store, lease_s = self._deps.store, self._deps.lease_s
-        # Each job has its own owner name: an interrupted one may still have writes in progress. All attempts of one job
-        # share it, because an earlier attempt may have acquired the lease without receiving the reply.
+        # Each job has its own owner name, because an interrupted job may still have writes in progress. All attempts of
+        # one job share the name, because an earlier attempt may have acquired the lease without receiving the reply.
         owner = f"{self._process}:{next(self._numbers)}:{response_id}"
         return await retry_while_down(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
 
     async def _store_if_admitted(self, job: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
-        """Store the response if quotas and hooks admit the request; a refused one stores nothing."""
+        """Store the response if quotas and hooks admit the request. Otherwise nothing is stored."""
         first_events = LogWrite(0, tuple(event.data for event in job.first_events(response)))
         try:
             await job.admit()
@@ -233,7 +235,8 @@ class BackgroundRunner:
     ) -> None:
         """Watch and store a new response with its first events; undo both if the write fails."""
         store, lease_s, now = self._deps.store, self._deps.lease_s, asyncio.get_running_loop().time
-        # The watch comes first: a response created by a process that then dies must be found.
+        # The watch is created first. Other processes then find the response even if this process dies right after the
+        # creation.
         await retry_while_down(lambda: store.watch(background_run, lease_s))
         watched_at = now()
         try:
@@ -264,9 +267,9 @@ class BackgroundRunner:
                 await store.unwatch(background_run)
                 await store.release(barrier)
         except StoreError as error:
-            log.warning("refused response not deleted; it may still be generated", extra={"code": error.code})
+            log.warning("response not deleted after a failed start; it may be generated", extra={"code": error.code})
 
 
 def missing(response_id: str) -> NotFound:
-    """Return the same error for a missing response and for one of another tenant."""
+    """Return the error for a missing response; it is the same for a response of another tenant."""
     return NotFound(f"Response with id '{shortened(response_id)}' not found.", param="response_id")

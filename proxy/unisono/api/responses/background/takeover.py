@@ -23,11 +23,11 @@ from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
 from unisono.errors import InternalError, StoreUnavailable, StoreUnreadable
 
-# Maximum number of takeovers without a new token. Such a response may be the cause of the crashes.
+# Maximum number of takeovers without a new token. After that, the response fails, because it may cause the crashes.
 MAX_TAKEOVERS = 3
-# Maximum time between a watch and the creation of its response, in seconds.
+# Time in seconds after which a watch is removed if its response still does not exist.
 FORGET_S = 60.0
-# Time for which a response that this process cannot continue is left to others, in seconds.
+# Time in seconds for which a response that this process cannot continue is left to other processes.
 UNREADABLE_S = 60.0
 # Entries after which the set of missing responses is reset; it must not grow without bound.
 MAX_MISSING = 4096
@@ -43,7 +43,7 @@ class Takeover:
     """Takeover of abandoned responses.
 
     `acquire` acquires the lease of an anchor for a response, and `drive` starts a job. `has` returns True if this
-    process generates a response already, and `running` the number of its responses.
+    process already generates a response. `running` returns the number of responses that this process generates.
     """
 
     def __init__(
@@ -72,7 +72,11 @@ class Takeover:
         return True
 
     async def _try_take_over(self, background_run: BackgroundRun) -> None:
-        """Take over a response. On failure, watch it again, so that it does not hide others."""
+        """Take over a response. If that fails, watch it again.
+
+        The search returns a limited number of responses. Without a new watch, a response that always fails would hide
+        others.
+        """
         try:
             await self._handle_lapsed(background_run)
         except StoreUnavailable:
@@ -105,10 +109,10 @@ class Takeover:
     async def take_over(
         self, background_run: BackgroundRun, response: StoredResponse, *, force: bool = False
     ) -> BackgroundJob | None:
-        """Return a job that continues the response.
+        """Take over a response, and return the job that continues it.
 
-        Returns None if another process owns it or it has finished; `force` takes it from that process. Raises the
-        StoreError family; the response is then unchanged.
+        Returns None if the response has finished or another process owns it. With `force`, the other process loses the
+        lease. Raises StoreError if the store fails; the response is then unchanged.
         """
         store, lease_s = self._deps.store, self._deps.lease_s
         lease = await self._acquire(background_run.tenant, response.anchor, background_run.response, force=force)
@@ -130,7 +134,7 @@ class Takeover:
         self, background_run: BackgroundRun, lease: Lease, *, counted: bool
     ) -> BackgroundJob | None:
         store = self._deps.store
-        # Read again: until the lease was acquired another process could write.
+        # Read the response again, because another process may have written it before the lease was acquired.
         [response] = await store.responses(background_run.tenant, [background_run.response])
         if response is None or response.status.terminal:
             await store.unwatch(background_run)
@@ -175,7 +179,7 @@ class Takeover:
     async def _count_events(self, background_run: BackgroundRun) -> int:
         """Return the number of logged events.
 
-        It is found by binary search, because reading all events could mean reading megabytes.
+        A binary search finds the number, because all events together may have many megabytes.
         """
 
         async def is_there(number: int) -> bool:

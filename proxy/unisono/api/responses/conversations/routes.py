@@ -1,7 +1,7 @@
 """Routes of `/v1/conversations` and its items, with and without `/v1`.
 
-Every request makes at most one write, so no request is left half done. Unknown ids, deleted ids and those of another
-tenant return the same 404.
+Every request makes at most one write, so that it cannot be half done. An unknown id, a deleted id and an id of another
+tenant return the same 404 error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from unisono.errors import NotFound, StoreConflict
 
 # Conversion of conversation requests to store operations.
 #
-# Pure: state and ids are arguments.
+# The conversion has no side effects: state and ids are arguments.
 
 DEPENDENT_ITEMS = (
     *(InputCallOutput, InputClientToolOutput, InputSearchOutput),
@@ -70,15 +70,15 @@ def referenced_ids(items: Sequence[InputItem]) -> tuple[str, ...]:
 
 
 def depends_on_earlier(items: Sequence[InputItem]) -> bool:
-    """Return True if the content of items depends on earlier ones, such as the call of a result."""
+    """Return True if an item depends on earlier items, as a result depends on its call."""
     return any(isinstance(item, DEPENDENT_ITEMS) for item in items)
 
 
 def to_added(items: Sequence[InputItem], known: KnownState, new_id: NewId) -> tuple[tuple[StoredItem, ...], list[str]]:
-    """Convert new items for storage. Returns them and the notes on them.
+    """Convert new items to stored items. Return these and the notes on them.
 
-    Raises InvalidRequest for an output in the last exchange whose call id is wrong, and NotFound for a reference to a
-    missing item, naming the field.
+    Raises InvalidRequest if an output in the last exchange has a wrong call id, and NotFound for a reference to a
+    missing item. The error names the field.
     """
     reading = InputConversion(known)
     reading.add(known.earlier)
@@ -102,14 +102,14 @@ def _no_items(value: Any) -> Any:
 NewItems = Annotated[list[GivenItem], Field(max_length=MAX_NEW_ITEMS)]
 
 
-# Metadata; null means none.
+# Metadata of a conversation. Null is read as an empty object.
 Labels = Annotated[Metadata, BeforeValidator(_no_labels), FieldInput(Metadata | None)]
 
 
 class AddedItems(MediaHistory):
     """Request with items to store.
 
-    They are history as soon as they are stored, so no media are refused.
+    Unsupported media are accepted in all items, because the items are history as soon as they are stored.
     """
 
     HISTORY = "items"
@@ -131,7 +131,7 @@ class ChangedConversation(OpenModel):
 
 Added = TypeVar("Added", bound=AddedItems)
 
-# Maximum attempts to append items after concurrent appends.
+# Maximum number of attempts to append items while other requests append to the same conversation.
 TRIES = 8
 _ONE = "/conversations/{conversation}"
 _ITEMS, _ITEM = f"{_ONE}/items", f"{_ONE}/items/{{item}}"
@@ -158,9 +158,9 @@ Deps = Annotated[ConversationDeps, provided(ConversationDeps)]
 
 
 def _items_in(kind: type[Added]) -> Any:
-    """Return FastAPI's dependency on the body of a request with items, whose files are read.
+    """Return a FastAPI dependency that parses a body with items and reads its files.
 
-    Raises the errors of `read_json`, FilesBusy, and pydantic's ValidationError.
+    The dependency raises the errors of `read_json`, FilesBusy, and pydantic's ValidationError.
     """
 
     async def parsed(request: Request, deps: Deps) -> Added:
@@ -185,7 +185,7 @@ class CreatedConversation(ConversationObject):
 
 
 def to_report(addition: AddedItems, notes: Sequence[str]) -> dict[str, Any]:
-    """Return the `unisono` object on new items as a field; no field without anything to report."""
+    """Return the field `unisono` about new items; {} if there is nothing to report."""
     every = [*addition.media_notes, *notes][:MAX_NOTES]
     return {"unisono": {"recoveries": [*addition.recoveries], "notes": every}} if every else {}
 
@@ -251,7 +251,7 @@ async def delete_conversation(deps: Deps, caller: CurrentCaller, conversation: P
     return Deleted(id=conversation, object="conversation.deleted", deleted=True)
 
 
-# Items are written as they are stored: as models, the items of a page would be validated again.
+# The routes serialize stored items directly. Pydantic models would validate the items of a page again.
 @CONVERSATIONS.add("POST", _ITEMS, BODY_404_409, answer=AddedItemPage, body=AddedItems)
 async def add_items(
     deps: Deps,
@@ -292,7 +292,7 @@ async def get_item(
 @CONVERSATIONS.add("DELETE", _ITEM, READ_404_409)
 async def delete_item(deps: Deps, caller: CurrentCaller, conversation: PathId, item: PathId) -> ConversationObject:
     """Delete an item and return the conversation."""
-    # Read first: after the deletion nothing may fail.
+    # Read the conversation first, because no error may occur after the deletion.
     head = await head_of(deps.store, caller.tenant, conversation)
     check_item(item)
     if not await deps.store.delete_item(caller.tenant, head.id, item):
@@ -303,11 +303,11 @@ async def delete_item(deps: Deps, caller: CurrentCaller, conversation: PathId, i
 async def added(
     deps: ConversationDeps, tenant: str, conversation: str, items: Sequence[InputItem]
 ) -> tuple[tuple[StoredItem, ...], list[str]]:
-    """Append items. Return them as stored, and the notes on them.
+    """Append items to a conversation. Return the stored items and the notes on them.
 
-    Outputs must find their calls, so no other item may be appended between the lookup and the write. On a conflict
-    both are repeated a few times. Raises NotFound, InvalidRequest, and StoreConflict while a response is being
-    written or if the conflicts persist.
+    An output must refer to an existing call, so no other item may be appended between the lookup and the write. On a
+    conflict, both are repeated a few times. Raises NotFound, InvalidRequest, and StoreConflict while a response is
+    being written or if the conflicts persist.
     """
     store = deps.store
     bound = depends_on_earlier(items)
@@ -355,7 +355,7 @@ async def page_of(store: Store, tenant: str, conversation: str, query: PageQuery
 
 
 async def head_of(store: Store, tenant: str, conversation: str) -> StoredConversation:
-    """Return a conversation. Raises NotFound."""
+    """Return a stored conversation. Raises NotFound if it does not exist."""
     check_conversation(conversation)
     head = await store.conversation(tenant, conversation)
     if head is None:

@@ -1,4 +1,4 @@
-"""Calls of builtin tools in the form of OpenAI's own: web searches and code execution."""
+"""Calls of builtin tools, in the form of OpenAI's items for web search and code execution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ACTIONS: Final = {"search": "search", "open": "open_page", "find": "find_in_page
 class BuiltinCalls:
     """Renderer of the builtin tool calls of one response.
 
-    Holds if sources and outputs are included, the container id, and the pages that the browser has returned so far.
+    `sources` and `outputs` are True if the client requested these fields. `container` is the container id of the
+    response. `pages` holds the pages that the browser has returned so far.
     """
 
     sources: bool = False
@@ -29,7 +30,7 @@ class BuiltinCalls:
     pages: CitedPages = field(default_factory=CitedPages)
 
     def to_wire(self, item: HostedCall, item_id: str, status: str, ran: Ran | None = None) -> Wire:
-        """Return the item of a call; `ran` is its result."""
+        """Return the item of a call. `ran` is the result of the call, or None if there is none yet."""
         arguments = item.arguments.members
         if builtin_of(item.server) == BROWSER:
             action = self._action(item.tool, arguments, ran)

@@ -1,7 +1,7 @@
 """Pages returned by the browser, by cursor, to resolve citations and links.
 
-A page is known by the tool's structured result, if any, and otherwise by the header of each view. Earlier responses
-have only the header, so both give the same page.
+The address and title of a page are read from the tool's structured result, or else from the header of the view. Results
+of earlier responses have only the header, but lead to the same page.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _HEADER = re.compile(r"\A\[(\d{1,9})\] (.*?)(?: \((\S+)\))?\n\*\*viewing lines")
 _LINK_LINE = re.compile(r"^L(\d{1,9}):.*?【(\d{1,9})†", re.MULTILINE)
 _CITED = re.compile(r"【(\d{1,9})†(?:L(\d{1,9})(?:-L?(\d{1,9}))?)?[^【】]{0,200}】")
 _FOUND: Final = "Find results for text: `"
-# Suffix of the address of a page's search results, which a citation resolves to that page.
+# Suffix of the address of a search within a page. A citation of such a result refers to the page itself.
 _PLACE = re.compile(r"/find\?pattern=[^/]*\Z")
-# Maximum length of a citation in characters. A bracket that is not closed within it starts no citation.
+# Maximum length of a citation in characters. A bracket that is not closed within this length does not start a citation.
 _MAX_CITATION_LENGTH: Final = 256
 
 
@@ -55,7 +55,7 @@ def _searched_title(title: str) -> str | None:
 
 
 class CitedPages:
-    """Views of a conversation. `outputs` holds the browser's earlier results, oldest first."""
+    """Browser views of a conversation. `outputs` are earlier browser results, oldest first."""
 
     def __init__(self, outputs: Iterable[str] = ()) -> None:
         self._pages: dict[int, CitedPage] = {}
@@ -94,7 +94,7 @@ class CitedPages:
         return None if self._last is None else self._pages.get(self._last)
 
     def annotation(self, cited: re.Match[str], at: int) -> Wire | None:
-        """Return the annotation of a citation.
+        """Return the annotation of a citation; None if the cited source is unknown.
 
         `at` is the number of characters before the searched text.
         """
@@ -112,7 +112,7 @@ class CitedPages:
 
 
 class Citations:
-    """Finder of the citations in one streamed text. Each is found at its last character."""
+    """Finder of the citations in a streamed text. A citation is found when its end arrives."""
 
     def __init__(self, pages: CitedPages) -> None:
         self._pages = pages

@@ -23,9 +23,10 @@ class CompactionEvents(ResponseEvents):
         self._summary_usage = Usage()
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
-        """Return the events of one batch. A compaction is its first event.
+        """Return the wire events for one batch of engine events.
 
-        Raises StoreTooLarge if the compacted conversation is too large for one item.
+        A compaction is always the first event of its batch. Raises StoreTooLarge if the compacted conversation is too
+        large for one item.
         """
         if batch and isinstance(compacted := batch[0], Compacted):
             self._start_response()
@@ -35,7 +36,8 @@ class CompactionEvents(ResponseEvents):
 
     def _compact(self, compacted: Compacted) -> None:
         self._summary_usage = compacted.usage
-        # Without a summary the item would only repeat the conversation. A client that asks for it expects it anyway.
+        # Without a summary, the compaction item would only repeat the conversation, so it is omitted. A client that
+        # requested a compaction gets the item in any case.
         if not (compacted.summary or compacted.ends_answer):
             return
         assert self._frame.seal_history is not None

@@ -28,9 +28,10 @@ CLIENT_CODES = _codes(InvalidRequest)
 class Dialect:
     """Translation rules of a dialect.
 
-    `events` maps names of events that differ. `undefined_events` are prefixes of the event names that the dialect does
-    not define. These names get this gateway's prefix, and so do item types outside of `types` and tool types outside of
-    `tools`; None allows any type. `nested_errors` puts an error of a stream into an object of its own.
+    `events` maps OpenAI's event names to names that differ in the dialect. `undefined_events` are prefixes of event
+    names that the dialect does not define; such events get this gateway's prefix. Item types that are not in `types`,
+    and tool types that are not in `tools`, get the prefix too; None allows all types. If `nested_errors` is True, an
+    error event has the fields of the error in an object `error`.
     """
 
     name: str

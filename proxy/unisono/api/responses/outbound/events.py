@@ -3,10 +3,10 @@
 Rules for every stream:
 
 - The order is `created`, `in_progress`, items in sequence, then exactly one last event.
-- An item has its whole life cycle, even without content, and one id and index in all events.
+- Every item has a complete life cycle, even without content. Its id and index are the same in all its events.
 - A call is emitted only when complete, unless its arguments are streamed.
-- A server tool call is emitted from its arguments to its result without other events in between.
-- The last event is emitted by `last`. Its content is in `stored` before, so that it can be stored first.
+- Between the arguments and the result of a server tool call, no events of other items are emitted.
+- `last` emits the last event. Before that, `stored` contains the same response, so that it can be stored first.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ResponseEvents:
         clock: Callable[[], float],
         should_emit: bool = True,
     ) -> None:
-        """Create the events. Without `should_emit` they are only counted, and `stored` is built."""
+        """Create the writer. If `should_emit` is False, events are only counted; `stored` is built."""
         self._writer = EventSerializer(frame.dialect, should_emit=should_emit)
         self._add = self._writer.add
         self.stored: StoredResponse | None = None
@@ -109,7 +109,7 @@ class ResponseEvents:
 
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
         """Return the events before the first item; with `queued`, `response.queued` is one of them."""
-        # Without this call, the first call of another method returns them before its own events.
+        # If this method is not called, the first call of another method returns these events before its own.
         self._start_response(queued=queued)
         return self._writer.pop_events()
 
@@ -136,16 +136,20 @@ class ResponseEvents:
         return self._writer.sse_delta(opened.plain_delta, delta.text)
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
-        """Continue after `batch`, of which another process emitted `number` events.
+        """Continue an answer that another process has begun.
 
-        The boundaries of deltas may differ there.
+        `batch` contains the engine's events so far. The other process has emitted `number` wire events for them,
+        possibly with differently split deltas.
         """
         self.write(batch)
         self._writer.pop_events()
         self._writer.number = number
 
     def refuse(self, text: str) -> list[WireEvent]:
-        """Return a refusal message, for an answer that is impossible. The end must follow."""
+        """Return the events of a refusal message, for an answer that is impossible.
+
+        The caller must end the response afterwards.
+        """
         self._start_response()
         self._settle(COMPLETED)
         item_id, place = self._new_id("msg_"), len(self._output)
@@ -156,7 +160,10 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
-        """Close open items and report the error. `keep_output` False drops an oversized output."""
+        """Close the open item and report the error.
+
+        If `keep_output` is False, the output is dropped, because it is too large for the store.
+        """
         self._start_response()
         self._settle(INCOMPLETE)
         if not keep_output:
@@ -166,14 +173,17 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def cancel(self) -> list[WireEvent]:
-        """Close open items as they are. `last` then reports the cancellation."""
+        """Close the open item in its current state. `last` then reports the cancellation."""
         self._start_response()
         self._settle(INCOMPLETE)
         self._end(Status.CANCELLED)
         return self._writer.pop_events()
 
     def last(self) -> WireEvent:
-        """Return the last event; only when `ended`. `fail` may follow if the event is not sent."""
+        """Return the last event. Allowed only if `ended` is True.
+
+        If the event is not sent, `fail` may be called afterwards; its events then reuse the number.
+        """
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
         [event] = self._writer.pop_events()
@@ -250,7 +260,8 @@ class ResponseEvents:
             self._settle(COMPLETED if closed.complete else INCOMPLETE)
         elif closed.complete:
             self._settle(COMPLETED)
-        # A truncated item waits: if the model continues, it was repaired. Only the last item can be incomplete.
+        # A truncated item stays open, because the model may continue it after a repair. Only the last item can be
+        # incomplete.
 
     # -- tools the gateway runs
 
@@ -338,7 +349,7 @@ class ResponseEvents:
             open_item.annotations.append(annotation)
 
     def _settle(self, status: str) -> None:
-        """End the open item, if any. A finished item that was not truncated is complete."""
+        """End the open item, if there is one, with this status."""
         open_item = self._open_item
         if open_item is None:
             return
@@ -348,7 +359,7 @@ class ResponseEvents:
         closed = open_item.closed or Closed(open_item.made, text, complete=False)
         item = self._frame.output(closed, open_item.id, status, open_item)
         if isinstance(open_item.made, HostedCall | Listing):
-            # Interrupted: the result is unknown.
+            # The call was interrupted, so its result is unknown.
             if isinstance(open_item.made, HostedCall):
                 self._emit_text(open_item, text)
             self._end_server_call(open_item, item, failed=True)
@@ -381,7 +392,7 @@ class ResponseEvents:
     # -- the frame
 
     def _start_response(self, *, queued: bool = False) -> None:
-        """Emit the events before the first item, unless emitted before."""
+        """Emit the events before the first item, if they have not been emitted yet."""
         if self._writer.number:
             return
         status = Status.QUEUED if queued else Status.IN_PROGRESS

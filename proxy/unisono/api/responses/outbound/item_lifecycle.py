@@ -22,9 +22,9 @@ from unisono.core.frozen import dataclass
 class ItemLifecycle:
     """Event names and fields of one kind of item.
 
-    `event` is the prefix of its delta and done events, and `full` the field of the done event with the complete
-    text. `part` makes the content part with the text; calls have none. `more` is added to both events. The done
-    event repeats the item's `copied` fields.
+    `event` is the prefix of the delta and done events. `full` is the field of the done event with the complete text.
+    `part` builds the content part from a text; it is None for calls. `more` contains fields of both events. `copied`
+    names the fields of the item that the done event repeats.
     """
 
     event: str
@@ -58,8 +58,9 @@ CALLS = {
 class ServerItemKind:
     """Kind of server tool item.
 
-    Has the item type, its life cycle, the events emitted when a call starts to run, and the last event of a failure.
-    A `settled` item is emitted when the model's text for it is complete.
+    `type` is the item type. `made` are the events emitted when a call starts to run, and `failed` is the last event of
+    a failed call. A `settled` item is emitted when the model's text for it is complete; any other item, when it is
+    opened.
     """
 
     type: str
@@ -67,7 +68,7 @@ class ServerItemKind:
     made: tuple[str, ...] = ()
     failed: str = "completed"
     settled: bool = True
-    # False: its progress has no events.
+    # False if no events report the progress of the call.
     has_steps: bool = True
 
 
@@ -82,9 +83,9 @@ HOSTED = {kind.type: kind for kind in (MCP_CALL, WEB_SEARCH, CODE_RUN, TOOL_SEAR
 
 @dataclass(slots=True)
 class OpenItem:
-    """Item that was started. A `hidden` one has no deltas.
+    """Item that was started and has not ended.
 
-    `silent_items` holds earlier output of the model that was not emitted.
+    A `hidden` item has no delta events. `silent_items` holds earlier output of the model that was not emitted.
     """
 
     made: Made
@@ -96,10 +97,10 @@ class OpenItem:
     # A StringIO holds the text once, at one byte per ASCII character; a list holds an object per delta.
     text: StringIO = field(default_factory=StringIO)
     closed: Closed | None = None
-    # True if its whole text was emitted.
+    # True if the event with the complete text was emitted.
     is_text_emitted: bool = False
     delta: DeltaForm | None = None
-    plain_delta: DeltaForm | None = None  # `delta`, if a delta causes no other event
+    plain_delta: DeltaForm | None = None  # `delta`; None if a delta needs other events too
     citations: Citations | None = None
     annotations: list[Wire] = field(default_factory=list)
     summary: SummaryEvents | None = None

@@ -49,12 +49,12 @@ def kind_of(item: Made) -> ServerItemKind:
 
 
 def complete_text(item: HostedCall, text: str) -> str:
-    """Return the complete text of a call's deltas, for the model's arguments `text`."""
+    """Return the complete text of a call's deltas; `text` contains the model's arguments."""
     return code_of(item) if is_trained(item) else text
 
 
 def started_item(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
-    """Return the item of a call before it runs, without streamed fields."""
+    """Return the item of a call before the call runs. Its streamed fields are still empty."""
     if builtin_of(item.server) == SEARCH:
         return search_call(item, item_id, IN_PROGRESS)
     if not is_trained(item):
@@ -64,7 +64,7 @@ def started_item(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
 
 
 def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRESS, ran: Ran | None = None) -> Wire:
-    """Return the item of a call; `ran` is its result."""
+    """Return the item of a call. `ran` is the result of the call, or None if there is none yet."""
     output, error = None, None
     if ran is not None and ran.outcome.is_error:
         error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": ran.text_for_model}]}
@@ -84,15 +84,16 @@ def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRE
 
 
 def search_call(item: HostedCall, item_id: str, status: str) -> Wire:
-    """Return a search for tools that the gateway runs."""
+    """Return the item of a tool search that the gateway runs."""
     fields: Wire = {"status": status, "call_id": None, "execution": "server", "arguments": dict(item.arguments.members)}
     return {"id": item_id, "type": "tool_search_call", **fields}
 
 
 def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]) -> StoredItem:
-    """Return the stored result of a search for tools; `declared` are the tools of the request."""
+    """Return the stored result of a tool search. `declared` are the tools of the request."""
     item_id = served_id(ran.item.call_id, "tool_search_output")
-    # In the order of the names that the model reads, so that the prompt stays the same when the item is sent back.
+    # The tools are in the order in which the model reads their names. The prompt then stays the same when the client
+    # sends the item back.
     known = {tool.name: replace(tool, deferred=False) for tool in toolbox.tools}
     found = tuple(known[name] for name in found_names(ran.outcome) if name in known)
     tools = wire_tools(found)
@@ -161,10 +162,10 @@ def to_stored_call(
 ) -> StoredItem:
     """Return the stored item of a server tool call that the model has finished writing.
 
-    `closed` is the event that ended the call. `ran` has the result of the call; it is None if the outcome is unknown.
-    The item of an approved call adds only the result, since the call itself is already in the conversation. `before`
-    holds output that the model wrote before the call and that was not emitted. `trained` renders calls of the tools of
-    gpt-oss's training.
+    `closed` is the event that ended the writing of the call. `ran` has the result of the call; it is None if the
+    outcome is unknown. The item of an approved call adds only the result, since the call itself is already in the
+    conversation. `before` holds output that the model wrote before the call and that was not emitted. `trained` renders
+    calls of the builtin tools that gpt-oss was trained with.
     """
     item = closed.item
     assert isinstance(item, HostedCall)
@@ -190,7 +191,7 @@ def to_stored_request(closed: Closed, item_id: str, before: Sequence[Item]) -> S
 
 
 def to_stored_listing(item: Listing, item_id: str, listed: Listed | None) -> StoredItem:
-    """Return a tool list as stored. `listed` is None for an interrupted list."""
+    """Return the stored item of a tool list. `listed` is None if the listing was interrupted."""
     if listed is None:
         return StoredItem(item_id, (), listing(item, item_id, error="The listing of the tools was interrupted."))
     return StoredItem(item_id, (), listing(item, item_id, listed.tools, listed.error))

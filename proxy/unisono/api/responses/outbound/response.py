@@ -86,10 +86,11 @@ LAST_EVENTS = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseFrame:
-    """Fixed data of an answer before generation.
+    """Data of an answer that is known before generation and does not change.
 
-    `request` is the echo of the request (`to_echo`), and `created_at` is in seconds since the epoch.
-    `show_reasoning` False omits reasoning; `seal` adds it encrypted.
+    `request` is the echo of the request (`to_echo`), and `created_at` is in seconds since the epoch. If
+    `show_reasoning` is False, the text of the reasoning is omitted. `seal` encrypts reasoning for the client; None if
+    the client did not request this.
     """
 
     id: str
@@ -110,7 +111,7 @@ class ResponseFrame:
     browsed: tuple[str, ...] = ()
     # Maximum characters of the summary of a reasoning item; 0 for no summary.
     summary_chars: int = 0
-    # Encrypt the conversation for a compaction item; None if the answer has none.
+    # Function that encrypts the conversation for a compaction item; None if the answer contains no compaction.
     seal_history: SealHistory | None = None
     # Number of alternatives for the log probability of each token; None for no log probabilities.
     logprobs: int | None = None
@@ -135,7 +136,7 @@ class ResponseFrame:
         )
 
     def output(self, closed: Closed, item_id: str, status: str, so_far: OpenItem | None = None) -> StoredItem:
-        """Return an item of the answer in its stored form. `so_far` is its emitted state."""
+        """Return an item of the answer in its stored form. `so_far` is the item as emitted so far."""
         meaning = to_item(closed)
         before = so_far.silent_items if so_far is not None else ()
         all_said = (*before, *(() if meaning is None else (meaning,)))
@@ -164,7 +165,7 @@ class ResponseFrame:
         return StoredItem(item_id, all_said, wire)
 
     def lifecycle(self, item: Made) -> ItemLifecycle:
-        """Return the events of an item."""
+        """Return the event names and fields for an item."""
         match item:
             case Reasoning():
                 return REASONING
@@ -178,14 +179,17 @@ class ResponseFrame:
                 assert_never(item)
 
     def added(self, item: Made, item_id: str, text: str, trained: BuiltinCalls) -> Wire:
-        """Return an item when it is added: in progress; `text` is its complete text, if known."""
+        """Return an item as it is when it is added, in progress.
+
+        `text` is the complete text of the item, or "" if it is not known yet.
+        """
         if isinstance(item, HostedCall):
             return started_item(item, item_id, trained)
         if isinstance(item, Listing):
             return listing(item, item_id)
         form = self.toolbox.form_of(item.name) if isinstance(item, ToolCall) else CallForm.FUNCTION
         if form in TOOLS:
-            # These calls have required fields, so that no part of them can be empty.
+            # All fields of these calls are required, so an empty call would be invalid.
             return started_call(form, dict(self.output(Closed(item, text), item_id, IN_PROGRESS).wire))
         empty = self.output(Closed(item, ""), item_id, IN_PROGRESS).wire
         added = {**empty, "content": []} if "content" in empty else dict(empty)
@@ -193,7 +197,7 @@ class ResponseFrame:
         return added
 
     def presentable(self, closed: Closed) -> Closed:
-        """Return the item, or text instead of a complete call that its own form cannot express."""
+        """Return the item. A complete call that does not fit the form of its tool becomes text."""
         item = closed.item
         if not isinstance(item, ToolCall) or not closed.complete:
             return closed
@@ -303,8 +307,8 @@ def failure_in(stored: StoredResponse) -> UnisonoError:
 def to_status(finished: Finished, *, calls: int, has_truncated_call: bool = False) -> Status:
     """Return the final status.
 
-    `calls` counts the complete calls in the answer; `has_truncated_call` is true if a truncated call was emitted. An
-    answer with calls is complete, because the client can act on them.
+    `calls` is the number of complete calls in the answer. `has_truncated_call` is True if a truncated call was emitted.
+    An answer with calls is complete, because the client can act on them.
     """
     if has_truncated_call:
         return Status.INCOMPLETE
@@ -331,9 +335,9 @@ def to_notes(status: Status, about: Mapping[str, Any], now: float) -> Wire:
 
 
 def is_in_answer(closed: Closed) -> bool:
-    """Return True if an item is part of the answer.
+    """Return True if an item that was not emitted when it was opened is part of the answer.
 
-    Empty reasoning and truncated calls are not.
+    Empty reasoning, truncated calls and items of server tools are not.
     """
     match closed.item:
         case Reasoning():
@@ -349,9 +353,9 @@ def is_in_answer(closed: Closed) -> bool:
 
 
 def silent_items(closed: Closed) -> tuple[Item, ...]:
-    """Return the content of an item that is not emitted.
+    """Return the content of an item that is not emitted; nothing if the item has no tokens.
 
-    The tokens of empty reasoning are part of the prompt in a backend's cache.
+    The tokens of empty reasoning are in the backend's prefix cache, so later prompts must contain them.
     """
     item = to_item(closed)
     return (item,) if item is not None and closed.tokens else ()

@@ -1,6 +1,6 @@
-"""Serialization of events: numbered from 0, in a dialect, each one a JSON text.
+"""Serialization of events as JSON, numbered from 0, in the dialect of the client.
 
-Each delta's bytes come from a template that is made once per item, filled with its number and the JSON of its text.
+Each item has one template for its delta events, which is filled with the number of the event and the JSON of the text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sse_of(events: Iterable[WireEvent]) -> bytes:
 class DeltaForm(NamedTuple):
     """Template of an item's delta events: the bytes around the number and the text.
 
-    `sse` begins the event in an HTTP stream, in place of `before`.
+    In an HTTP stream, the event begins with `sse` instead of `before`.
     """
 
     name: str
@@ -43,7 +43,7 @@ class DeltaForm(NamedTuple):
 
 
 class EventSerializer:
-    """Serializer of events, in order. With `should_emit` False, events are counted but not made."""
+    """Serializer of events, in order. If `should_emit` is False, events are only counted."""
 
     def __init__(self, dialect: Dialect, *, should_emit: bool = True) -> None:
         self.should_emit = should_emit
@@ -59,7 +59,7 @@ class EventSerializer:
         self.number += 1
 
     def form(self, name: str, where: Mapping[str, Any], more: Mapping[str, Any] | None) -> DeltaForm:
-        """Return a template. `where` precedes the text; `more` follows it."""
+        """Return a delta template. `where` has the fields before the text, `more` those after it."""
         name = self._dialect.event(name)
         before = orjson.dumps({"type": name})[:-1] + b',"sequence_number":'
         middle = b"," + orjson.dumps(where)[1:-1] + b',"delta":'
@@ -67,7 +67,10 @@ class EventSerializer:
         return DeltaForm(name, b"event: %b\ndata: %b" % (name.encode(), before), before, middle, after)
 
     def sse_delta(self, form: DeltaForm, text: str) -> bytes:
-        """Return the bytes of a delta in an HTTP stream, after all other events."""
+        """Return the bytes of a delta event in an HTTP stream.
+
+        All earlier events must have been removed with `pop_events`.
+        """
         data = b"%b%d%b%b%b\n\n" % (form.sse, self.number, form.middle, orjson.dumps(text), form.after)
         self.number += 1
         return data

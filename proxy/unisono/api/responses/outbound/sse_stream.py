@@ -14,7 +14,8 @@ def to_sse(
 ) -> EventSource[list[WireEvent]]:
     """Return the source of the events as bytes.
 
-    `[DONE]` follows the terminal event of every outcome. A stream that ends without one has no `[DONE]`.
+    `[DONE]` follows the terminal event, whether the response has succeeded or failed. A stream that ends without a
+    terminal event has no `[DONE]`. `connect` receives the writer of the stream before the events are read.
     """
     last = ""
 

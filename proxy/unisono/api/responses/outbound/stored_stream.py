@@ -1,6 +1,6 @@
 """Event stream rebuilt from a finished response whose event log is gone.
 
-It has fewer deltas, but the same item life cycles and the same end.
+It has fewer deltas than the original stream, but the same item life cycles and the same last events.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CALLS: Mapping[str, ItemLifecycle] = {
     "mcp_call": HOSTED_ARGUMENTS,
     "code_interpreter_call": CODE,
 }
-# Fields that items of server tools lack initially.
+# Initial values of fields of server tool items that are set when the call or list has ended.
 EMPTY: Mapping[str, Wire] = {
     "mcp_call": {"output": None, "error": None},
     "mcp_list_tools": {"tools": [], "error": None},

@@ -29,7 +29,7 @@ def delta_event(item: Wire, text: str) -> tuple[str, Wire]:
 
 
 def last_events(item: Wire, text: str, status: str) -> Iterator[tuple[str, Wire]]:
-    """Yield the events that end a summary. `status` is that of the item."""
+    """Yield the events that end a summary. `status` is the status of the reasoning item."""
     # A part has a status only if its generation was interrupted.
     about_end = {"status": INCOMPLETE} if status == INCOMPLETE else {}
     yield DONE, {**item, "summary_index": 0, "text": text}
@@ -46,7 +46,7 @@ class SummaryEvents:
 
     @property
     def parts(self) -> list[Wire]:
-        """Parts for the `summary` of the item. Reasoning without a sentence has none."""
+        """Parts for the `summary` of the item; empty if the summary has no text."""
         return [summary_part(self._sentences.text)] if self._sentences.text else []
 
     def feed(self, text: str) -> None:
@@ -55,7 +55,7 @@ class SummaryEvents:
         self._write(self._sentences.feed(text), is_first=is_first)
 
     def end(self, status: str) -> None:
-        """Write the end of the summary. `status` is that of the item."""
+        """Write the end of the summary. `status` is the status of the reasoning item."""
         is_first = not self._sentences.text
         self._write(self._sentences.end(is_complete=status != INCOMPLETE), is_first=is_first)
         if self._sentences.text:

@@ -55,7 +55,7 @@ class SummarySentences:
         length = self._length
         self._pending += text
         if not text.strip(MARKS):
-            return ""  # no end yet, and no search: a run of periods may be long
+            return ""  # wait for other text: a search after each mark of a long run would be slow
         while not self._is_full and self._read_sentence():
             pass
         return self.text[length:]

@@ -1,8 +1,9 @@
-"""Claims on approvals: an approval is valid for one call, even if answered repeatedly.
+"""Claims on approvals: an approval is valid for one call, even if it is sent repeatedly.
 
-Two marks in the store ensure this across all gateways. A response holds the approval for the duration of a lease
-when it starts, so that another response is refused early. Directly before the call it marks the approval as used. A
-response that fails or dies before then leaves the approval available. Approvals with foreign ids are not marked.
+Two claims in the store ensure this across all gateways. When a response starts, it claims its approvals for the
+duration of a lease, so that another response with the same approval is rejected early. Directly before the call, the
+response marks the approval as used. If the response fails or its process dies before that, the approval can be used
+again. Approvals whose ids were not created by a gateway are not claimed.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ from unisono.engine.request import GenerationRequest, ServerTools
 from unisono.errors import ApprovalUsed, StoreError
 
 INPUT: Final = "input"
-# Fields that name the request, by the type of the response.
+# Field with the id of the request to the user, by the type of the user's response.
 REQUEST_FIELDS: Final = {
     "mcp_approval_response": "approval_request_id",
     "mcp_elicitation_response": "elicitation_request_id",
 }
-# Prefix of such marks. No idempotency key of a client contains a line break.
+# Prefix of these claims. A client's idempotency key, which is claimed in the same way, contains no line break.
 MARK: Final = "approval\n"
 
 log = logging.getLogger("unisono.responses")
 
 
 def approvals_in(request: ResponsesRequest, server_tools: ServerTools | None) -> dict[str, str]:
-    """Return the approvals of this request, with the field of each, if present in the request."""
+    """Return the ids of the request's approvals, each with its field in the request.
+
+    Denials are excluded. The field is `input` if the approval is not an item of the request.
+    """
     responses = {
         getattr(item, field): f"{INPUT}.{position}.{field}"
         for position, item in enumerate(request.input)
@@ -62,7 +66,7 @@ class ApprovalClaims:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Hold all approvals for the block. Raises the errors of `claim`."""
+        """Claim all approvals until the block ends. Raises the errors of `claim`."""
         await self.claim()
         try:
             yield
@@ -72,7 +76,8 @@ class ApprovalClaims:
     async def claim(self) -> None:
         """Claim all approvals temporarily, or none.
 
-        Raises ApprovalUsed if another response has claimed or used one of them, and StoreUnavailable.
+        Raises ApprovalUsed if another response has claimed or used one of the approvals, and StoreUnavailable if the
+        store does not answer.
         """
         try:
             for approval in self._fields:
@@ -84,10 +89,11 @@ class ApprovalClaims:
     async def mark_used(self, approval: str) -> None:
         """Mark the approval as used, directly before its call runs.
 
-        Raises ApprovalUsed if another response has used it, and StoreUnavailable.
+        Raises ApprovalUsed if another response has used the approval, and StoreUnavailable if the store does not
+        answer.
         """
         if approval in self._fields:
-            # An approval that may have been marked is not released.
+            # Remembered before the write, because an approval that may be marked in the store must not be released.
             self._used.add(approval)
             await self._mark(approval, self._deps.retention_s)
 

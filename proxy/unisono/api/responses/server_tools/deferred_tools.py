@@ -1,8 +1,8 @@
 """Deferred tools of a Responses request, and the gateway's search for them.
 
-A tool is deferred in `tools`, or in an `additional_tools` item. An MCP server in `tools` defers all of its tools. A
-search needs something to find. Without deferred tools, or if a tool of the client has its name, all tools are declared
-from the start.
+The model sees a deferred tool only after a search has found it. Tools are deferred in `tools` or in an
+`additional_tools` item; an MCP server in `tools` defers all of its tools. The gateway does not search if no tool is
+deferred, or if a tool of the client has the name of the search. All tools are then declared from the start.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from unisono.engine.request import ServerTools
 class DeferredTools:
     """Deferred tools by name.
 
-    `search` finds them; None if the gateway does not search. `required` are names in `tool_choice`, and
-    `required_servers` the labels in it.
+    `search` is the gateway's search for these tools; None if the gateway does not search. `required` and
+    `required_servers` are the tool names and the server labels in `tool_choice`.
     """
 
     tools: Mapping[str, FunctionTool] = field(default_factory=dict)
@@ -38,13 +38,14 @@ class DeferredTools:
     notes: tuple[str, ...] = ()
 
     def hidden(self, history: Sequence[Item]) -> frozenset[str]:
-        """Return the names of the tools that are not declared where the request has them."""
-        # The model must know a required tool. One that was found stays where it was found, for the cached prompt.
+        """Return the names of the tools to remove from the request's own declarations."""
+        # A required tool is declared from the start. A tool that was found is declared only where it was found, so that
+        # the backend's prefix cache still matches the prompt.
         found = {tool.name for tool in _added_tools(history) if not tool.deferred}
         return frozenset(name for name in self.tools if name in found or name not in self.required)
 
     def searched(self, server_tools: ServerTools | None, request: ResponsesRequest) -> ServerTools | None:
-        """Return the server tools with the search, which finds the tools of deferred servers too."""
+        """Return the server tools with the search, which also finds the tools of deferred servers."""
         if self.search is None:
             return server_tools
         server_tools = server_tools or ServerTools(max_calls=request.max_tool_calls)
@@ -55,7 +56,7 @@ class DeferredTools:
         return with_search(replace(server_tools, servers=servers), self.search)
 
     def added_to(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with the deferred tools that it does not have yet."""
+        """Return the conversation with all deferred tools that it does not declare yet."""
         if not self.tools:
             return conversation
         known = {tool.name for tool in conversation.tools}
@@ -63,7 +64,7 @@ class DeferredTools:
 
 
 def without(history: Sequence[Item], names: frozenset[str]) -> list[Item]:
-    """Return the history without the deferred tools of these names."""
+    """Return the history without its deferred tools that have these names."""
     items: list[Item] = []
     for item in history:
         if isinstance(item, AddedTools):
@@ -93,7 +94,7 @@ def deferred_tools(
     servers: Sequence[ToolServer] = (),
 ) -> DeferredTools:
     """Return the deferred tools of a request; `searcher` searches for them."""
-    # An earlier response may have been given the search and its tools in an item.
+    # An item of an earlier request may have declared the search and its tools.
     earlier = {tool.name: tool for tool in _added_tools(history) if tool.deferred}
     is_searched = searcher is Searcher.GATEWAY or (searcher is None and bool(earlier))
     has_search = is_searched or searcher is Searcher.CLIENT
@@ -143,6 +144,7 @@ def _tools(request: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
 
 
 def _namespaces(tools: Iterable[FunctionTool]) -> Mapping[str, str]:
-    """Return the descriptions of the namespaces of deferred tools by name."""
-    # Not from the request: it may continue one that declared the tools in an item, and its prompt must stay the same.
+    """Return the description of each namespace of deferred tools, by the name of the namespace."""
+    # The descriptions are those of the tools, not of the request. The request may continue another one that declared
+    # the tools in an item, and its prompt must stay the same.
     return {tool.namespace: tool.namespace_description for tool in tools if tool.namespace not in ("", PLAIN_NAMESPACE)}

@@ -31,7 +31,7 @@ class FilterSpec(OpenModel):
 
 
 class ApprovalSpec(OpenModel):
-    """Filters for tools that need approval. A single word applies to all tools."""
+    """Filters for tools whose calls need approval. `word` is `always` or `never`, for all tools."""
 
     always: FilterSpec | None = None
     never: FilterSpec | None = None

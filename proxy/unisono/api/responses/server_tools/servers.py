@@ -22,7 +22,7 @@ from unisono.api.tools import TOOL_SEARCH, Toolbox
 from unisono.core.tools import SEARCH_LABEL, ToolServer
 from unisono.errors import InvalidRequest, UnsupportedValue
 
-# Server tools in `tool_choice`: named by server label, or by kind for builtin tools.
+# Field that names server tools: by server label, or by type for builtin tools.
 
 CHOICE: Final = "tool_choice"
 
@@ -32,7 +32,7 @@ def on_offer(
 ) -> OfferedTools:
     """Return the tools that the request's `tool_choice` can name.
 
-    `has_search`: the gateway searches for deferred tools.
+    `has_search` is True if the gateway searches for deferred tools.
     """
     labels = {server.label for server in servers if not server.builtin}
     builtins = {server.builtin: server.label for server in servers if server.builtin}
@@ -59,20 +59,23 @@ def on_offer(
 
 
 def to_servers(specs: Sequence[tuple[str, McpSpec]], rules: ServerRules, owner: str) -> tuple[ToolServer, ...]:
-    """Return the servers in the request's order.
+    """Return the tool servers of a request, in order.
 
-    Each spec is paired with its field; `owner` owns the connections. Raises InvalidRequest and ToolServerNotAllowed,
-    naming the field.
+    `specs` are pairs of a field path and the server declared there. `owner` is the tenant that owns the connections.
+    Raises InvalidRequest for a repeated label or too many servers, and ToolServerNotAllowed for a server that the
+    operator does not allow.
     """
     servers: dict[str, ToolServer] = {}
     for at, spec in specs:
         if spec.server_label in servers:
             raise InvalidRequest(
-                f"'{at}.server_label': another tool server has the same label '{spec.server_label}'.",
+                f"'{at}.server_label': another tool server has the label '{spec.server_label}' too; rename one of them.",
                 param=f"{at}.server_label",
             )
         if len(servers) >= MAX_SERVERS:
-            raise InvalidRequest(f"'{at}': the request has more than {MAX_SERVERS} tool servers.", param=at)
+            raise InvalidRequest(
+                f"'{at}': the request has more than {MAX_SERVERS} tool servers; remove some of them.", param=at
+            )
         servers[spec.server_label] = _to_server(at, spec, rules, owner)
     return tuple(servers.values())
 

@@ -1,12 +1,12 @@
 """WebSocket connection of one client.
 
-It reads frames, generates per lane, and writes whole frames.
+It reads frames, generates responses in lanes, and writes whole frames.
 
 - Responses of one lane are generated in sequence; a limited number of lanes run in parallel.
 - A failed request returns an error frame. The socket and all other requests continue.
-- A failed continuation evicts the response it names, as OpenAI does: the client sends its full input again.
-- A disconnect, or a client that reads nothing for too long, cancels all its responses at once.
-- A socket has a maximum lifetime. After it no new response starts, running ones finish, then the socket is closed.
+- A failed continuation evicts the response that it names, as OpenAI does; the client then sends its full input again.
+- A disconnect, or a client that reads nothing for too long, cancels all responses of the socket at once.
+- A socket has a maximum lifetime. Afterwards no new response starts, running responses finish, and the socket closes.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, 
 
 # Lifetime of a socket for new responses, in seconds.
 LASTS_S = 3600.0
-# Maximum number of concurrent responses; further ones wait.
+# Maximum number of concurrent responses of one socket; further responses wait.
 AT_ONCE = 16
-# Stream ids per socket; their queues exist until the socket closes.
+# Maximum number of stream ids per socket. Their queues exist until the socket closes.
 NAMED_LANES = 32
 # Maximum number of pending responses of one socket, including running ones.
 MAX_PENDING_RESPONSES = 64
-# Size of all waiting requests of one socket.
+# Maximum size in bytes of all pending requests of one socket.
 MAX_PENDING_BYTES = 32 << 20
 # Maximum number of unsent error frames and refusals of steer frames.
 MAX_UNSENT_ERRORS = 64
@@ -68,7 +68,7 @@ CLOSED_NORMALLY = 1000
 
 
 class Connection:
-    """Connection, from before the socket is accepted to its end. Durations are in seconds."""
+    """Connection of one socket, from before it is accepted to its end. Durations are in seconds."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Connection:
     ) -> None:
         self._deps = deps
         self._socket = socket
-        # In a socket every error has an object of its own, unlike in a stream of server-sent events.
+        # On a WebSocket, an error event has the fields of the error in an object `error`, unlike in server-sent events.
         in_socket = replace(dialect, nested_errors=True)
         self._sender = Sender(socket.state.caller, socket.state.request_id, in_socket)
         self._max_age_s = lasts_s
@@ -144,9 +144,9 @@ class Connection:
             self._send_later(error_frame(error, lane), group)
 
     def _send_later(self, frame: str, group: asyncio.TaskGroup) -> None:
-        """Write a frame without waiting.
+        """Write a frame in a separate task.
 
-        A client that sends many frames and reads none counts as disconnected.
+        Raises ClientGone if the client sends many frames without reading the replies.
         """
         if self._unsent_errors >= MAX_UNSENT_ERRORS:
             raise ClientGone
@@ -159,7 +159,10 @@ class Connection:
         group.create_task(told())
 
     def _admit(self, create: CreateFrame, group: asyncio.TaskGroup) -> None:
-        """Queue a response in its lane. Raises the error that refuses it."""
+        """Queue a response in its lane.
+
+        Raises an error if the socket has expired, or has too many stream ids or pending responses.
+        """
         if self._is_expired:
             raise self._too_old()
         new = create.lane is not None and create.lane not in self._lanes
@@ -202,7 +205,7 @@ class Connection:
             await self._send([error_frame(with_attempts(failure_of(error), self._socket.state.caller), create.lane)])
 
     async def _respond(self, create: CreateFrame) -> None:
-        # A socket outlives its first request: the key may be revoked or restricted meanwhile.
+        # The caller's key may have been revoked or restricted since the socket was opened.
         self._socket.state.caller = await self._socket.state.caller_again()
         await identify_end_user(self._socket, create.body, "user", "safety_identifier")
         caller = caller_with_options(self._socket, self._socket.state.caller, create.body)
@@ -220,7 +223,7 @@ class Connection:
             size=create.size,
             recalled=continuation.recall,
         ) as understanding:
-            # The requests of a lane belong together, even without another common property.
+            # Requests of one lane are routed together, even if they have nothing else in common.
             prepared_request = continuation.settled(understanding, f"{self._sender.request_id}\0{create.lane or ''}")
 
             def over(response: StoredResponse) -> None:
@@ -268,9 +271,9 @@ class Connection:
 async def prepared(
     deps: ResponsesDeps, request: PreparedRequest, on_complete: Callable[[StoredResponse], None]
 ) -> AsyncGenerator[list[WireEvent]]:
-    """Yield the events of a response without generation, as a base for the next one.
+    """Yield the events of a response without generated output, which a later request continues.
 
-    Raises the errors that would refuse an answer.
+    Raises an error if an answer to the request would be rejected.
     """
     await deps.service.count(request.generation.request)
     events = ResponseEvents(request.frame, GenerationReport(), new_id=request.item_ids, clock=deps.clock)

@@ -1,7 +1,7 @@
 """Frames of a Responses socket: client requests and error frames.
 
-A client's frame is one JSON object with a `type`. The fields of `POST /responses` are next to the type. `stream_id`
-names the lane of its events.
+A client's frame is one JSON object with a `type` and the fields of `POST /responses`. `stream_id` names the lane of the
+response, and is repeated in all its events.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 class CreateFrame:
     """Request for a response.
 
-    `body` is that of `POST /responses`, and `size` its length in bytes. A request that is not `should_generate` only
-    prepares the next. `number` is the position of its frame on the socket.
+    `body` is the body of `POST /responses`, and `size` the length of the frame in bytes. If `should_generate` is False,
+    the request only prepares a later one. `number` is the number of the request on the socket, from 1.
     """
 
     body: Mapping[str, Any]
@@ -54,7 +54,7 @@ class SteerFrame:
 
 @dataclass(frozen=True, slots=True)
 class EmptyFrame:
-    """Frame without a request."""
+    """Frame that needs no reply."""
 
 
 ClientFrame: TypeAlias = CreateFrame | SteerFrame | EmptyFrame
@@ -73,9 +73,9 @@ def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
 
 
 def lane_of(fields: Fields) -> Lane:
-    """Return the lane of a frame: its `stream_id`, or None if it has none.
+    """Return the lane of a frame: its `stream_id`, or None if the field is missing.
 
-    Raises InvalidStreamId for a `stream_id` with other characters or length than allowed.
+    Raises InvalidStreamId if the `stream_id` has invalid characters or an invalid length.
     """
     lane = fields.get("stream_id")
     if lane is None:
@@ -130,7 +130,8 @@ def _empty_frame(_: Fields, __: int, ___: Lane) -> EmptyFrame:
 READERS: Mapping[str, Callable[[Fields, int, Lane], ClientFrame]] = {
     "response.create": _create,
     "response.steer": _steer,
-    # Codex reports that it has read an answer. It would attribute an error to its next request.
+    # Codex sends this frame when it has read an answer. There is no reply: Codex would attribute an error to its next
+    # request.
     "response.processed": _empty_frame,
 }
 

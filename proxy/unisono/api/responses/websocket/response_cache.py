@@ -1,7 +1,7 @@
-"""Cache of unstored responses of one socket: the last one of each lane, for continuation.
+"""Cache of one WebSocket: the last unstored response of each lane, for continuation.
 
-It is dropped with the socket. A stored response that continues an unstored one copies its items into its own input,
-so that it can be continued anywhere.
+The cache is dropped when the socket closes. A stored response that continues an unstored response contains the items of
+the unstored response in its own input, so that it can be continued without the cache.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from unisono.core.frozen import dataclass
 from unisono.core.item_records import to_record
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 
-# Capacity of a socket's cache in characters and tokens. The content of a model's window is far smaller, for each of a
-# few lanes.
+# Capacity of a socket's cache in characters and tokens. Even several lanes with full context windows need far less.
 CACHE_CAPACITY = 8_000_000
 
 
@@ -33,7 +32,8 @@ CACHE_CAPACITY = 8_000_000
 class CachedResponse:
     """Unstored response that can be continued.
 
-    `past` is the prior state of its continuation, with stored ancestors only. `loose` holds its unstored items.
+    `past` is the prior state for a request that continues the response; its ancestors are stored responses. `loose`
+    holds the items that are not in the store.
     """
 
     past: PriorState
@@ -54,7 +54,7 @@ class ResponseCache:
             del self._lanes[next(iter(self._lanes))]
 
     def forget(self, response_id: object) -> None:
-        """Evict the response with this id. Any other value of a client's frame has no effect."""
+        """Evict the response with this id. Any other value has no effect, because clients choose it."""
         for lane, (known, _, _) in list(self._lanes.items()):
             if known == response_id:
                 del self._lanes[lane]
@@ -76,7 +76,10 @@ def _weight_of(item: Item) -> int:
 
 
 class Continuation:
-    """One request and its origin: a cached response, or anything else."""
+    """Request on a socket that may continue a cached response.
+
+    `found` is the cached response that the request continues, or None.
+    """
 
     def __init__(self, found: CachedResponse | None) -> None:
         self._found = found
@@ -94,7 +97,10 @@ class Continuation:
         return self._prior
 
     def settled(self, prepared: PreparedRequest, sticky: str) -> PreparedRequest:
-        """Return the final request. `sticky` routes requests together that share no other key."""
+        """Return the request with its complete input and a routing key.
+
+        `sticky` is the routing key of a request that has no other.
+        """
         generation = prepared.generation
         if prepared.request.stored and self._found is not None:
             generation = replace(generation, input=(*self._found.loose, *generation.input))
