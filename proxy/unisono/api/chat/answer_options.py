@@ -1,4 +1,4 @@
-"""Options of a Chat Completions request that different clients spell differently."""
+"""Options of a Chat Completions request for which clients use different fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from unisono.errors import InvalidRequest
 
 
 def requested_form(request: ChatRequest) -> AnswerForm | None:
-    """Return the required form of the answer; None for free text. Raises InvalidRequest."""
+    """Return the required form of the answer; None for free text.
+
+    Raises InvalidRequest if the form cannot be enforced, or if two fields require different forms.
+    """
     form = request.response_format
     return to_answer_form(request, form.form("response_format") if form is not None else None)
 
@@ -24,19 +27,19 @@ REASONING_FIELDS: Final = frozenset(
         *("thinking_token_budget", "chat_template_kwargs", "output_config"),
     }
 )
-# Fields that set a reasoning effort, with its value. The first one counts.
+# Fields that set a reasoning effort, each with the effort. The first entry is used.
 RequestedEfforts: TypeAlias = Sequence[tuple[str, Effort]]
 
 
 def notes_on_effort(efforts: RequestedEfforts) -> Iterator[str]:
-    """Yield a note on each field that sets another effort than the one that counts."""
+    """Yield a note on each field whose effort differs from the one that is used."""
     for field, effort in efforts[1:]:
         if effort != efforts[0][1]:
             yield f"{field}: no effect, because {efforts[0][0]} is set"
 
 
 def requested_efforts(request: ChatRequest) -> RequestedEfforts:
-    """Return the fields of a request that set an effort."""
+    """Return the fields of a request that set an effort, each with the effort."""
     if REASONING_FIELDS.isdisjoint(request.__pydantic_fields_set__):
         return ()
     # OpenAI, OpenRouter, Ollama, vLLM and Anthropic have different fields.
@@ -54,7 +57,7 @@ def requested_efforts(request: ChatRequest) -> RequestedEfforts:
 
 
 def budgets(request: ChatRequest) -> tuple[int | None, ...]:
-    """Return the reasoning budget from each of its spellings."""
+    """Return the values of all fields that can set a reasoning budget."""
     if REASONING_FIELDS.isdisjoint(request.__pydantic_fields_set__):
         return ()
     return (
@@ -68,10 +71,10 @@ def budgets(request: ChatRequest) -> tuple[int | None, ...]:
 
 
 def requested_logprobs(request: ChatRequest) -> int | None:
-    """Return the number of alternatives to report; None for no log probabilities.
+    """Return the number of alternative tokens to report; None without log probabilities.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest for `top_logprobs` without `logprobs`.
     """
     if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest("'top_logprobs' needs 'logprobs: true'.", param="top_logprobs")
+        raise InvalidRequest("'top_logprobs' requires 'logprobs: true'.", param="top_logprobs")
     return request.top_logprobs or 0 if request.logprobs else None

@@ -19,7 +19,7 @@ def to_finish_reason(finished: Finished, calls: Sequence[CallForm], *, has_trunc
     `calls` holds the forms of the complete calls in the answer. `has_truncated_call` is true if the client received a
     truncated call.
     """
-    # A complete call counts even if the answer was cut afterwards, because the client can run it.
+    # A complete call decides the reason even if the answer was cut after it, because the client can run the call.
     if calls and not has_truncated_call:
         return CALLED[calls[0]]
     if finished.cut_call or has_truncated_call:

@@ -1,4 +1,4 @@
-"""Conversion of a model's default fields, given under their names in Chat Completions."""
+"""Conversion of a model's configured defaults, which are named like Chat Completions fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.api.request_options import SamplingFields, sampling_in
 from unisono.api.structured_outputs import StructuredFields
 from unisono.errors import UnsupportedValue
 
-# Fields that can have a default. It applies on every API.
+# Fields that can have a default. A default applies to the requests of every API.
 SUPPORTED: Final = frozenset(
     (
         *SamplingFields.model_fields,
@@ -30,7 +30,7 @@ SUPPORTED: Final = frozenset(
 def to_answer_defaults(fields: Mapping[str, Any]) -> AnswerDefaults:
     """Return the defaults of a model from `fields`, in the form of a Chat Completions request.
 
-    Raises InvalidRequest, whose `param` names the field.
+    Raises InvalidRequest for an invalid or unsupported field; its `param` names the field.
     """
     for name in fields:
         if name not in SUPPORTED:

@@ -1,4 +1,4 @@
-"""Conversion of a Chat Completions request to a conversation. Pure: no clock, no new ids.
+"""Conversion of a Chat Completions request to a conversation, without side effects.
 
 Messages from earlier answers are accepted in every known form. Within one assistant message the order is always
 reasoning, preamble text, calls. Each call is followed by its result, independent of the order of the results in the
@@ -67,9 +67,9 @@ _PROMPT_OPTIONS: Final = PromptOptions(fields=request_fields("messages", tool="t
 class ChatGeneration:
     """Converted Chat Completions request.
 
-    `request` is the generation request of the first choice, `choices` the number of choices. `stream` and
-    `include_usage` are the fields of the request. `toolbox` has the client's tools, `notes` go into `unisono.notes`.
-    If `shows_reasoning` is False, the answer contains no reasoning.
+    `request` is the generation request of the first choice, and `choices` the number of choices. `stream` and
+    `include_usage` are the fields of the request. `toolbox` contains the client's tools. `notes` are sent in
+    `unisono.notes`. If `shows_reasoning` is False, the answer contains no reasoning.
     """
 
     request: GenerationRequest
@@ -93,7 +93,8 @@ class ChatGeneration:
         """
         if index == 0:
             return self.request
-        # A seed is a signed 64-bit integer. The seeds of further choices therefore lie towards zero.
+        # A seed is a signed 64-bit integer. The seeds of further choices are closer to zero, so that they do not
+        # overflow.
         seed = self.request.answer.sampling.seed
         sampling = (
             self.request.answer.sampling
@@ -118,7 +119,10 @@ def to_generation_request(
     runnable: RunnableTools = NOTHING_TO_RUN,
     rules: ModelRules = NO_RULES,
 ) -> ChatGeneration:
-    """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
+    """Convert a request to its generation requests; `today` is YYYY-MM-DD.
+
+    Raises InvalidRequest for contradictory or unsupported fields.
+    """
     toolbox, efforts = to_toolbox(declared(request), can_defer=False), requested_efforts(request)
     effort = rules.defaults.effort_for(efforts[0][1] if efforts else None)
     conversation, notes = to_conversation(request.messages, toolbox, effort, today, continues=_continues(request))
@@ -135,7 +139,8 @@ def to_generation_request(
             sampling=to_sampling(request, defaults),
             max_tokens=request.max_completion_tokens or request.max_tokens or defaults.max_tokens,
             stop=tuple(request.stop) or defaults.stop,
-            # Without tools, an invented call would replace the JSON that the client expects.
+            # The model may invent a call although there are no tools. Such a call would replace the JSON that the
+            # client expects.
             calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls) and not request.functions,
             hold_calls=hold_calls or not request.stream,
@@ -167,7 +172,7 @@ def _shows_reasoning(request: ChatRequest) -> bool:
 def _continues(request: ChatRequest) -> bool:
     """Return whether the model continues an assistant message at the end of the conversation.
 
-    Raises InvalidRequest for contradicting fields.
+    Raises InvalidRequest for contradictory fields.
     """
     is_open = request.messages[-1].role == "assistant" and not _has_calls(request.messages[-1])
     if request.continue_final_message and request.add_generation_prompt:
@@ -181,9 +186,9 @@ def _continues(request: ChatRequest) -> bool:
 
 
 def _sticky(request: ChatRequest, caller: Caller) -> str:
-    """Return the routing key of a conversation, or "".
+    """Return the key that routes a conversation to one backend; "" without `prompt_cache_key`.
 
-    The client identifies a conversation by `prompt_cache_key`; its requests go to one backend.
+    The client sends the same `prompt_cache_key` with all requests of a conversation.
     """
     # The tenant is part of the key, so equal keys of two tenants are different conversations.
     return f"{caller.tenant}\0key {request.prompt_cache_key}" if request.prompt_cache_key else ""
@@ -199,7 +204,7 @@ def _requested_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
 def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) -> ServerTools | None:
     """Return the server tools of the request, or None.
 
-    With several choices there are none, because each choice would run them.
+    A request with several choices has no server tools, because each choice would run them.
     """
     browser = () if request.web_search_options is None else runnable.browser_for("web_search_options", tenant)
     if (request.n or 1) > 1:
@@ -259,8 +264,7 @@ def to_conversation(
     With `continues`, the model continues an assistant message at the end.
     """
     leading = 0
-    # For the model, instructions are one message in front of the conversation. Later system messages keep their
-    # position.
+    # The model reads the leading instructions as one message. Later system messages stay at their positions.
     while leading < len(messages) and messages[leading].role in {"system", "developer"}:
         leading += 1
     leading_texts = [_text(message.content) for message in messages[:leading]] if leading else ()
@@ -283,7 +287,7 @@ def to_conversation(
 
 
 class _History:
-    """Converter of the messages, by role."""
+    """Converter of messages to the model's history, with a rule for each role."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -318,15 +322,15 @@ class _History:
     def _add_assistant(self, position: int, message: ChatMessage) -> None:
         reasoning = _reasoning(message)
         self.history.add(*([AssistantReasoning(reasoning)] if reasoning else []))
-        # Text beside calls was a preamble when the model wrote it. As `final`, it would end the turn in the prompt,
-        # and the renderer would drop the reasoning before it.
+        # The model wrote text next to calls as a preamble. As a `final` message, this text would end the turn in the
+        # prompt, and the renderer would drop the reasoning before it.
         visible = Phase.COMMENTARY if _has_calls(message) or message.phase == Phase.COMMENTARY else Phase.FINAL
         self.history.add(*split_markers(_text(message.content) or message.refusal or "", visible))
         for call in message.tool_calls or ():
             self.history.call(_to_call(call))
         if message.function_call is not None:
-            # The legacy form has no call ids. A result names only its function, so it belongs to the oldest call
-            # without one.
+            # The legacy form has no call ids. A result names only its function, so it is matched with the oldest
+            # unanswered call of that function.
             call_id = f"function_call_{position}"
             self._legacy.setdefault(message.function_call.name, deque()).append(call_id)
             self.history.call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
@@ -341,9 +345,9 @@ def _text(content: str | Sequence[ContentPart]) -> str:
 
 
 def _reasoning(message: ChatMessage) -> str:
-    """Return the reasoning of a replayed answer, from the first field that has it.
+    """Return the reasoning of a replayed answer, from the first field that contains it.
 
-    Answers of this gateway carry reasoning under two names, and some clients send both back.
+    Answers of this gateway have the reasoning in two fields, and some clients send both fields back.
     """
     in_details = join((detail.text or "" for detail in message.reasoning_details or ()), param="messages")
     parts = () if isinstance(message.content, str) else message.content

@@ -1,14 +1,14 @@
-"""Conversion of events to Chat Completions, streamed and whole.
+"""Conversion of engine events to Chat Completions, streamed and whole.
 
-Pure, and equal in both forms. Rules for both forms:
+The conversion has no side effects, and both forms have the same content. Rules for both forms:
 
 - Visible text, preambles included, is `content` in the order of generation, with a blank line between two messages.
 - An answer that violates its required format is a `refusal`, because a client would parse `content` as JSON.
-- Reasoning never accompanies a finish reason. A call is emitted only when complete, with one id and an index that
-  counts emitted calls.
+- A chunk with a finish reason contains no reasoning.
+- A call is emitted only when complete, unless its arguments are streamed. Its index counts the emitted calls from 0.
 - `finish_reason` is `tool_calls` exactly when a call is emitted, unless a call emitted early was truncated.
 
-Each delta's bytes come from a template that is made once per stream, filled with the JSON of its text.
+The chunks of a delta have a template, made once per choice, which is filled with the JSON of the text.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ChatFrame:
 
 
 def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """Return the usage of all choices together. The choices share one prompt, which counts once."""
+    """Return the usage of all choices together. The prompt that they share is counted once."""
     prompt = completion = cached = reasoning = 0
     for usage in usages:
         prompt = max(prompt, usage.prompt_tokens)
@@ -131,7 +131,7 @@ def to_choice(index: int, result: CollectedAnswer, report: GenerationReport, fra
     # Clients read the reasoning under one of two common names, so the default sends both.
     if thoughts:
         message |= dict.fromkeys(frame.reasoning.names, thoughts)
-    # `functions` is the API's field from before `tools`, and permits one call per message.
+    # `functions` is the API's predecessor of `tools`, and allows one call per message.
     if call_forms and call_forms[0] is CallForm.LEGACY:
         message["function_call"] = calls[0]
     elif calls:
@@ -161,7 +161,7 @@ def to_completion(
 class ChoiceChunks:
     """Converter from event batches to bytes for one choice of a stream.
 
-    Stores only the state that the order of chunks needs, and the text of a buffered call.
+    It stores only the state that the order of the chunks requires, and the text of a buffered call.
     """
 
     def __init__(self, index: int, frame: ChatFrame, report: GenerationReport) -> None:
@@ -172,7 +172,7 @@ class ChoiceChunks:
         head = orjson.dumps(frame.head("chat.completion.chunk"))[:-1]
         self._head = b"data: " + head + b',"choices":[{"index":%d,"delta":' % index
         self._after = b',"logprobs":null,"finish_reason":null}]' + _usage_field(frame) + b"}\n\n"
-        # Fixed parts of chunks. `text_json.join(parts)` puts the text between each two of them.
+        # Fixed parts of chunks. `text_json.join(parts)` inserts the text between the parts.
         end = b"}" + self._after
         self._content = (self._head + b'{"content":', end)
         self._refusal = (self._head + b'{"refusal":', end)

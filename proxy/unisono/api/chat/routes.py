@@ -51,7 +51,12 @@ CHAT = RouteTable("chat")
 
 @dataclass(frozen=True, slots=True)
 class ChatModel:
-    """Model data for the Chat Completions API: its group and the form of its answers."""
+    """Settings of a model for the Chat Completions API.
+
+    `group` is the deployment group that serves the model. `reasoning` selects the fields of the answer that contain the
+    reasoning. Without `stream_tool_arguments`, a tool call is emitted only when it is complete. `runnable` are the
+    tools that the gateway can run.
+    """
 
     group: str
     reasoning: ReasoningField = ReasoningField.BOTH
@@ -60,8 +65,8 @@ class ChatModel:
     rules: ModelRules = NO_RULES
 
 
-# Resolve a model name, with aliases and defaults applied. Raises UnknownModel for an unknown name, and
-# ModelNotAllowed for a model that the caller may not use.
+# Function that resolves a model name, with aliases and defaults applied. It raises UnknownModel for an unknown name,
+# and ModelNotAllowed for a model that the caller may not use.
 Resolve = Callable[[str, Caller], ChatModel]
 
 
@@ -69,9 +74,9 @@ Resolve = Callable[[str, Caller], ChatModel]
 class ChatRoute:
     """Handler of the Chat Completions API.
 
-    `find_way` selects the answer mode of a model; without it the engine answers every request. `passing_files` reads
-    the files in pass-through requests, for hooks. `today` returns
-    YYYY-MM-DD, `new_id` an unguessable string, and `clock` seconds since the epoch.
+    `find_way` selects the answer mode of a model; if it is None, the engine answers every request. `passing_files`
+    reads the files in pass-through requests, for hooks. `today` returns the date as YYYY-MM-DD, `new_id` an unguessable
+    string, and `clock` the time in seconds since the epoch.
     """
 
     service: GenerationService
@@ -133,7 +138,10 @@ class ChatRoute:
         return to_whole(to_completion(results, reports, frame), headers)
 
     async def count(self, body: dict[str, Any], caller: Caller, request_id: str) -> int:
-        """Return the tokens of the prompt of a request. Raises the errors of an invalid request."""
+        """Return the number of prompt tokens of a request.
+
+        Raises InvalidRequest or pydantic's ValidationError if the request is invalid.
+        """
         _, _, generation = self._parse(body, caller, request_id, AnswerMode.ENGINE, {})
         return await self.service.count(generation.request)
 
@@ -157,7 +165,7 @@ class ChatRoute:
             runnable=model.runnable,
             rules=model.rules,
         )
-        # Several choices are several generations. One pass-through answer could not replace them all.
+        # Each choice is a generation of its own. One pass-through answer could not replace them all.
         if way.passes and generation.choices == 1:
             generation = replace(generation, request=with_passthrough(generation.request, Api.CHAT, body, way))
         return chat, model, generation

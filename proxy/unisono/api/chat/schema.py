@@ -1,8 +1,8 @@
 """Schema of a Chat Completions request body, validated field by field.
 
-Every field is honoured, accepted without effect and reported in a note, or refused by name. A field with its neutral
-value (`n: 1`, `echo: false`) is always accepted. Types are strict: a number written as a string is an error.
-`inbound` handles meaning, and rules that concern several fields.
+Each field has an effect, or is accepted without effect and reported in a note, or is rejected by name. A field with its
+neutral value (`n: 1`, `echo: false`) is always accepted. Types are strict: a number written as a string is an error.
+`inbound` converts the fields and checks rules that concern several fields.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ from unisono.core.generation import ENDOFTEXT, STOP_TOKENS
 # Accepted types of a message's content. A tool result may be bare JSON.
 Content = str | list[str | ContentPart | ChatFilePart] | list[Any] | dict[str, Any] | None
 
-# Parsed content: a text, or parts. For pydantic it is a list, because the errors of a union name its members.
+# Parsed content: a text, or parts. Pydantic only sees the list, because its errors about a union would name the members
+# of the union.
 if TYPE_CHECKING:
     ParsedContent = str | list[ContentPart]
 else:
@@ -150,7 +151,7 @@ class ChatMessage(OpenModel):
     @field_validator("content", mode="wrap")
     @classmethod
     def _parsed(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        # Nearly all contents are texts, for which a part would be a detour.
+        # Nearly all contents are plain texts. They are returned at once, without conversion to parts, to save time.
         if isinstance(value, str):
             return value if value.isascii() or is_encodable(value) else handler([{"type": "text", "text": value}])
         if value is None:
@@ -189,7 +190,7 @@ def _is_plain_data(value: Any) -> bool:
 class ChatTool(OpenModel):
     """A tool of any kind.
 
-    The fields of a function or custom tool may also be given flat, as in the Responses API.
+    The fields of a function or custom tool may also be fields of the tool itself, as in the Responses API.
     """
 
     type: Annotated[str, Field(min_length=1, max_length=64)]
@@ -199,7 +200,7 @@ class ChatTool(OpenModel):
     tools: list[ChatTool] | None = None
 
     def unused(self) -> Mapping[str, Any]:
-        # A tool that is not available has a note as a whole.
+        # An unavailable tool gets one note instead of a note for each field.
         is_available = self.function is not None or self.custom is not None or self.tools is not None
         return (self.model_extra or {}) if is_available else {}
 
@@ -297,7 +298,7 @@ class ChatInput(MediaHistory):
 class ChatRequest(SamplingFields, StructuredFields, ChatInput):
     """Body of a Chat Completions request.
 
-    Of several invalid fields, only the first is reported. The fields of the last base class come first.
+    If several fields are invalid, only the first error is reported. Fields of the last base class are validated first.
     """
 
     logprobs: bool | None = None

@@ -1,4 +1,4 @@
-"""Conversion of a raw completion request to generation requests, one per choice. Pure.
+"""Conversion of a raw completion request to generation requests, one per choice.
 
 Nothing is rendered: a prompt is sent to its backend unchanged. Hooks and token counting see the prompt as one user
 message in the conversation.
@@ -31,10 +31,10 @@ from unisono.errors import InvalidRequest, NotAllowed, UnsupportedValue
 # OpenAI's default for this API only.
 DEFAULT_MAX_TOKENS: Final = 16
 
-# Convert token ids to text, with special tokens spelled out.
+# Function that converts token ids to text, with special tokens spelled out.
 Spell = Callable[[Sequence[int]], str]
 
-# Convert text with spelled special tokens to token ids.
+# Function that converts text with spelled special tokens to token ids.
 Cut = Callable[[str], Sequence[int]]
 
 SWITCHED_OFF: Final = (
@@ -50,8 +50,8 @@ NOT_FOR_THIS_KEY: Final = (
 class CompletionGenerations:
     """Converted request: the generation requests of all choices in order.
 
-    There are `per_prompt` of them for each prompt. `texts` holds the prompts as text, by choice, if the answer
-    repeats them.
+    Each prompt has `per_prompt` choices. `texts` has one entry per choice: the text of the prompt if the answer repeats
+    the prompts, and "" otherwise.
     """
 
     requests: tuple[GenerationRequest, ...]
@@ -87,7 +87,9 @@ def to_generation_requests(
     """
     each = request.n or 1
     if len(request.prompt) * each > MAX_CHOICES:
-        raise InvalidRequest(f"'prompt': prompts times `n` must be at most {MAX_CHOICES}.", param="prompt")
+        raise InvalidRequest(
+            f"'prompt': the number of prompts multiplied by 'n' must be at most {MAX_CHOICES}.", param="prompt"
+        )
     if request.best_of not in (None, each):
         raise UnsupportedValue(
             "'best_of' must be equal to `n`: the gateway generates only the choices that it returns.", param="best_of"
@@ -118,13 +120,17 @@ def to_generation_requests(
 
 
 def _choice(first: GenerationRequest, position: int, repetition: int) -> GenerationRequest:
-    """Return the request of the choice at `position`; `repetition` counts those of its prompt."""
+    """Return the request of one choice.
+
+    `position` is the 0-based index of the choice in the answer. `repetition` is its 0-based index among the choices of
+    the same prompt.
+    """
     if position:
         request_id = f"{first.origin.request_id}-{position}"
         first = replace(first, origin=replace(first.origin, request_id=request_id))
     sampling = first.answer.sampling
     if repetition and sampling.seed is not None:
-        # With equal seeds all answers would be the same.
+        # With equal seeds, all choices of a prompt would be the same.
         seed = sampling.seed - repetition if sampling.seed > 0 else sampling.seed + repetition
         first = replace(first, answer=replace(first.answer, sampling=replace(sampling, seed=seed)))
     return first

@@ -1,7 +1,7 @@
-"""Log probabilities of a choice in the form of OpenAI's legacy Completions API. Pure.
+"""Log probabilities of a choice in the form of OpenAI's legacy Completions API.
 
-There is one entry for each token of the prompt, if the choice repeats it, and one for each token of `token_ids`,
-special tokens included. This is the form of vLLM, on which evaluation tools depend.
+Each token of `token_ids` has one entry, special tokens included. If the choice repeats the prompt, each token of the
+prompt has one too. This is the form of vLLM, on which evaluation tools depend.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from unisono.engine.request import RawPrompt
 class LegacyLogprobs:
     """Log probabilities of one choice, part by part.
 
-    `top` is the number of alternatives for each token. `offset` is the length in characters of the text before the
-    answer.
+    `top` is the number of alternatives for each token. `offset` is the number of characters before the answer, which
+    are those of the repeated prompt.
     """
 
     def __init__(self, raw: RawPrompt, top: int, offset: int) -> None:
         self._raw = raw
         self._top = top
         self._offset = offset
-        # Characters are counted as in the text, in which they may consist of several tokens.
+        # Offsets count characters of the text. One character may consist of several tokens.
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._count = 0  # tokens of the answer so far
         self._has_started = False
 
     def next_part(self, log: LogprobLog | None, size: int) -> dict[str, Any]:
-        """Return the entries of the next tokens of the answer, of which there are `size` so far.
+        """Return the entries of the tokens that were generated since the last call.
 
-        The first part begins with the entries of the prompt.
+        `size` is the number of tokens of the answer so far. The first part begins with the entries of the prompt.
+        Without a `log`, the part is empty.
         """
         part: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if log is None:
@@ -70,7 +71,10 @@ class LegacyLogprobs:
 
 
 def _ranked(log: LogprobLog, alternatives: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """Return alternatives by text; of several with the same text, the most likely one."""
+    """Return the log probabilities of alternatives, by text.
+
+    If several alternatives have the same text, only the first one is returned, which is the most likely.
+    """
     ranked: dict[str, float] = {}
     for token, value in alternatives:
         ranked.setdefault(_text(log.token_bytes(token)), value)

@@ -1,6 +1,7 @@
-"""Conversion of events to completions, streamed and whole. Pure, and equal in both forms.
+"""Conversion of engine events to completions, streamed and whole.
 
-The token ids of a choice come from its generation's journal, which is never ahead of the text.
+Both forms have the same content. The token ids of a choice are those in the journal of its generation, which never
+contains tokens whose text is not emitted yet.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ STOPS = frozenset({*STOP_TOKENS, ENDOFTEXT})
 class CompletionFrame:
     """Fields common to all chunks of an answer, and output options.
 
-    By choice: `prompts`, and the `texts` that the answer starts with.
+    `prompts` and `texts` have one entry per choice: the prompt, and the text with which the choice begins.
     """
 
     id: str
@@ -98,12 +99,12 @@ class CompletionFrame:
         }
 
     def prompt_text(self, index: int, report: GenerationReport) -> str:
-        """Return the prompt that a choice repeats, as hooks have changed it; "" if it repeats none."""
+        """Return the prompt that a choice repeats, after changes by hooks; "" if it repeats none."""
         replaced = report.facts.replaced_prompt
         return replaced if replaced is not None and self.texts[index] else self.texts[index]
 
     def logprobs_of(self, index: int, report: GenerationReport) -> LegacyLogprobs | None:
-        """Return the log probabilities of a choice; None if the request asks for none."""
+        """Return the log probabilities of a choice; None if they were not requested."""
         if self.logprobs is None:
             return None
         return LegacyLogprobs(self.prompts[index], self.logprobs, len(self.prompt_text(index, report)))
@@ -113,8 +114,8 @@ class CompletionFrame:
     ) -> dict[str, Any]:
         """Return the fields of a choice, with its next text and tokens.
 
-        With `first`, they include the prompt, if the request asks for it. Tokens of a text that a hook has changed are
-        left out.
+        With `first`, the fields include the prompt, if the client requested it. The tokens of a text that a hook has
+        changed are omitted.
         """
         if first:
             text = self.prompt_text(index, report) + text
@@ -136,7 +137,7 @@ class CompletionFrame:
     def usage(self, usages: Sequence[Usage]) -> dict[str, Any]:
         """Return the usage of all choices together.
 
-        Choices of one prompt share it, and it counts once.
+        A prompt that several choices share is counted once.
         """
         prompts = [usages[at : at + self.per_prompt] for at in range(0, len(usages), self.per_prompt)]
         sent = sum(max(usage.prompt_tokens for usage in of_one) for of_one in prompts)

@@ -35,22 +35,23 @@ from unisono.core.request_identity import identify
 from unisono.engine.request import GenerationService, RawPrompt
 
 COMPLETIONS = RouteTable("completions")
-# Maximum log probabilities of prompts in an answer that is written on the event loop.
+# Maximum number of prompt tokens with log probabilities in an answer that is serialized on the event loop. A larger
+# answer is serialized in a thread.
 MAX_SCORED_ON_LOOP: Final = 2_000
-# A token id in a JSON body.
+# Estimated size in bytes of a token id in a JSON body.
 BYTES_PER_ID: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
 class RawModel:
-    """Model data for the Completions API: its group and the operator's rules."""
+    """Settings of a model for the Completions API: its deployment group and its rules."""
 
     group: str
     rules: ModelRules = NO_RULES
 
 
-# Resolve a model name, with aliases and defaults applied. Raises UnknownModel for an unknown name, and
-# ModelNotAllowed for a model that the caller may not use.
+# Function that resolves a model name, with aliases and defaults applied. It raises UnknownModel for an unknown name,
+# and ModelNotAllowed for a model that the caller may not use.
 Resolve = Callable[[str, Caller], RawModel]
 
 
@@ -58,8 +59,9 @@ Resolve = Callable[[str, Caller], RawModel]
 class CompletionRoute:
     """Handler of the Completions API.
 
-    `permitted_name` returns a name by which the caller may use a group. `new_id` returns an unguessable string and
-    `clock` seconds since the epoch.
+    `switched_on` is True if the operator has enabled raw completions. `permitted_name` returns a name by which the
+    caller may use a group. `spell` converts token ids to text, and `cut` text to token ids. `new_id` returns an
+    unguessable string and `clock` the time in seconds since the epoch.
     """
 
     service: GenerationService
@@ -96,10 +98,11 @@ class CompletionRoute:
         )
 
     async def complete_own(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        """Complete a prompt that the gateway wrote, which needs no permission for raw prompts.
+        """Complete a prompt that the gateway wrote, and return the answer.
 
-        `body` is that of a completion request with one prompt of token ids, not streamed. Its model is the name of a
-        group, of which the caller may know an alias only. Hooks cannot change the prompt. Returns the answer.
+        The caller needs no permission for raw prompts, and hooks cannot change the prompt. `body` is a completion
+        request with one prompt of token ids, without `stream`. Its model is the name of a group, which the caller may
+        be allowed to use only by an alias.
         """
         body = {**body, "model": self.permitted_name(body["model"], request.state.caller)}
         await identify_end_user(request, body, "user")
@@ -115,7 +118,7 @@ class CompletionRoute:
     async def _read(
         self, request: Request, body: Mapping[str, Any], size: int
     ) -> tuple[CompletionGenerations, CompletionFrame]:
-        # Reading the body added the options of the request to the caller.
+        # The caller in the request's state already has the options of the request, which were read from the body.
         parse = partial(self._parse, body, request.state.caller, request.state.request_id)
         completion, generations = await off_loop(parse, size)
         request.state.notes = generations.notes

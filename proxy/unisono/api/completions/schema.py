@@ -1,7 +1,7 @@
 """Schema of a raw completion request: OpenAI's legacy fields and supported fields of vLLM.
 
-Every field is honoured, accepted without effect and reported in a note, or refused by name. A field with its neutral
-value is always accepted.
+Each field has an effect, or is accepted without effect and reported in a note, or is rejected by name. A field with its
+neutral value is always accepted.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class CompletionStreamOptions(OpenModel):
 
 
 class CompletionRequest(SamplingFields):
-    """Body of a completion request. Special tokens may be spelled out in a text prompt."""
+    """Body of a completion request. A text prompt may contain special tokens as text."""
 
     model: ModelName
     prompt: Annotated[list[Text | Ids], BeforeValidator(_to_prompts), FieldInput(Prompts)]

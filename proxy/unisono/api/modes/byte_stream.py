@@ -1,4 +1,4 @@
-"""Answers of a media type of the server, such as audio, sent as they arrive."""
+"""Answers in a media type of the backend, such as audio, sent as they arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from unisono.api.error_responses import ClientGone, outcome
 from unisono.core.events import Event, PassedBytes
 from unisono.engine.request import GenerationStream
 
-# Media types that a browser does not execute. The page of the gateway has the same origin.
+# Media types that a browser does not execute. Any other type is replaced, because executed content would have the same
+# origin as the gateway's web page.
 SAFE_TYPES: Final = (
     "audio/",
     "text/plain",
@@ -30,16 +31,17 @@ OTHER_TYPE: Final = "application/octet-stream"
 
 
 def _nothing() -> None:
-    """Close nothing."""
+    """Do nothing: there is no file to close."""
 
 
 async def started_bytes(
     request: Request, stream: GenerationStream, close: Callable[[], None] = _nothing, *, whole: bool = False
 ) -> Response:
-    """Return the response once its first bytes have arrived; `close` is called at its end.
+    """Return the response when its first bytes have arrived.
 
-    With `whole`, the response starts after the last bytes, so that a hook can still refuse it; but no later than after
-    `MAX_WHOLE_BYTES`. Raises the error of a request that fails before that.
+    With `whole`, the response starts when all bytes have arrived, so that a hook can still reject it; but at the latest
+    after `MAX_WHOLE_BYTES`. `close` is called at the end of the response. Raises the error of a request that fails
+    before the response starts.
     """
     try:
         batches = aiter(stream)
@@ -63,7 +65,7 @@ async def _first(batches: AsyncIterator[list[Event]], size: int) -> list[PassedB
 class ByteStream(Response):
     """Response of bytes.
 
-    If the answer breaks off, the connection is cut, so that it does not look complete.
+    If the answer fails after its start, the connection is aborted, so that the answer does not look complete.
     """
 
     def __init__(

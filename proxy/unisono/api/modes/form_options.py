@@ -16,7 +16,7 @@ from unisono.api.routing_fields import FIELDS, TAG_OBJECTS
 from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest
 
-# Fields that the gateway reads, and that it does not forward if they are its own.
+# Fields that may contain options of the gateway. Options of the gateway are not forwarded to the backend.
 OPTIONS: Final = FIELDS | {"tags", "mock_response", GUARDRAILS, *TAG_OBJECTS}
 _NAME: Final = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
 _KEY: Final = re.compile(r"\[([^\[\]]*)\]")
@@ -25,9 +25,10 @@ MAX_DEPTH: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class OptionPart:
-    """Part of a form that is an option.
+    """Part of a form that may contain options of the gateway.
 
-    It has the name of its field, the keys in it, its text, and its head.
+    `field` and `keys` are read from the part's name: `metadata[tags]` has the field `metadata` and the key `tags`.
+    `text` is the content of the part, and `head` its boundary and headers as bytes.
     """
 
     field: str
@@ -37,7 +38,7 @@ class OptionPart:
 
 
 def option_field(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the field and the keys in the name of a part; None if it is no option."""
+    """Return the field and the keys in the name of a part; None if the field has no options."""
     match = _NAME.fullmatch(name)
     if match is None or match[1] not in OPTIONS:
         return None
@@ -47,7 +48,7 @@ def option_field(name: str) -> tuple[str, tuple[str, ...]] | None:
 def read_options(parts: Iterable[OptionPart]) -> dict[str, Any]:
     """Return the options of a form, as the fields of a JSON body.
 
-    Raises InvalidRequest, naming the field.
+    Raises InvalidRequest if a name has too many keys, or if the parts of a field contradict each other.
     """
     body: dict[str, Any] = {}
     for part in parts:
@@ -59,9 +60,9 @@ def read_options(parts: Iterable[OptionPart]) -> dict[str, Any]:
 
 
 def remaining_parts(parts: Iterable[OptionPart], body: dict[str, Any], rest: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the parts that are forwarded.
+    """Yield the bytes of the parts to forward to the backend.
 
-    `body` has the fields of all parts, `rest` those that are not the gateway's own.
+    `body` holds the fields of all `parts`. `rest` holds the same fields without the options of the gateway.
     """
     rewritten: set[str] = set()
     for part in parts:
@@ -76,9 +77,9 @@ def remaining_parts(parts: Iterable[OptionPart], body: dict[str, Any], rest: dic
 
 
 def _rewritten(part: OptionPart, left: Any) -> bytes:
-    """Return the part that holds `left`, the rest of a field's value, as JSON.
+    """Return a part with `left`, the rest of a field's value, as JSON.
 
-    It replaces all parts of the field, so its name is that of the field, without keys in brackets.
+    This part replaces all parts of the field, so it has the name of the field, without keys in brackets.
     """
     own_name = re.compile(rb'name="[^"]*"')
     head = own_name.sub(b'name="%b"' % part.field.encode(), part.head, count=1)
@@ -96,7 +97,7 @@ def _value(text: str) -> Any:
 def _insert(target: Any, path: tuple[str, ...], value: Any, field: str) -> None:
     """Put a value at a path; an empty key appends to a list.
 
-    Raises InvalidRequest if parts contradict each other.
+    Raises InvalidRequest if the parts of a field contradict each other.
     """
     key, *rest = path
     if rest:
@@ -105,12 +106,12 @@ def _insert(target: Any, path: tuple[str, ...], value: Any, field: str) -> None:
             raise _invalid(field, "is a list of lists or objects; send it as JSON")
         inner = target.setdefault(key, empty)
         if type(inner) is not type(empty):
-            raise _invalid(field, "occurs in two forms")
+            raise _invalid(field, "is sent both as a list and as an object; use one form")
         _insert(inner, tuple(rest), value, field)
     elif key == "":
         target.append(value)
     elif key in target:
-        raise _invalid(field, "occurs twice")
+        raise _invalid(field, "occurs twice; send it once")
     else:
         target[key] = value
 

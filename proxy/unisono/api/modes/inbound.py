@@ -16,7 +16,7 @@ from unisono.engine.request import AnswerOptions, GenerationRequest, PromptOptio
 from unisono.errors import InvalidRequest, UnsupportedValue
 
 STREAMING_APIS: Final = UPLOAD_APIS | {Api.IMAGES}
-# Bytes of audio for each token of an estimate; MP3 of 128 kbit/s has 16,000 bytes a second.
+# Bytes of audio that are estimated as one token. A second of MP3 with 128 kbit/s has 16,000 bytes, or 10 tokens.
 AUDIO_BYTES_PER_TOKEN: Final = 1_600
 
 
@@ -24,8 +24,8 @@ AUDIO_BYTES_PER_TOKEN: Final = 1_600
 class ModeTraits:
     """Traits of an API.
 
-    `surface` is its name in metrics. `texts` are the fields with text; a body has one of `needs`. `generates` is False
-    if the answer has no generated tokens.
+    `surface` is the name of the API in metrics. `texts` are the fields with text. A body must contain one of the fields
+    in `needs`. `generates` is False if the answer contains no generated tokens.
     """
 
     surface: str
@@ -36,13 +36,17 @@ class ModeTraits:
 
 @dataclass(frozen=True, slots=True)
 class ModeModel:
-    """Model of these APIs: its group, and the maximum inputs of one request for embeddings."""
+    """Model of these APIs.
+
+    `group` is the deployment group that serves the model. `max_embedding_batch_size` is the maximum number of inputs in
+    one request to a backend; None for no limit.
+    """
 
     group: str
     max_embedding_batch_size: int | None = None
 
 
-# vLLM also makes embeddings of chat messages, and it has several names for the two sides of a score.
+# vLLM can also embed chat messages, and it has several names for the two sides of a score.
 TRAITS: Final[Mapping[Api, ModeTraits]] = {
     Api.EMBEDDINGS: ModeTraits("embeddings", ("input", "messages"), ("input", "messages")),
     Api.RERANK: ModeTraits("rerank", ("query", "documents"), ("query",)),
@@ -60,7 +64,10 @@ TRAITS: Final[Mapping[Api, ModeTraits]] = {
 
 
 def requested_model(body: Mapping[str, Json]) -> str:
-    """Return the requested model; empty if there is none. Raises InvalidRequest."""
+    """Return the requested model, or "" if the body has none.
+
+    Raises InvalidRequest if the field is not a string.
+    """
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("Invalid value for 'model': must be a text.", param="model")
@@ -75,7 +82,7 @@ def to_generation_request(
     request_id: str,
     upload: Upload | None = None,
 ) -> GenerationRequest:
-    """Convert a body, or the fields of an upload. Raises InvalidRequest, naming the field."""
+    """Convert a JSON body or the fields of an upload. Raises InvalidRequest naming the field."""
     traits = TRAITS[api]
     _check(api, body)
     tokens = text_bytes(body) // BYTES_PER_TOKEN + _token_ids(body.get("input"))

@@ -53,8 +53,8 @@ class Audio(Response):
 RERANK_V2 = RouteTable("other modes", prefixes=("/v2",), suffix="V2")
 
 
-# Find a model by its name, with aliases and defaults applied. Raises UnknownModel, ModelNotAllowed, and
-# UnsupportedValue if its mode does not fit the API.
+# Function that finds a model by its name, with aliases and defaults applied. It raises UnknownModel, ModelNotAllowed,
+# and UnsupportedValue if the mode of the model does not fit the API.
 FindModel = Callable[[Api, str, Caller], ModeModel]
 
 
@@ -73,7 +73,7 @@ class ModeRoute:
         return to_whole(answer, backend_header([stream.report]))
 
     async def answer_upload(self, request: Request, api: Api) -> Response:
-        """Answer a form. Its file is deleted when the response was sent."""
+        """Answer a form. The form's file is deleted when the response has been sent."""
         upload = await read_upload(request)
         try:
             generation_request = await self._upload_request(request, api, upload)
@@ -99,7 +99,7 @@ class ModeRoute:
         return to_generation_request(api, {**fields, **rest}, found, caller, request.state.request_id, upload)
 
     async def _start(self, request: Request, api: Api) -> tuple[GenerationStream, bool]:
-        """Start the generation; return True with it if the answer is relayed as bytes."""
+        """Start the generation. Return its stream, and True if the answer is relayed as bytes."""
         body = await read_model_request(request, "user")
         caller: Caller = request.state.caller
         model = self.find(api, requested_model(body), caller)

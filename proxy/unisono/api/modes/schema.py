@@ -1,6 +1,6 @@
 """Bodies and answers of models that generate no text, for the OpenAPI document.
 
-The server of the model validates its requests. The gateway checks only what it needs itself.
+The model's server validates the requests. The gateway checks only the fields that it needs itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EmbeddingList(AnswerModel):
 
 
 class RerankRequest(OpenModel):
-    """Request for an order of documents. Further fields are those of the server."""
+    """Request to order documents by relevance. Further fields are those of the server."""
 
     model: Annotated[str | None, Field(description="By default the only model of the mode `rerank`.")] = None
     query: str
@@ -45,7 +45,7 @@ class RerankRequest(OpenModel):
 
 
 class RerankResults(AnswerModel):
-    """Documents by relevance; `index` is the position in the request."""
+    """Documents, most relevant first; `index` is the 0-based position in the request."""
 
     results: list[Object]
 
@@ -104,6 +104,6 @@ class SpeechRequest(OpenModel):
 
 
 class AudioTranscript(AnswerModel):
-    """Text of audio; other values of `response_format` have other media types."""
+    """Transcript in JSON. Other values of `response_format` lead to other media types."""
 
     text: str

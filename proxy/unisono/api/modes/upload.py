@@ -1,7 +1,7 @@
-"""Multipart bodies of requests, stored in a temporary file until they are answered.
+"""Multipart bodies of requests, stored in a temporary file until the request is answered.
 
-The file makes it possible to read the model wherever it stands in the body, and to send the body to another deployment
-after a failure, with bounded memory. All parts except the model are forwarded with their own headers.
+The file has two purposes, with bounded memory. The model can be read wherever it is in the body, and after a failure
+the body can be sent to a different deployment. All parts except the model are forwarded with their own headers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unisono.api.modes.form_options import OptionPart, option_field
 from unisono.core.passthrough_request import Upload
 from unisono.errors import InvalidRequest, StoreUnavailable, UnsupportedMediaType
 
-# Bytes of a body that stay in memory.
+# Maximum size in bytes of a body that stays in memory.
 MEMORY_BYTES: Final = 1 << 20
 PIECE_BYTES: Final = 64 * 1024
 MAX_PARTS: Final = 100
@@ -32,9 +32,10 @@ MODEL: Final = "model"
 
 
 class SpooledUpload(Upload):
-    """Multipart body of a request. `fields` are its text fields, including the model.
+    """Multipart body of a request.
 
-    `options` are parts that may be the gateway's own; they are forwarded only if they are written afterwards.
+    `fields` are its text fields, including the model. `files` are the names of its files. `options` are parts that may
+    contain options of the gateway. They are forwarded only if the caller writes them with `write`.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,10 @@ class SpooledUpload(Upload):
 
 
 class PartReader:
-    """Reader of the parts of a multipart body; `output` holds bytes that are not stored yet."""
+    """Reader of the parts of a multipart body.
+
+    `output` holds the bytes that are to be forwarded and are not in the upload yet.
+    """
 
     def __init__(self, upload: SpooledUpload, boundary: bytes) -> None:
         self.output = bytearray()
@@ -103,7 +107,7 @@ class PartReader:
         self._headers: list[tuple[bytes, bytes]] = []
         self._name_bytes = self._value_bytes = b""
         self._name = ""
-        self._text: bytearray | None = None  # of a text field
+        self._text: bytearray | None = None  # text of the current part; None for a file
         self._option: tuple[str, tuple[str, ...]] | None = None
         self._parts = 0
         self.parser = MultipartParser(
@@ -121,7 +125,7 @@ class PartReader:
         )
 
     def feed(self, data: bytes) -> None:
-        """Read bytes of the body. Raises InvalidRequest and FormParserError."""
+        """Read bytes of the body. Raises InvalidRequest or FormParserError if they are invalid."""
         if data:
             self.parser.write(data)
 
@@ -196,8 +200,8 @@ class PartReader:
 async def read_upload(request: Request) -> SpooledUpload:
     """Return the multipart body of a request, which the caller must close.
 
-    Raises InvalidRequest for a body that is not valid, UnsupportedMediaType, StoreUnavailable, ClientGone, and the
-    errors of the layer `BodyLimits`.
+    Raises InvalidRequest for an invalid body, UnsupportedMediaType for a body that is not a form, StoreUnavailable if
+    the disk is full, ClientGone if the client disconnects, and the errors of the middleware `BodyLimits`.
     """
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):

@@ -69,7 +69,7 @@ def to_servers(specs: Sequence[tuple[str, McpSpec]], rules: ServerRules, owner: 
     for at, spec in specs:
         if spec.server_label in servers:
             raise InvalidRequest(
-                f"'{at}.server_label': another tool server has the label '{spec.server_label}' too; rename one of them.",
+                f"'{at}.server_label': two tool servers have the label '{spec.server_label}'; rename one of them.",
                 param=f"{at}.server_label",
             )
         if len(servers) >= MAX_SERVERS:
