@@ -1,4 +1,4 @@
-"""Records of generations: part of the record of their HTTP request, or records of their own."""
+"""Records of generations: added to the record of their HTTP request, or separate records."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 from unisono.core.request_record import GENERATIONS, RecordSink, RequestRecord
 
-# Route of the record of an answer that no HTTP request waits for.
+# Values of `route` in the records of generations that belong to no HTTP request.
 BACKGROUND: Final = "background"
 WEBSOCKET: Final = "websocket"
 
 
 class GenerationRecords(Observer):
-    """Observer that relates generations to requests.
+    """Observer that adds generations to request records.
 
-    A generation in an HTTP request becomes part of the request's record. Any other one, in the background or on a
-    WebSocket, has its own record, which `sinks` receive.
+    A generation in an HTTP request becomes part of the request's record. A generation in the background or on a
+    WebSocket gets its own record, which is sent to all `sinks`.
     """
 
     def __init__(self, sinks: Sequence[RecordSink]) -> None:

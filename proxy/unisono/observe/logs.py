@@ -18,9 +18,9 @@ from typing import Any, Final, TextIO
 
 from unisono.observe.redaction import Secrets
 
-# Name of the `extra` that holds the fields of a request.
+# Name in `extra` of the fields of a request.
 REQUEST: Final = "request"
-# Maximum characters of one value. The rest is cut, so that no backend answer floods the log.
+# Maximum characters of one value. Longer values are truncated, so that no backend answer floods the log.
 MAX_VALUE_LENGTH = 4000
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "color_message"}
@@ -65,7 +65,7 @@ class JsonLines(logging.Formatter):
         )
 
     def _cleaned(self, value: Any, *, keep_end: bool = False) -> Any:
-        """Return a value with its structure, with each text cleaned."""
+        """Return a value of any JSON type with every text in it cleaned."""
         if isinstance(value, dict):
             return {key: self._cleaned(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -73,9 +73,9 @@ class JsonLines(logging.Formatter):
         return self._clean(value, keep_end=keep_end) if isinstance(value, str) else value
 
     def _clean(self, text: str, *, keep_end: bool = False) -> str:
-        """Return `text` without secrets, cut to size.
+        """Return `text` without secrets, truncated to the maximum length.
 
-        The cut comes last, so that it cannot split a secret.
+        Secrets are removed first, because a truncated secret would not be recognized.
         """
         text = self._secrets.redact(text)
         if len(text) <= MAX_VALUE_LENGTH:
@@ -85,7 +85,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Formatter of a record as a line for people.
+    """Formatter of a record as a line of text for a terminal.
 
     The line has the time, the level if it is not `info`, the message, and the fields of `extra`. A traceback follows on
     lines of its own.
@@ -99,7 +99,7 @@ class TextLines(logging.Formatter):
         facts = json.loads(self._lines.format(record))
         level = "" if record.levelno == logging.INFO else f"{facts['level']}: "
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
-        # The message of a request is complete; its fields would repeat it.
+        # The message about a request already contains its fields.
         names = () if hasattr(record, REQUEST) else facts.keys() - {"time", "level", "logger", "message", "error"}
         added = "".join(f" {name}={_printable(str(facts[name]))}" for name in sorted(names))
         line = f"{time} {level}{_printable(facts['message'])}{added}"
@@ -131,8 +131,8 @@ def start_logging(
     handler = LineHandler(stream)
     is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler.setFormatter(TextLines(secrets) if is_text else JsonLines(secrets))
-    # No log format contains them, and each costs a lookup per line. Without `_srcfile`, the library does not search the
-    # stack for the caller (Logging HOWTO, "Optimization").
+    # No log format contains threads and processes, and each lookup costs time per line. Without `_srcfile`, the library
+    # does not search the stack for the caller (Logging HOWTO, "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     source_file, logging._srcfile = logging._srcfile, None
     root = logging.getLogger()

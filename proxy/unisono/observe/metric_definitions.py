@@ -1,8 +1,9 @@
 """Prometheus metrics by name, unit and labels, and the storage of their values.
 
-Names contain units: seconds and tokens throughout. Label values come from the configuration and from tables, never
-from a request, so that clients cannot create series. With several workers, each stores its values in its own files in
-one folder, by worker number. The scraped worker sums them, and a restarted worker continues its predecessor's files.
+Names contain units, such as seconds and tokens. Label values are those of the configuration and of tables, never of a
+request, so that clients cannot create series. With several workers, each stores its values in its own files in one
+folder, by worker number. The worker that is scraped sums the values of all workers. A restarted worker continues the
+files of its predecessor.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ WHOLE_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 
 
 
 def share_values(place: int) -> None:
-    """Store values where other workers can read them.
+    """Store values where other workers can read them; `place` is the number of this worker.
 
-    Call before this process creates any metric.
+    Call this function before the process creates any metric.
     """
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
@@ -299,7 +300,7 @@ class Instruments:
         self.quota_refusals = self._counter(
             "quota_refusals", "Requests that a limit or a budget refused.", "limit", "owner"
         )
-        # Several workers know the same budget: the latest value counts.
+        # Several workers export the same budget; the most recent value is used.
         budget = ("owner", "id")
         self.budget_limit = self._gauge("budget_dollars", "Budget in dollars.", *budget, over="mostrecent")
         self.budget_left = self._gauge(

@@ -1,6 +1,7 @@
-"""Metrics: counts generations, requests, backends and the store for Prometheus.
+"""Prometheus metrics of generations, requests, backends and the store.
 
-Event handlers only count. A separate task samples state that must be polled: pools, the process, event loop lag.
+Event handlers only count. A separate task samples the state that must be polled: deployments, the process, and the lag
+of the event loop.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ LOOK_S: Final = 1.0
 BEAT_S: Final = 0.1
 # Any other method is counted as `other`: clients choose methods, and each label value costs memory.
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Fields of requests that are counted by name if they have no effect. Clients may send any others. Objects in lists have
-# no position here.
+# Request fields that are counted by name if they have no effect. Any other field is counted as `other`, because clients
+# can send any name. Positions in lists are removed from the names.
 NOTED_FIELDS: Final = frozenset(
     (
         *("access_programs", "background", "background_options", "billing_policy", "cache_control", "container"),
@@ -97,7 +98,7 @@ class _Weighted(Protocol):
 
 
 class Metrics(Observer):
-    """Metrics of this process. `owners` are those of keys, teams and budgets."""
+    """Metrics of this process. `owners` are the metrics of keys, teams and budgets."""
 
     def __init__(self, version: str) -> None:
         self._all = Instruments()
@@ -179,7 +180,7 @@ class Metrics(Observer):
         if usage is not None:
             every.cached.series[model].inc(usage.cached_tokens)
             every.tool_output.series[model].inc(usage.tool_output_tokens)
-        # Headers and markers, and messages that were cut off.
+        # Tokens outside of all channels: headers, markers, and messages that were cut off.
         other = 0
         for step in done.steps:
             other += step.generated
@@ -249,7 +250,7 @@ class Metrics(Observer):
         self._all.alerts.series[outcome].inc(count)
 
     def fidelity_samples(self, model: str, backend: str, outcome: str) -> None:
-        """Count an answer for continuous fidelity.
+        """Count an answer that was sampled for the continuous fidelity check.
 
         Outcomes: `scored`, `failed`, `dropped` because the queue was full, or `over_budget`.
         """
@@ -267,7 +268,7 @@ class Metrics(Observer):
         self._all.traces.series[outcome].inc(count)
 
     def hook_failed(self, hook: str, call: str) -> None:
-        """Count one failed call of a hook, `before` or `after`, that neither succeeded nor refused."""
+        """Count a hook call that failed unexpectedly; `call` is `before` or `after`."""
         self._all.hooks.series[hook, call].inc()
 
     # -- sampled state
@@ -325,7 +326,7 @@ class Metrics(Observer):
     def _count_hedges(self, of: tuple[str, str], totals: Mapping[str, int]) -> None:
         for result, total in totals.items():
             known = self._hedges.get((*of, result), 0)
-            # A deployment that replaces another one begins with 0.
+            # A deployment that replaces another one starts again at 0.
             self._all.hedges.series[*of, result].inc(max(total - known, 0))
             self._hedges[*of, result] = total
 

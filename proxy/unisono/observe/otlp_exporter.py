@@ -1,7 +1,8 @@
 """Export of spans to an OpenTelemetry collector, from a thread of its own.
 
-Queueing spans never blocks and wakes the thread once per batch: each wake-up delays generation. Spans beyond the
-queue limit are dropped and counted. An unreachable collector costs spans and nothing else.
+Queueing spans never blocks. The thread is woken once per batch, because each wake-up delays generation. If the queue is
+full, further spans are dropped and counted. If the collector is unreachable, spans are lost, but requests are not
+affected.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ KINDS: Final = {
     SpanType.INTERNAL: SpanKind.INTERNAL,
     SpanType.CLIENT: SpanKind.CLIENT,
 }
-# Spans of one request to the collector.
+# Maximum number of spans in one request to the collector.
 AT_ONCE: Final = 512
-# Length of the queue above which spans have no content, which needs much more memory.
+# If more spans than this are queued, new spans are queued without their content, which needs much memory.
 MAX_QUEUED_WITH_CONTENT: Final = 1024
-# Time that a request waits for more spans to join it.
+# Time in seconds for which spans are collected for one request to the collector.
 WAIT_S: Final = 1.0
-# Time that the shutdown waits for the queue to drain.
+# Maximum time in seconds for which the shutdown waits until the queue is empty.
 CLOSING_S: Final = 3.0
 
 CLIENT_LEFT: Final = 499
@@ -52,8 +53,9 @@ log = logging.getLogger("unisono.spans")
 class Exporter(Observer):
     """Observer that exports the spans of generations.
 
-    `endpoint` is the collector's full URL for traces; without it the library reads its own environment variables.
-    `kinds` maps deployments to backend kinds. `content_bytes` limits the messages of a span.
+    `endpoint` is the collector's full URL for traces. If it is None, the OpenTelemetry library reads its own
+    environment variables. `most` is the maximum number of queued spans. `kinds` maps deployments to backend kinds.
+    `content_bytes` is the maximum size of the messages in a span.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class Exporter(Observer):
         while self._waiting or not self._closing.is_set():
             self._has_spans.wait()
             if not self._closing.is_set():
-                # Spans that arrive within that time join the first.
+                # Wait for further spans, to send them in the same request.
                 self._has_batch.wait(WAIT_S)
             self._has_spans.clear()
             self._has_batch.clear()
@@ -161,10 +163,10 @@ class Exporter(Observer):
 
 
 class RefusalSpans:
-    """Receiver of request records that exports a span for each refused request.
+    """Receiver of request records that exports a span for each rejected request.
 
-    A request with a generation has the span of the generation. `new_trace` returns the context of a span. The routes
-    `probes` have no spans.
+    A request that has started a generation already has the span of the generation. `new_trace` returns the context of a
+    new span. Requests to the routes `probes` get no span.
     """
 
     def __init__(self, exporter: Exporter, new_trace: Callable[[], TraceContext], probes: Collection[str]) -> None:
@@ -173,7 +175,7 @@ class RefusalSpans:
         self._probes = frozenset(probes)
 
     def __call__(self, record: RequestRecord) -> None:
-        # A generation has a span of its own, also if it was refused.
+        # A generation has its own span, even if it was rejected.
         if record.status < 400 or record.status == CLIENT_LEFT or record.route in self._probes or GENERATIONS.get():
             return
         at, arrived = self._new_trace(), ARRIVED.get()

@@ -1,7 +1,7 @@
 """Export of the metrics to an OpenTelemetry collector, from a thread of its own.
 
-The exported values are those of the Prometheus metrics. Those of OpenTelemetry's conventions for generative AI have the
-names of the conventions. Each worker is an instance of the service and exports its own values.
+The exported values are those of the Prometheus metrics. A metric that OpenTelemetry's conventions for generative AI
+define is exported under its name there. Each worker is an instance of the service and exports its own values.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from prometheus_client.samples import Sample
 from unisono.core.frozen import dataclass
 from unisono.observe.genai_metrics import LABEL_NAMES, METRIC_NAMES
 
-# Time that the shutdown waits for the last export.
+# Maximum time in seconds for which the shutdown waits for the last export.
 CLOSING_S: Final = 3.0
-# Units of the conventions, by the end of a name.
+# Units in OpenTelemetry's notation, by the suffix of the metric's name.
 UNITS: Final = {"_seconds": "s", "_bytes": "By", "_tokens": "{token}", "_token_usage": "{token}"}
 BUCKET: Final = "_bucket"
 
@@ -52,7 +52,8 @@ log = logging.getLogger("unisono.metrics")
 class MetricExportOptions:
     """Destination of the metrics.
 
-    `endpoint` is the collector's full URL for metrics; without it the library reads its own environment variables.
+    `endpoint` is the collector's full URL for metrics. If it is None, the OpenTelemetry library reads its own
+    environment variables.
     """
 
     endpoint: str | None
@@ -64,7 +65,7 @@ class MetricExportOptions:
 
 
 class MetricsExporter:
-    """Exporter of the metrics that `collect` returns; `count` receives the outcomes."""
+    """Exporter of the metrics that `collect` returns; `count` is called with each outcome."""
 
     def __init__(
         self, options: MetricExportOptions, collect: Callable[[], Iterable[Family]], count: Callable[[str, int], None]
@@ -113,7 +114,7 @@ class MetricsExporter:
 
 
 def to_metrics(families: Iterable[Family], started_ns: int, now_ns: int) -> Iterator[Metric]:
-    """Yield Prometheus metrics as those of OpenTelemetry, without empty ones."""
+    """Convert Prometheus metrics to OpenTelemetry metrics; those without values are skipped."""
     cumulative = AggregationTemporality.CUMULATIVE
     for family in families:
         data: Sum | Gauge | Histogram
@@ -136,9 +137,9 @@ def _numbers(samples: Sequence[Sample], started_ns: int, now_ns: int) -> list[Nu
 
 
 def _histograms(samples: Iterable[Sample], started_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:
-    """Yield one point per series.
+    """Yield one data point per series.
 
-    The library lists the buckets of a series, then its count and its sum.
+    The Prometheus library lists the buckets of a series, then its count and its sum.
     """
     buckets: list[tuple[float, float]] = []
     count = 0
@@ -167,5 +168,5 @@ def _histograms(samples: Iterable[Sample], started_ns: int, now_ns: int) -> Iter
 
 
 def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
-    # A label without a value is an attribute that is absent.
+    # A label with an empty value becomes no attribute.
     return {LABEL_NAMES.get(name, name): value for name, value in labels.items() if value}

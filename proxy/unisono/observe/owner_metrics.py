@@ -14,9 +14,9 @@ from unisono.core.quotas import MILLION, Account, BudgetState, QuotaKind, owner_
 from unisono.core.request_record import RequestRecord
 from unisono.observe.metric_definitions import Instruments
 
-# Label for values that no table and no configuration contains, and for those beyond a maximum.
+# Label for values that are in no table and not in the configuration, and for values beyond a maximum number.
 OTHER: Final = "other"
-# Maximum number of reasons of refusals. Hooks may define codes of their own.
+# Maximum number of reasons for rejections. Hooks may define codes of their own.
 MAX_REASONS: Final = 100
 # Owners of budgets whose names are in the configuration.
 CONFIGURED_OWNERS: Final = frozenset({"gateway", "provider"})
@@ -26,7 +26,7 @@ CLIENT_LEFT: Final = 499
 class BoundedLabel:
     """Label with at most `most` values besides the empty one.
 
-    They are the first ones; all others become `other`.
+    The first `most` values are used as they are; all later values become `other`.
     """
 
     def __init__(self, most: int) -> None:
@@ -90,7 +90,7 @@ class OwnerMetrics:
             if not self.is_per_key:
                 return
             name = {"key": self._key, "team": self._team}.get(kind, self._user)(name)
-            # The amounts of several owners under one name would overwrite each other.
+            # Gauges of several owners with the label `other` would overwrite each other.
             if name == OTHER:
                 return
         if budget.limit is not None:

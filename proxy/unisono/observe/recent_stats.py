@@ -1,6 +1,6 @@
 """Statistics of this process for the last hour, by minute: answers, recoveries, backends.
 
-They serve operators without a time series database, and cost a few additions per answer and no file.
+They are for operators without a time series database. They need no file, and a few additions per answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MINUTE_S: Final = 60
 
 @dataclass(slots=True)
 class Worked:
-    """Work of a deployment. `cached` counts the tokens of `prompt` that it reports as cached."""
+    """Work of a deployment. `cached` is the number of `prompt` tokens reported as cached."""
 
     generations: int = 0
     failed: int = 0
@@ -37,7 +37,7 @@ class Worked:
 
 @dataclass(slots=True)
 class MinuteStats:
-    """Answers that ended in the minute that begins at `at`, in seconds since 1970."""
+    """Answers that ended within one minute, which begins at the Unix time `at`."""
 
     at: int
     answers: int = 0
@@ -48,7 +48,7 @@ class MinuteStats:
 
 
 class RecentStats(Observer):
-    """Observer that counts answers per minute. `clock` returns seconds since 1970."""
+    """Observer that counts answers per minute. `clock` returns the Unix time in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time) -> None:
         self._clock = clock
@@ -81,7 +81,7 @@ class RecentStats(Observer):
         return (minute for at, minute in self._minutes.items() if at >= first)
 
     def worked(self) -> dict[tuple[str, str], Worked]:
-        """Return the work of the last hour by deployment, as pairs of model and name."""
+        """Return the work of the last hour, by pairs of model and deployment name."""
         sums: dict[tuple[str, str], Worked] = {}
         for minute in self.minutes():
             for of, worked in minute.backends.items():

@@ -25,12 +25,12 @@ MAX_QUEUED: Final = 64
 RECORDINGS_PER_WRITE: Final = 16
 # Time that the first of a batch waits for others, in seconds.
 GATHER_S: Final = 0.1
-# Number of tokens from which a document is built in a thread. Fewer take less than a thread wake-up, 0.1 ms.
+# Number of tokens from which a document is built in a thread. For fewer tokens, waking a thread (0.1 ms) takes longer.
 OFF_LOOP_TOKENS: Final = 2_000
 # Time for writing the queue at shutdown, in seconds.
 CLOSING_S: Final = 3.0
 
-# Rules that apply to every answer of some backends, and so do not mark it as repaired.
+# Rules that apply to every answer of some backends. They are not a reason to record an answer.
 ROUTINE: Final = frozenset({"restored-stop"})
 
 
@@ -52,7 +52,7 @@ MODES: Final[dict[str, Callable[[GenerationDone], bool]]] = {
 def is_long(done: GenerationDone) -> bool:
     """Return True if building the document may be slow.
 
-    Tokens take time, and so do schemas, which prompts do not contain in full.
+    Many tokens take time, and so do the schemas of tools and formats.
     """
     recorded = done.start.recorded_request or {}
     tokens = len(done.journal) + sum(len(step.prompt) for step in done.steps)
@@ -62,7 +62,8 @@ def is_long(done: GenerationDone) -> bool:
 class Recorder(Observer):
     """Observer that records answers.
 
-    Recordings are stored for `for_s` seconds, at most `most` per tenant. `count` receives their outcomes.
+    Recordings are stored for `for_s` seconds, and at most `most` per tenant. `max_bytes` is the maximum size of a
+    recording as JSON. `count` is called with outcomes and numbers of recordings.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Recording of one answer as a plain JSON document: prompt tokens, output, and step times.
 
 docs/traces.md describes the fields; within a version, fields are added and never renamed. A recording never contains
-headers, addresses or keys. Texts of items are present as tokens only: `said` holds their lengths and digests, for
-comparison with what a later parser reads from the tokens.
+headers, addresses or keys. The texts of items are present only as tokens. `said` holds the lengths and digests of the
+texts, to compare them with what a later parser reads from the tokens.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ OBJECT: Final = "unisono.trace"
 VERSION: Final = 1
 # Maximum JSON bytes of a token id and its comma.
 BYTES_PER_TOKEN: Final = 7
-# Bytes of a document for which a small window of the compressor is enough.
+# Maximum size in bytes of a document that is compressed with a small window.
 SHORT_BYTES: Final = 8192
-# Hexadecimal digits of a text's SHA-256 that are stored.
+# Number of hexadecimal digits of a text's SHA-256 that are stored.
 DIGEST: Final = 16
 
 Document = dict[str, Any]
 
 
 def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
-    """Build the document within `max_bytes`.
+    """Build the document of a recording, of at most `max_bytes` as JSON.
 
-    Members that do not fit are named in `left_out`; prompts keep their ends.
+    Members that do not fit are omitted and named in `left_out`. Prompts that do not fit lose their middle.
     """
     start = done.start
     document: Document = {
@@ -71,7 +71,8 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
         "left_out": [],
         "steps": [_step(step) for step in done.steps],
     }
-    # Writing the output takes most of the time, so it is only measured if the document may be too large.
+    # Serializing the output takes most of the time. Its size is therefore estimated, and is measured only if the
+    # document may be too large.
     room = max_bytes - len(dumped(document)) - BYTES_PER_TOKEN * len(done.journal)
     document["output"] = list(done.journal)
     if room < BYTES_PER_TOKEN * sum(len(step.prompt) for step in done.steps):
@@ -107,9 +108,9 @@ def _step(step: StepDone) -> dict[str, Json]:
 
 
 def output_records(events: Iterable[Event]) -> list[dict[str, Json]]:
-    """Return items and repairs in order, without ids.
+    """Return the items and repairs of an answer in order, without ids.
 
-    Two parses of equal tokens have these in common.
+    Two parses of the same tokens return equal records.
     """
     records: list[dict[str, Json]] = []
     for event in events:
@@ -176,7 +177,7 @@ def _add_prompts(document: Document, prompts: Sequence[Sequence[int]], room: int
 def _common_prefix(before: Sequence[int], after: Sequence[int]) -> int:
     """Return the length of the common prefix of two prompts.
 
-    Bisection over slices, which compare quickly even for long prompts.
+    A binary search compares slices, which is fast even for long prompts.
     """
     low, high = 0, min(len(before), len(after))
     while low < high:
@@ -189,7 +190,7 @@ def _common_prefix(before: Sequence[int], after: Sequence[int]) -> int:
 
 
 def _share(lengths: Sequence[int], room: int) -> int:
-    """Return the largest equal limit with which all lengths fit into `room`."""
+    """Return the largest limit for each length with which all lengths fit into `room`."""
     remaining, most = len(lengths), 0
     for length in sorted(lengths):
         if length * remaining > room:
@@ -205,14 +206,14 @@ def dumped(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        # A lone surrogate, which a client may have sent.
+        # The value contains a lone surrogate, which a client may have sent.
         return json.dumps(value, separators=(",", ":")).encode()
 
 
 def packed(document: Mapping[str, Any]) -> bytes:
-    """Compress a document for the store.
+    """Compress a document for the store, at the fastest level.
 
-    A higher level takes several times as long and saves a twentieth of the bytes.
+    A higher level takes several times as long and saves 5 % of the bytes.
     """
     data = dumped(document)
     # By default, a compressor clears 128 KiB of memory, which evicts other data from the caches of the CPU.
@@ -235,7 +236,7 @@ def checked(document: object) -> Document:
     if not isinstance(document, dict) or document.get("object") != OBJECT:
         raise ValueError("not a recording")
     if document.get("version") != VERSION:
-        raise ValueError("the recording has another format version; use a gateway of the version that wrote it")
+        raise ValueError("the recording has a different format version; read it with the gateway version that wrote it")
     return document
 
 

@@ -14,11 +14,11 @@ from unisono.core.secrecy import secret_spellings
 
 REDACTED = "[redacted]"
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+")
-# Virtual keys issued by the gateway, also partial ones. None of them is in the configuration.
+# Virtual keys issued by the gateway, complete or truncated. They are not in the configuration.
 _VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
-# User and password in a URL, which library errors repeat.
+# User and password in a URL. Errors of libraries may contain such URLs.
 _USERINFO = re.compile(r"://[^/\s@\"']+@")
-# Minimum length, in characters, from which a value of unknown meaning counts as a secret.
+# Minimum length in characters of a value of unknown meaning that is treated as a secret.
 MIN_GUESSED_SECRET_LENGTH = 8
 
 
@@ -108,14 +108,14 @@ class Secrets:
         return _USERINFO.sub(f"://{REDACTED}@", text)
 
     def may_occur(self, text: str) -> bool:
-        """Return False if `text` contains no secret. Faster than a search with all patterns."""
+        """Return False only if `text` contains no secret. Faster than a search with all patterns."""
         folded = text.lower()
         return (
             "bearer" in folded
             or "basic" in folded
             or "sk-uni-" in text
             or "://" in text
-            # Other letters may be equal to those of `bearer` when case is ignored.
+            # Some non-ASCII letters match letters of `bearer` when case is ignored.
             or not text.isascii()
             or (self._known is not None and self._known.search(text) is not None)
         )

@@ -1,7 +1,7 @@
 """Request records as JSON lines in rotated files, which several processes may share.
 
-Records wait briefly in a queue, and a thread appends them together. The writer locks a file of its own beside the
-records, so that no process appends to a file that another one rotates.
+Records wait briefly in a queue, and a thread appends them in batches. For each batch, the thread locks a separate file
+in the same folder. Therefore no process appends to a file that another process is rotating.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MODE: Final = 0o600
 class RequestFile:
     """Receiver of records that appends them to the file `path`.
 
-    A file that has reached `max_bytes` becomes `path.1`, the next older one `path.2`; the last of `keep` is deleted.
-    `count` receives the outcomes. Requests for the routes `probes` are never written, and those for `unrecorded` only
-    if they fail.
+    Before the file exceeds `max_bytes`, it is renamed to `path.1`, and `path.1` to `path.2`. `keep` is the maximum
+    number of files; the oldest is deleted. `count` is called with outcomes and numbers of records. Requests to the
+    routes `probes` are never written. Requests to the routes `unrecorded` are written only if they fail.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RequestFile:
             self._task = asyncio.create_task(self._write_soon(), name="writing request records to a file")
 
     async def aclose(self) -> None:
-        """Write the queue."""
+        """Write all queued records."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         while self._waiting:
@@ -79,7 +79,7 @@ class RequestFile:
             await self._write()
 
     async def _write(self) -> None:
-        """Write the records that wait now."""
+        """Write the records that are in the queue now."""
         batch, self._waiting = list(self._waiting), deque()
         try:
             await asyncio.to_thread(self.append, batch)

@@ -15,8 +15,9 @@ log = logging.getLogger("unisono.requests")
 class RequestLogOptions(Protocol):
     """Options of the log.
 
-    `sample` is the logged fraction of successful requests; failed ones are always logged. `fields` are the logged
-    fields, None for all. With `probes`, successful requests for health, metrics and the web page are logged too.
+    `sample` is the fraction of successful requests that is logged; failed requests are always logged. `fields` are the
+    logged fields; None means all. With `probes`, successful requests for health, metrics and the web page are logged
+    too.
     """
 
     @property
@@ -28,9 +29,9 @@ class RequestLogOptions(Protocol):
 
 
 class RequestLog:
-    """Receiver of records that logs each one.
+    """Receiver of request records that writes each one to the log.
 
-    `probes` are the routes of probes, scrapers and files of the page.
+    `probes` are the routes for health checks, metrics and the files of the web page.
     """
 
     def __init__(self, options: RequestLogOptions, probes: Collection[str] = ()) -> None:
@@ -40,7 +41,7 @@ class RequestLog:
 
     def __call__(self, record: RequestRecord) -> None:
         has_failed = record.status >= 400 or bool(record.error)
-        # S311: nothing secret
+        # S311: the random number is not a secret
         if not has_failed and (record.route in self._quiet or random() >= self._sample):  # noqa: S311
             return
         facts = to_facts(record)

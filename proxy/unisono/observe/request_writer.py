@@ -30,10 +30,11 @@ CLOSING_S: Final = 3.0
 
 
 class RequestWriter:
-    """Receiver of records that stores them for `for_s` seconds, at most `most`.
+    """Receiver of request records that writes them to the store.
 
-    `count` receives their outcomes. Requests for the routes `probes` are stored only with a wrong key, and those for
-    `unrecorded` only if they fail otherwise than by finding nothing.
+    Records are stored for `for_s` seconds, and at most `most` of them. `count` is called with outcomes and numbers of
+    records. Requests to the routes `probes` are stored only if their key is wrong. Requests to the routes `unrecorded`
+    are stored only if they fail with a status other than 404.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class RequestWriter:
         self._is_down = False
 
     def __call__(self, record: RequestRecord) -> None:
-        # A failed probe, such as one during a start, is no failed request of a client. A wrong key is.
+        # A probe may fail while the gateway starts, which is not a failed request of a client. A wrong key is always
+        # recorded.
         if record.route in self._probes and record.status != UNAUTHORIZED:
             return
         if (record.status < 400 or record.status == NOT_FOUND) and record.route in self._unrecorded:
@@ -70,13 +72,14 @@ class RequestWriter:
             self._write_task = asyncio.create_task(self._write_soon(), name="storing request records")
 
     async def _write_soon(self) -> None:
-        # Records that arrive during a write wait for others again: many small writes cost more than a few large ones.
+        # Records that arrive during a write wait again for others, because many small writes cost more than a few large
+        # ones.
         while self._waiting:
             await asyncio.sleep(GATHER_S)
             await self._write()
 
     async def _write(self) -> None:
-        """Write the records that wait now."""
+        """Write the records that are in the queue now."""
         left = len(self._waiting)
         while left:
             batch = [self._waiting.popleft() for _ in range(min(RECORDS_PER_WRITE, left))]

@@ -82,7 +82,7 @@ def _text(text: str, longest: int, kind: str = "text") -> Part:
 
 def _call(call_id: str, name: str, arguments: str, longest: int) -> Part:
     value: Any = _shortened(arguments, longest)
-    # Models may write arguments that are no JSON.
+    # Models may write arguments that are not valid JSON.
     with suppress(orjson.JSONDecodeError):
         value = orjson.loads(value)
     return {"type": "tool_call", "id": call_id, "name": name, "arguments": value}

@@ -1,7 +1,8 @@
 """OpenTelemetry spans of an ended generation, by the conventions for generative AI.
 
-The generation has one child span per step. Below a step is one span per attempt on a backend; server tool calls have
-one span each. Spans contain names, numbers and codes. `span_content` adds the content if the operator wants it.
+The span of a generation has one child span per step and one per server tool call. A step has one child span per attempt
+on a backend. Spans contain names, numbers and codes. `span_content` adds prompts and answers if the operator has
+enabled this.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from unisono.core.trace_context import TraceContext, step_span, tool_span, try_s
 Value: TypeAlias = str | bool | int | float | Sequence[str]
 
 PROVIDER: Final = "unisono"
-# Values of `error.type`. A call whose outcome is unknown may have been carried out.
+# Values of `error.type`. A call whose outcome is unknown may have run.
 TOOL_ERRORS: Final = {ToolEnd.ERROR: "tool_error", ToolEnd.UNKNOWN: "outcome_unknown", ToolEnd.LEFT: "cancelled"}
 LEFT: Final = "cancelled"
-# Names of operations by API surface; all others are chats.
+# Operation names by API surface; the operation of any other surface is `chat`.
 OPERATIONS: Final = {"completions": "text_completion", "embeddings": "embeddings"}
 
 
@@ -38,9 +39,9 @@ class SpanType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span. Times in nanoseconds since 1970; `parent` is a span id, empty for none.
+    """Span of a trace. Its times are in nanoseconds since the epoch.
 
-    `error` is a code.
+    `parent` is the id of the parent span, or "" without one. `error` is an error code, or "" for success.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Span:
     end_ns: int
     attributes: Mapping[str, Value] = field(default_factory=dict)
     error: str = ""
-    # Generation whose content the exporter adds.
+    # Generation whose content the exporter adds; None for a span without content.
     content: GenerationDone | None = None
 
 
@@ -120,7 +121,7 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
             "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
             "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
         }
-    # A client that disconnects is no error of the gateway, but its span has to show why it ended.
+    # A disconnect of the client is not an error of the gateway, but the span must show why the generation ended.
     error = LEFT if done.outcome is GenerationOutcome.LEFT else done.error
     times = 0.0, done.ended_s
     name = f"{operation_of(began)} {began.model}"
@@ -165,7 +166,7 @@ def caller_attributes(key: str, key_name: str, tenant: str) -> dict[str, Value]:
 
 
 def refusal_span(record: RequestRecord, at: TraceContext, parent: str) -> Span:
-    """Return the span of a request that was refused before a generation."""
+    """Return the span of a request that was rejected before a generation."""
     found: dict[str, Value] = {
         "http.request.method": record.method,
         "http.route": record.route,

@@ -5,7 +5,7 @@ A pass-through request is a `GenerationRequest` that also contains the original 
 the usage ledger, metrics, spans and shutdown. It uses slots of the engine's deployment pool, on deployments that answer
 in OpenAI's own API. Queues, weights, circuit breakers and retries are therefore the same.
 
-`dispatch` selects the engine, one of these deployments, or one after the other as long as nothing was emitted. `relay`
-reads the facts it needs from an answer, and changes only the model's name. `providers` is the only module that knows
-the `litellm` package.
+`dispatch` selects the engine, one of these deployments, or both: the second if the first fails before any output.
+`relay` reads facts such as the usage from an answer, and changes only the model's name. `providers` is the only module
+that imports the `litellm` package.
 """

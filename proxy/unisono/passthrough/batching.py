@@ -23,7 +23,7 @@ from unisono.core.unit_estimates import estimated_units
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.passthrough.run import PassthroughGeneration
 
-# Parts of one request that run at the same time, so that it leaves slots for others.
+# Maximum number of parts of one request that run at the same time. The limit leaves slots for other requests.
 MAX_CONCURRENT_PARTS: Final = 8
 
 
@@ -35,7 +35,7 @@ def is_batched(passthrough: PassthroughRequest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsPart:
-    """Answer for the inputs from `first` on."""
+    """Answer to one part. `first` is the 0-based position of its first input in the request."""
 
     first: int
     body: Mapping[str, Json]
@@ -96,14 +96,14 @@ class BatchedEmbeddings(BatchStream):
                             parts.append(EmbeddingsPart(first, body, event.usage))
 
     def _merge_reports(self, parts: Sequence[EmbeddingsPart]) -> None:
-        """Add the facts of all parts to the report. Its backend is the one with the most parts."""
+        """Combine the reports of all parts. The backend is the one that answered most parts."""
         report, each = self.report, self._reports
         for number, part in enumerate(each):
             report.facts.waits += part.facts.waits
             report.facts.steps += (replace(step, step=number) for step in part.facts.steps)
         report.facts.prompt_tokens = sum(part.usage.prompt_tokens for part in parts)
         report.failovers = sum(part.failovers for part in each)
-        # The attempts of the part that another model answered are last, if there is one.
+        # The attempts of a part that a different model answered are placed last.
         report.tries = [one for part in sorted(each, key=_has_moved) for one in part.tries]
         report.model = self._request.model
         answered = Counter(part.backend for part in each if part.backend)
@@ -116,7 +116,7 @@ def _has_moved(report: GenerationReport) -> bool:
 
 
 def joined(parts: Sequence[EmbeddingsPart]) -> dict[str, Json]:
-    """Return the answer of all parts: the first one, with the embeddings and the usage of all."""
+    """Join the answers of all parts: the first one, with all embeddings and the total usage."""
     data: list[Json] = []
     for part in parts:
         embeddings = part.body.get("data")
@@ -133,7 +133,7 @@ def joined(parts: Sequence[EmbeddingsPart]) -> dict[str, Json]:
 
 
 def _in_order(data: list[Json]) -> list[Json]:
-    """Return embeddings in the order of their inputs. Servers may send them in another order."""
+    """Return embeddings in the order of their inputs, which servers may not preserve."""
     places = {one["index"]: one for one in data if isinstance(one, Mapping) and type(one.get("index")) is int}
     order = range(len(data))
     return [places[index] for index in order] if places.keys() == {*order} else data

@@ -1,8 +1,8 @@
 """Selection of the service for a request: the engine, a pass-through deployment, or both.
 
-Other requests reach the engine unchanged. For pass-through requests, the engine is used first if the model has Harmony
-deployments. If they fail before any output, the original body is sent to a pass-through deployment. In the same way, a
-pass-through model falls back to the engine if a gpt-oss model is configured as its substitute.
+A request that does not pass through is sent to the engine unchanged. For a pass-through request, the engine is used
+first if the model has Harmony deployments. If these fail before any output, the original body is sent to a pass-through
+deployment. Similarly, a pass-through model falls back to the engine if a gpt-oss model is configured as its substitute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.batching import BatchedEmbeddings, is_batched
 from unisono.passthrough.run import PassthroughGeneration
 
-# The other kind of deployment can answer, but only from the beginning.
+# A deployment of the other kind can answer, but it cannot continue a partial answer.
 RESTART_ONLY: Final = Options(available=True, resumable=False)
 # Estimated tokens of a prompt in addition to its text.
 OVERHEAD = 100
@@ -46,7 +46,7 @@ class PassthroughService(GenerationService):
         return EitherGeneration(self._service, self._pool, request, passthrough)
 
     async def count(self, request: GenerationRequest) -> int:
-        """Return the prompt's tokens; an estimate for a request that only passes through."""
+        """Return the number of prompt tokens; estimated for a request that only passes through."""
         passthrough = request.passthrough
         if passthrough is None or passthrough.way is AnswerMode.ENGINE_THEN_PASSING:
             return await self._service.count(request)
@@ -54,7 +54,7 @@ class PassthroughService(GenerationService):
 
 
 class EitherGeneration(BatchStream):
-    """A stream from one kind of deployment, or from the other if it fails before any output."""
+    """Stream from one kind of deployment; if it fails before any output, from the other kind."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class EitherGeneration(BatchStream):
                 raise
         else:
             return
-        # Attempts of the first stream count as a failover.
+        # If the first stream has made attempts, the switch is a failover.
         self.report.failovers += bool(self.report.tries)
         second = replace(self._request, routing=replace(self._request.routing, deadline=deadline))
         async with aclosing(self._start(second, passing=not passes_first)) as stream:

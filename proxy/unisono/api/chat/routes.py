@@ -209,5 +209,5 @@ class ChatRoute:
     direct=True,
 )
 async def create_chat_completion(request: Request) -> Response:
-    """Create a chat completion, complete or as a stream of events."""
+    """Create a chat completion, as a whole or as a stream of events."""
     return await dependency(request, ChatRoute).complete(request)

@@ -168,5 +168,5 @@ class CompletionRoute:
     direct=True,
 )
 async def create_completion(request: Request) -> Response:
-    """Complete a raw prompt, complete or as a stream of events; must be enabled by the operator."""
+    """Complete a raw prompt, as a whole or as a stream of events; the operator must enable this."""
     return await dependency(request, CompletionRoute).complete(request)

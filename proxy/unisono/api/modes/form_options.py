@@ -1,7 +1,7 @@
-"""Options of the gateway in forms: routing, guardrails and tags, as in JSON bodies.
+"""Options of the gateway in multipart forms: routing, guardrails and tags, as in JSON.
 
-A part may have JSON as its text, such as `["a"]` in `fallbacks`, or the name of a list or an object, as the OpenAI SDK
-writes them: `fallbacks[]` and `metadata[tags][]`.
+A list or an object may be sent in one part as JSON, such as `["a"]` in the part `fallbacks`. Or each of its values has
+its own part with a name in brackets, as the OpenAI SDK writes it: `fallbacks[]` and `metadata[tags][]`.
 """
 
 from __future__ import annotations

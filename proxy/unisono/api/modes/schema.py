@@ -51,7 +51,7 @@ class RerankResults(AnswerModel):
 
 
 class ScoreRequest(OpenModel):
-    """Request for scores of pairs of texts, as of vLLM. Further fields are those of the server."""
+    """Request to score pairs of texts, as in vLLM. Further fields are those of the server."""
 
     model: Annotated[str | None, Field(description="By default the only model of the mode `score`.")] = None
     text_1: Annotated[Any, Field(description="A text, or a list of texts.")] = None

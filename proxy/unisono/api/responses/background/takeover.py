@@ -64,7 +64,7 @@ class Takeover:
     # -- abandoned responses
 
     async def take_over_lapsed(self, lapsed: Sequence[BackgroundRun], most: int) -> bool:
-        """Take over abandoned responses until `most` run here; return False if some are left."""
+        """Take over abandoned responses until `most` run here; return False if some remain."""
         for background_run in lapsed:
             if self._running() >= most:
                 return False
