@@ -222,7 +222,7 @@ class Instruments:
             "backend_requests", "Generations sent to backends, by outcome.", *backend, "outcome"
         )
         self.refused_constraints = self._counter(
-            "constraints_refused", "Generations without their schema or grammar, by reason.", *backend, "reason"
+            "constraints_refused", "Schemas and grammars that a backend refused, by reason.", *backend, "reason"
         )
         self.backend_first = self._histogram(
             "backend_time_to_first_token",
@@ -265,23 +265,23 @@ class Instruments:
     def _define_quality(self) -> None:
         backend = ("model", "backend")
         self.faulty = self._counter(
-            "backend_faulty_answers", "Faults of answers, by kind; an answer counts once per kind.", *backend, "fault"
+            "backend_faulty_answers", "Answers with at least one fault of a kind.", *backend, "fault"
         )
         self.quality = self._gauge(
-            "backend_quality_weight", "Part of a backend's weight that its quality leaves.", *backend, over="livemin"
+            "backend_quality_weight", "Factor of a backend's weight for its quality, 0 to 1.", *backend, over="livemin"
         )
 
         self.hedges = self._counter(
-            "hedges", "Second requests while another backend sent nothing: sent, and won.", *backend, "result"
+            "hedges", "Requests to a second backend while the first sent nothing: sent, and won.", *backend, "result"
         )
         self.fidelity_samples = self._counter(
-            "fidelity_samples", "Answers for continuous fidelity, by outcome.", *backend, "outcome"
+            "fidelity_samples", "Answers for the continuous fidelity check, by outcome.", *backend, "outcome"
         )
         self.fidelity_state = self._gauge(
-            "backend_fidelity_state", "0 healthy, 1 warning, 2 quarantined.", *backend, over="livemax"
+            "backend_fidelity_state", "Fidelity: 0 healthy, 1 warning, 2 quarantined.", *backend, over="livemax"
         )
         self.fidelity_agreement = self._gauge(
-            "backend_fidelity_agreement", "Share of tokens with the reference's choice.", *backend, over="livemin"
+            "backend_fidelity_agreement", "Fraction of tokens that equal the reference's.", *backend, over="livemin"
         )
         self.fidelity_divergence = self._gauge(
             "backend_fidelity_divergence_nats", "Mean divergence from the reference.", *backend, over="livemax"
@@ -296,18 +296,18 @@ class Instruments:
 
     def _define_owners(self) -> None:
         self.spend = self._counter("spend_dollars", "Cost of answers in dollars.", "model")
-        self.refusals = self._counter("refusals", "Requests that were refused before a backend, by reason.", "reason")
+        self.refusals = self._counter("refusals", "Requests refused before any attempt, by reason.", "reason")
         self.quota_refusals = self._counter(
-            "quota_refusals", "Requests that a limit or a budget refused.", "limit", "owner"
+            "quota_refusals", "Requests refused by a limit or a budget.", "limit", "owner"
         )
         # Several workers export the same budget; the most recent value is used.
         budget = ("owner", "id")
         self.budget_limit = self._gauge("budget_dollars", "Budget in dollars.", *budget, over="mostrecent")
         self.budget_left = self._gauge(
-            "budget_remaining_dollars", "Rest of a budget after the last request.", *budget, over="mostrecent"
+            "budget_remaining_dollars", "Remaining budget after the last request.", *budget, over="mostrecent"
         )
         self.soft_budget_left = self._gauge(
-            "soft_budget_remaining_dollars", "Rest of a soft budget; negative above it.", *budget, over="mostrecent"
+            "soft_budget_remaining_dollars", "Remaining soft budget; may be negative.", *budget, over="mostrecent"
         )
         self.key_tokens = self._counter("key_tokens", "Tokens, by public id of the key.", "key", "kind")
         self.key_spend = self._counter("key_spend_dollars", "Cost of answers in dollars, by key.", "key", "team")

@@ -1,4 +1,4 @@
-"""Forms with audio as arguments of litellm; its speech and transcripts as bytes."""
+"""Conversion of audio forms for litellm, and of its speech and transcripts to bytes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from python_multipart.multipart import Field, File, FormParser, parse_options_he
 
 from unisono.core.passthrough_request import UPLOAD_APIS, AnswerBytes, Api, Upload
 
-# Formats of a transcript that are no JSON.
+# Transcript formats other than JSON.
 TEXT_FORMATS: Final = frozenset({"text", "srt", "vtt"})
-# Media type of audio whose provider states none.
+# Media type of audio if the provider does not state one.
 UNKNOWN_AUDIO: Final = "application/octet-stream"
 
 
 async def form_body(upload: Upload) -> dict[str, Any]:
-    """Return the fields of a form; a file is its name and its content.
+    """Return the fields of a form. The value of a file is a pair of its name and its content.
 
-    The whole file is in memory, because litellm reads it at once.
+    The whole file is held in memory, because litellm reads it at once.
     """
     body: dict[str, Any] = {}
 
@@ -62,7 +62,7 @@ def is_streamed(stream: object) -> bool:
 
 
 async def to_bytes(answer: Any, api: Api, response_format: object) -> AnswerBytes:
-    """Return litellm's answer with speech or a transcript as the server's own would be."""
+    """Return litellm's speech or transcript in the form that the provider itself would send."""
     if api not in UPLOAD_APIS:
         media_type = answer.response.headers.get("content-type", UNKNOWN_AUDIO)
         return AnswerBytes(await answer.aread(), media_type, is_last=True)

@@ -11,7 +11,7 @@ _COMMON: Final = (
     "temperature top_p tools tool_choice parallel_tool_calls metadata user service_tier store stream_options "
     "safety_identifier prompt_cache_key top_logprobs"
 )
-# Body fields of a client that become arguments of litellm. All other fields go into the body that it sends.
+# Body fields of a client that become arguments of litellm. All other fields are added to the body that litellm sends.
 FIELDS: Final[Mapping[Api, frozenset[str]]] = {
     Api.CHAT: frozenset(
         (

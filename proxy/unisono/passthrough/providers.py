@@ -2,8 +2,8 @@
 
 Loading the package takes seconds and much memory, so the first request that needs it loads it in a thread. It is used
 only as a translator. Its retries, caches, callbacks and logs are off, and it does not fetch a price list. Only OpenAI's
-own fields of a client's body become arguments of litellm; all other fields go into the body that it sends. Otherwise a
-client could choose the address that the provider's key is sent to.
+own fields in a client's body become arguments of litellm. All other fields are added to the body that litellm sends. As
+arguments, they could change the address to which litellm sends the provider's key.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from unisono.passthrough.provider_calls import FIELDS, FUNCTIONS
 
 log = logging.getLogger("unisono.passthrough")
 
-# Characters of a provider's error message that a client gets.
+# Maximum characters of a provider's error message in the error that the client receives.
 MAX_DETAIL_LENGTH: Final = 300
 # Names of exception classes that litellm puts in front of a message.
 _PREFIX: Final = re.compile(r"^(?:(?:litellm\.)?\w+Error: )*(?:\w+Exception - )?")
@@ -84,8 +84,9 @@ QUIET: Final = ("openai", "anthropic", "httpx", "httpcore", "boto3", "botocore",
 class LitellmProvider:
     """One model of one provider.
 
-    It counts as healthy until it fails, since probes cost money. `params` are the settings of its entry besides its
-    address. `environment` contains the environment variables for providers.
+    The provider is treated as healthy until a request fails, since probes cost money. `params` are the settings of the
+    model's entry except the address. With `drop_params`, fields that the provider does not support are dropped instead
+    of rejected. `environment` contains the environment variables for providers.
     """
 
     def __init__(
@@ -188,11 +189,11 @@ class LitellmProvider:
             rest = {}
         more = {**(extra_body if isinstance(extra_body, dict) else {}), **rest}
         return {
-            # The client's fields override settings of the entry; model, address and key are never among them.
+            # The client's fields override settings of the entry. They never include the model, the address and the key.
             **self._params,
             **known,
             **({"extra_body": more} if more else {}),
-            # These come last, so that neither settings nor the client can replace them.
+            # These arguments follow last, so that neither settings nor the client can replace them.
             "model": model,
             **({"stream": job.stream} if job.api in TEXT_APIS else {}),
             "timeout": job.timeouts.total_s,
@@ -222,9 +223,9 @@ class LitellmProvider:
         return failure
 
     def _cleaned(self, text: str) -> str:
-        """Return the text on one line, printable, without values that only the operator knows."""
+        """Return the text as one printable line, without secret settings of the operator."""
         text = _PREFIX.sub("", text[: MAX_DETAIL_LENGTH * 8])
-        # Replaced before the truncation, which could leave a part of a secret.
+        # Secrets are replaced before the truncation, which could otherwise leave a part of a secret.
         for hidden in self._hidden:
             text = text.replace(hidden, "[hidden]")
         return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:MAX_DETAIL_LENGTH]
@@ -267,10 +268,10 @@ def _late(times: Timeouts, *, has_received_output: bool, has_ended: bool) -> Bac
 def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:
     """Return a stream event as JSON.
 
-    Raises BackendProtocolError if the provider broke the stream off: litellm then adds a regular end itself.
+    If the provider aborts a stream, litellm adds a regular end. Raises BackendProtocolError in this case.
     """
     data = _to_json(litellm_event, chunk=api is Api.CHAT)
-    # If a provider has no Responses API, litellm builds its events from chunks.
+    # For a provider without the Responses API, litellm builds the events from Chat chunks.
     chunks = getattr(stream, "litellm_custom_stream_wrapper", stream)
     if getattr(chunks, "sent_last_chunk", False) and all(getattr(chunks, name, "") is None for name in REASONS):
         raise BackendProtocolError("the provider ended its answer without a finish reason")
@@ -284,13 +285,13 @@ def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:
 
 
 def _accepts_any_field(litellm: Any, model: str, params: Mapping[str, Any]) -> bool:
-    """Return whether a provider's API is OpenAI's, so that body fields can be sent unchanged."""
+    """Return whether a provider has OpenAI's own API, so that any body field can be sent."""
     provider = params.get("custom_llm_provider") or (model.partition("/")[0] if "/" in model else "openai")
     return provider in {"openai", "azure", *litellm.openai_compatible_providers}
 
 
 class _Closing:
-    """Wrapper that closes a litellm stream, which does not always have `aclose` itself."""
+    """Wrapper that can close any litellm stream, even one without `aclose`."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -308,7 +309,7 @@ class _Closing:
 
 
 def _to_json(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
-    """Convert a litellm object to JSON; chunks without fields that litellm set to None."""
+    """Convert a litellm object to JSON. With `chunk`, fields that are None are omitted."""
     # Litellm passes on unpaired surrogates of a provider, which some kinds of answers cannot represent as JSON.
     dumped = all_well_formed(answer.model_dump(exclude_none=chunk, warnings=False))
     plain: dict[str, Any] = to_jsonable_python(dumped)
@@ -347,7 +348,7 @@ def _load(environment: Mapping[str, str]) -> Any:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.update(environment)
     package: Any = importlib.import_module("litellm")
-    # Litellm causes these warnings itself when it serializes answers of a kind unknown to it.
+    # Litellm itself causes these warnings when it serializes an answer of an unknown kind.
     warnings.filterwarnings("ignore", message="Pydantic serializer warnings")
     package.suppress_debug_info = True
     package.turn_off_message_logging = True
@@ -370,7 +371,8 @@ def _load(environment: Mapping[str, str]) -> Any:
 def _preload(package: Any) -> None:
     """Load the modules that litellm would load for its first answers, in this thread.
 
-    They are more than half of all it loads, and would block the event loop. No request is sent.
+    These modules are more than half of all that litellm loads. Later, loading them would block the event loop. No
+    request is sent.
     """
     arguments = {"model": "openai/-", "messages": [{"role": "user", "content": "-"}], "mock_response": "-"}
     for stream in (False, True):

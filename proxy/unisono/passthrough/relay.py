@@ -1,6 +1,7 @@
 """Relay of a pass-through answer: replaces the model's name and reads the usage.
 
-Pure. If the backend does not report the usage, it is estimated from the answer, which must not be free.
+If the backend does not report the usage, it is estimated from the answer, so that no answer is free of charge. The
+relay has no side effects.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from unisono.core.passthrough_request import (
 from unisono.errors import BackendProtocolError
 
 CHARACTERS_PER_TOKEN: Final = 4
-# Maximum tokens accepted for one answer; sums of it stay within the number range of the stores.
+# Maximum number of tokens that is accepted for one answer. Sums of such numbers fit into the number range of the
+# stores.
 MAX_TOKENS: Final = 10**9
 LENGTH: Final = frozenset({"length", "incomplete"})  # finish values of backends for a reached token limit
 FAILED: Final = "failed"
@@ -53,7 +55,7 @@ class Relay(ABC):
     def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
         """Return the events to emit for bodies that arrived together.
 
-        Raises BackendProtocolError for an answer that cannot be complete.
+        Raises BackendProtocolError for an answer that is invalid or incomplete.
         """
         objects = (body for body in bodies if not isinstance(body, AnswerBytes))
         events: list[Event] = [Passed(passed) for body in objects if (passed := self._read(body)) is not None]
@@ -67,7 +69,7 @@ class Relay(ABC):
 
     @property
     def ending(self) -> bool:
-        """Return whether only the usage can follow."""
+        """Return whether the answer has ended, so that only the usage can follow."""
         return self.is_complete
 
     @property
@@ -87,7 +89,7 @@ class Relay(ABC):
 
     @property
     def units(self) -> BilledUnits:
-        """Return the billed units besides tokens; none without output."""
+        """Return the billed units other than tokens; no units without output."""
         return self._units if self._has_begun or self.finish else NO_UNITS
 
     def _generated(self, text: Json, *, has_output: bool = False) -> None:
@@ -99,7 +101,7 @@ class Relay(ABC):
 
     @abstractmethod
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
-        """Return the body or event to emit; None if it is not emitted."""
+        """Return the body or event to emit; None if nothing is emitted for it."""
 
 
 class ChatRelay(Relay):
@@ -192,7 +194,7 @@ class ObjectRelay(Relay):
             sent = next((name for name in PROMPT_COUNTS if name in usage), PROMPT_COUNTS[0])
             self._reported_usage = usage, sent, "output_tokens" if "output_tokens" in usage else "completion_tokens"
         self._read_units(body)
-        # The body may have no model; a field is never added.
+        # The model is replaced only if the body has the field; a field is never added.
         return {**body, "model": self._passthrough.model} if "model" in body else body
 
     def _read_units(self, body: Mapping[str, Json]) -> None:
@@ -207,7 +209,7 @@ class ObjectRelay(Relay):
 
 
 class EmbeddingsRelay(ObjectRelay):
-    """Relay of embeddings, which must be as many as the inputs."""
+    """Relay of embeddings. The answer must contain one embedding for each input."""
 
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
         data, inputs = body.get("data"), self._passthrough.inputs
@@ -219,9 +221,9 @@ class EmbeddingsRelay(ObjectRelay):
 
 
 class BytesRelay(Relay):
-    """Relay of bytes such as audio, whose tokens are estimated from their number.
+    """Relay of bytes such as audio. Tokens are estimated from the number of bytes.
 
-    Only events report the usage, in their last one.
+    Only an answer in the form of events reports the usage, in its last event.
     """
 
     def __init__(self, passthrough: PassthroughRequest) -> None:
@@ -250,11 +252,12 @@ class BytesRelay(Relay):
     def _check(self, part: AnswerBytes) -> None:
         """Raise BackendProtocolError for an HTML page, and for an empty answer that is not text.
 
-        The page is that of a proxy in front of the server. The transcript of silence is an empty text.
+        An HTML page is an error page of a proxy in front of the server. An empty text is valid: it is the transcript of
+        silence.
         """
         kind = part.media_type.lower()
         if not self._bytes and kind.startswith("text/html"):
-            raise BackendProtocolError("the backend answered with a page of HTML")
+            raise BackendProtocolError("the backend returned an HTML page instead of an answer")
         if not self._bytes and part.is_last and not part.data and not kind.startswith("text/"):
             raise BackendProtocolError("the backend's answer is empty")
 
@@ -276,7 +279,7 @@ class BytesRelay(Relay):
 class TranscriptRelay(BytesRelay):
     """Relay of a transcript: JSON, text, subtitles or events.
 
-    Its usage is in the end of JSON or events.
+    The usage is at the end of a JSON answer, or in the last event.
     """
 
     def __init__(self, passthrough: PassthroughRequest) -> None:
@@ -299,7 +302,7 @@ class TranscriptRelay(BytesRelay):
         return transcript_texts(bytes(self._data))
 
     def _read_duration(self) -> None:
-        """Read the duration of `verbose_json`, which is more exact than the usage in whole seconds."""
+        """Read the exact duration from `verbose_json`; the usage has only whole seconds."""
         if not self._data.startswith(b"{"):
             return
         # A quote within a text of JSON follows a backslash, so only a field matches.
@@ -309,9 +312,9 @@ class TranscriptRelay(BytesRelay):
 
 
 class ImageEventsRelay(TranscriptRelay):
-    """Relay of the events of images.
+    """Relay of the events of an image stream.
 
-    Their bytes say nothing about tokens. The last event may have the usage.
+    Tokens cannot be estimated from the number of bytes. The last event may contain the usage.
     """
 
     def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:
@@ -324,15 +327,15 @@ class ImageEventsRelay(TranscriptRelay):
 
 
 EVENTS_TYPE: Final = "text/event-stream"
-# Bytes of a transcript that hooks see after the answer. An hour of speech has 60,000.
+# Maximum bytes of a transcript that hooks receive after the answer. The transcript of an hour has about 60,000 bytes.
 MAX_TRANSCRIPT_BYTES: Final = 4 << 20
-# Bytes at the end of a transcript in which its usage is searched.
+# Number of bytes at the end of an answer in which the usage is searched.
 MAX_END_BYTES: Final = 4_096
 DURATION: Final = re.compile(rb'[{,]\s*"duration"\s*:\s*"?(\d{1,9}(?:\.\d{1,9})?)\b')
 AUDIO_TOKENS_PER_SECOND: Final = 10
 # MP3 of 128 kbit/s has 16,000 bytes a second, and OpenAI's models count about 10 tokens a second.
 AUDIO_BYTES_PER_TOKEN: Final = 1_600
-# Fields with the tokens of the input, by APIs of OpenAI and of servers; the first one present applies.
+# Field names for the number of input tokens in different APIs. The first name that is present is used.
 PROMPT_COUNTS: Final = ("prompt_tokens", "input_tokens", "total_tokens")
 KINDS: Final[Mapping[Api, type[Relay]]] = {
     Api.CHAT: ChatRelay,
@@ -354,7 +357,7 @@ def usage_of(usage: Mapping[str, Json], sent: str, made: str, guessed: Usage) ->
     """Return the usage reported by an OpenAI API.
 
     `sent` and `made` are the field names of the prompt tokens and the completion tokens. Invalid counts are replaced by
-    those of `guessed`. No part is larger than its total.
+    those of `guessed`. Cached and reasoning tokens are limited to the total that includes them.
     """
 
     def count(of: object, name: str, otherwise: int) -> int:

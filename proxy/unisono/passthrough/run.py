@@ -1,8 +1,8 @@
 """Pass-through generation: acquires slots, sends the request, and relays the answer.
 
-Until output was emitted, a failed attempt is followed by one on the next deployment. Afterwards the answer ends with
-the error, since no other deployment can continue it. Nothing is emitted before the first token. The last batch is
-buffered until the backend has reported the usage.
+If an attempt fails before any output was emitted, the next deployment is tried. After output, the answer ends with the
+error, since no other deployment can continue it. Nothing is emitted before the first token. The last batch is buffered
+until the backend has reported the usage.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from unisono.errors import (
 )
 from unisono.passthrough.relay import Relay, relay_for
 
-# Body fields that limit the answer's tokens; the first one present applies. Other APIs have no such field.
+# Body fields that limit the number of tokens of the answer; the first field that is present is used. Other APIs have no
+# such field.
 MAX_TOKENS_FIELDS: Mapping[Api, tuple[str, ...]] = {
     Api.CHAT: ("max_completion_tokens", "max_tokens"),
     Api.RESPONSES: ("max_output_tokens",),
@@ -70,7 +71,7 @@ class PassthroughGeneration(BatchStream):
     async def _answer(self, places: SlotSession, place: Slot) -> AsyncGenerator[list[Event]]:
         """Yield the whole answer of one deployment.
 
-        Raises the error of a failed attempt.
+        Raises the error of an attempt that fails before the answer is complete.
         """
         job = self._job(places, place)
         relaying = relay_for(self._passthrough)
@@ -111,7 +112,7 @@ class PassthroughGeneration(BatchStream):
         yield [*buffered, closed, Finished(relaying.reason, relaying.usage)]
 
     def _client_field(self, path: str) -> str | None:
-        """Return a path that a backend names if its field is one of the client's body."""
+        """Return the field path in a backend's error if the client's body has this field."""
         name = path.replace("[", ".").partition(".")[0]
         return path if name in self._passthrough.body else None
 
@@ -153,7 +154,7 @@ async def _read_unless_probe_fails(
 
 
 class PassthroughTelemetry:
-    """Telemetry of one attempt on `deployment`; added to the report at its end."""
+    """Telemetry of one attempt on `deployment`, added to the report when the attempt ends."""
 
     def __init__(self, report: GenerationReport, deployment: str, relaying: Relay) -> None:
         self._report = report
@@ -169,7 +170,7 @@ class PassthroughTelemetry:
             self._pace.record(new, now)
 
     def record_times(self, place: Slot) -> None:
-        """Have the deployment learn from a streamed answer."""
+        """Report the times of a streamed answer to the deployment, which learns from them."""
         pace, usage = self._pace, self._relay.usage
         if pace.first is None or self.failure:
             return
@@ -202,7 +203,8 @@ class PassthroughTelemetry:
 def sent_body(passthrough: PassthroughRequest, max_tokens: int | None) -> Mapping[str, Json]:
     """Return the body for the backend: the original with usage requested and a token limit.
 
-    The limit is lowered to the request's budget.
+    `max_tokens` is the request's budget for all choices; None means no limit. A higher limit of the client is lowered
+    to it.
     """
     body = dict(passthrough.body)
     if passthrough.stream and passthrough.api is Api.CHAT and not passthrough.is_usage_requested:

@@ -18,7 +18,7 @@ from unisono.simulation.traffic import US
 
 # Tokens of prefill between two decoding steps.
 CHUNK = 2048
-# Tokens that count as zero, because of rounding errors in sums.
+# Part of a token that is treated as zero, because sums have rounding errors.
 NEARLY = 1e-6
 
 
@@ -35,10 +35,10 @@ class SimulatedRun:
     blocks: tuple[int, ...]
     done: int = 0
     cached: int = 0
-    # Time when the backend admitted it to the batch, in microseconds; -1 before.
+    # Time in microseconds when the backend admitted the request to the batch; -1 before.
     entered_us: int = -1
     first_us: int = -1
-    # Value of the batch's token counter at its first token.
+    # Value of the batch's token counter at the first token of this answer.
     at: float = 0.0
 
     @property
@@ -180,7 +180,7 @@ class SimulatedEngine:
     def _admit(self, now: int) -> None:
         """Admit waiting requests while batch size and memory permit.
 
-        A single one is always admitted.
+        A single request is always admitted.
         """
         while self._waiting and self.running < self._plan.max_batch:
             run = self._waiting[0]

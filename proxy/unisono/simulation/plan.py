@@ -84,8 +84,8 @@ class TrafficPlan:
     """Traffic of random conversations, of which `rate` start per second on average.
 
     A conversation has turns, and a turn has steps. In a tool loop, the prompt of a step contains everything before it
-    and a tool result. Lengths are in tokens and lognormal. Each has its own mean; `spread` is the common standard
-    deviation of the logarithm. With 0, every length is the mean.
+    and a tool result. Lengths are in tokens and lognormally distributed. Each kind of length has its own mean. `spread`
+    is the common standard deviation of the logarithm; if it is 0, every length is its mean.
     """
 
     rate: float = _number(2.0, 1e-6, 1e6)
@@ -98,7 +98,7 @@ class TrafficPlan:
     system_tokens: int = _number(1500, 0, MAX_TOKENS)
     user_tokens: int = _number(300, 1, MAX_TOKENS)
     output_tokens: int = _number(400, 1, MAX_TOKENS)
-    # Fraction of an answer that later prompts contain. Reasoning is left out of them.
+    # Fraction of an answer that later prompts contain. They do not contain the reasoning.
     visible: float = _number(0.5, 0.0, 1.0)
     spread: float = _number(0.8, 0.0, 3.0)
     # Mean number of turns in a conversation.

@@ -21,8 +21,8 @@ class SimulatedEnd(StrEnum):
 class SimulatedRequest:
     """Outcome of one request.
 
-    Times are in microseconds from the start, or -1 if they never occurred. `prompt` and `cached` are sums over all
-    prompts that were read for it; a failed backend causes another one.
+    Times are in microseconds from the start, or -1 if the event did not occur. `prompt` and `cached` are total tokens
+    of all prompts that were read for the request. After a failure of the backend, the prompt is read again.
     """
 
     key: int
@@ -36,7 +36,7 @@ class SimulatedRequest:
     cached: int = 0
     # Number of moves to another backend after a failure.
     moved: int = 0
-    # Index of the backend that finished it.
+    # Index of the backend that finished the request.
     backend: int = -1
     end: SimulatedEnd | None = None
 
@@ -96,7 +96,7 @@ class StrategyResult:
 
     @property
     def wait(self) -> Times:
-        """Time from the arrival of a request until a backend began it, with both queues."""
+        """Time from the arrival of a request until its backend started it, in both queues."""
         return times(each.entered_us - each.arrived_us for each in self._done)
 
     @property

@@ -21,7 +21,11 @@ from unisono.simulation.traffic import US, SimulatedConversation, conversations
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """Request for a slot, with the stickiness key `conversation` and the `blocks` of the prompt."""
+    """Request for a slot.
+
+    `conversation` is the stickiness key. `prompt` is the length of the prompt in tokens, and `blocks` the numbers of
+    its blocks.
+    """
 
     conversation: int
     prompt: int
@@ -52,7 +56,7 @@ class PlacementStrategy(Protocol):
     def next_free_us(self, now_us: int) -> int | None:
         """Return when a slot may become free although no request ends, or None for never.
 
-        The slot is for the request that could not be placed last.
+        The slot must be large enough for the last request that could not be placed.
         """
         ...
 
@@ -112,7 +116,7 @@ class _Queue:
     def shorten(self, newcomer: int) -> int:
         """Remove the newest request of the key with the longest queue and return its number.
 
-        Of several keys with equal length, the key of the newcomer is preferred.
+        If several keys have queues of the same length, the key `newcomer` is preferred.
         """
         key = max(self._keys, key=lambda each: (len(self._keys[each]), each == newcomer))
         removed = self._keys[key].pop()
@@ -262,7 +266,7 @@ class _Simulation:
             self._fill_in_time(now)
 
     def _fill_in_time(self, now: int) -> None:
-        """Schedule a check of the queue for when a rate limit permits further requests."""
+        """Schedule a check of the queue for the time when a rate limit permits further requests."""
         frees = self._strategy.next_free_us(now)
         if frees is not None and (self._next_fill_us <= now or frees < self._next_fill_us):
             self._next_fill_us = frees

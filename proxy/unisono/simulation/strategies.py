@@ -43,7 +43,7 @@ class Serving:
         self._selector = Selector("simulated", self.candidates, self._prefixes, strategy)
         self._index = {candidate.bit: index for index, candidate in enumerate(self.candidates)}
         self._shares: dict[PlacementRequest, Share] = {}
-        # Tokens of the request that was refused last.
+        # Number of tokens of the request that was refused last.
         self._refused = 0
 
     def choose(self, wish: PlacementRequest, now_us: int) -> int | None:

@@ -23,8 +23,8 @@ US = 1_000_000
 class SimulatedStep:
     """One request, which arrives `pause_us` after the previous answer.
 
-    `prompt` is its length in tokens. `blocks` are the numbers of all whole blocks of the prompt and the answer. A later
-    step that continues from there shares them.
+    `prompt` and `output` are lengths in tokens. `blocks` are the numbers of all complete blocks of the prompt and the
+    answer. A later step whose prompt begins with these blocks has the same numbers.
     """
 
     pause_us: int

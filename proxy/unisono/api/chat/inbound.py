@@ -119,10 +119,7 @@ def to_generation_request(
     runnable: RunnableTools = NOTHING_TO_RUN,
     rules: ModelRules = NO_RULES,
 ) -> ChatGeneration:
-    """Convert a request to its generation requests; `today` is YYYY-MM-DD.
-
-    Raises InvalidRequest for contradictory or unsupported fields.
-    """
+    """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest for unsupported fields."""
     toolbox, efforts = to_toolbox(declared(request), can_defer=False), requested_efforts(request)
     effort = rules.defaults.effort_for(efforts[0][1] if efforts else None)
     conversation, notes = to_conversation(request.messages, toolbox, effort, today, continues=_continues(request))
@@ -139,8 +136,7 @@ def to_generation_request(
             sampling=to_sampling(request, defaults),
             max_tokens=request.max_completion_tokens or request.max_tokens or defaults.max_tokens,
             stop=tuple(request.stop) or defaults.stop,
-            # The model may invent a call although there are no tools. Such a call would replace the JSON that the
-            # client expects.
+            # Without tools, the model may invent a call, which would replace the JSON that the client expects.
             calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls) and not request.functions,
             hold_calls=hold_calls or not request.stream,

@@ -121,9 +121,8 @@ def to_generation_request(
 ) -> ResponsesGeneration:
     """Convert a request to a generation request and stored items; `today` is YYYY-MM-DD.
 
-    If `dated` is True, the prompt has the date `today`, even if the conversation cache has a different date. `sticky`
-    is the key that routes a conversation's requests to one backend. Raises InvalidRequest for contradictory or
-    unsupported fields, and NotFound for a reference to a missing item.
+    With `dated`, the prompt always has the date `today`. `sticky` routes a conversation to one backend. Raises
+    InvalidRequest for invalid or unsupported fields, and NotFound for a reference to a missing item.
     """
     searcher, toolbox = request_searcher(request, known.earlier), to_tools(request, servers)
     reading = _conversion(known, toolbox, searcher)
@@ -244,8 +243,7 @@ def with_output_requirements(
     own_budget = request.reasoning.max_tokens if request.reasoning else None
     answer = replace(
         generation_request.answer,
-        # The model may invent a call although there are no tools. Such a call would replace the JSON that the client
-        # expects.
+        # Without tools, the model may invent a call, which would replace the JSON that the client expects.
         calls_allowed=not request.has_no_calls and (form is None or callable_),
         choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers, has_search=has_search)),
         form=form,
