@@ -121,8 +121,7 @@ def to_generation_request(
 ) -> ResponsesGeneration:
     """Convert a request to a generation request and stored items; `today` is YYYY-MM-DD.
 
-    With `dated`, the prompt always has the date `today`. `sticky` routes a conversation to one backend. Raises
-    InvalidRequest for invalid or unsupported fields, and NotFound for a reference to a missing item.
+    With `dated`, the prompt must have this date. Raises InvalidRequest for invalid fields, NotFound for a missing item.
     """
     searcher, toolbox = request_searcher(request, known.earlier), to_tools(request, servers)
     reading = _conversion(known, toolbox, searcher)
