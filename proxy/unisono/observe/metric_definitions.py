@@ -26,7 +26,7 @@ from unisono.core.observer import GAPS_S
 
 AnyMetric = TypeVar("AnyMetric", bound=MetricWrapperBase)
 
-# Environment variable by which the library finds the files of all workers.
+# Environment variable in which the library finds the folder with the files of all workers.
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 SHORT_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -46,7 +46,8 @@ class Series(dict[str | tuple[str, ...], AnyMetric]):
     """Labelled series of a metric by the values of their labels; a single value needs no tuple.
 
     A lookup in the library converts every label value to text and takes a lock; a lookup here does neither. The first
-    lookup of a series creates it, and from then on it is exported. The number of series bounds the dictionary.
+    lookup of a series creates it, and from then on the series is exported. The dictionary is as large as the number of
+    series.
     """
 
     def __init__(self, create: Callable[..., AnyMetric]) -> None:
@@ -111,7 +112,8 @@ class KnownGauge(KnownMetric, Gauge):
 class KnownHistogram(KnownMetric, Histogram):
     """Histogram with a dictionary of its series, which also accepts pre-aggregated counts.
 
-    The counts must be for the same bounds. With one worker, a series keeps its numbers itself, as in `KnownCounter`.
+    These counts must have the same bounds as the histogram. With one worker, a series stores its numbers itself, as in
+    `KnownCounter`.
     """
 
     # Observations per bound; None if they are in files that other workers read.
@@ -222,7 +224,7 @@ class Instruments:
             "backend_requests", "Generations sent to backends, by outcome.", *backend, "outcome"
         )
         self.refused_constraints = self._counter(
-            "constraints_refused", "Schemas and grammars that a backend refused, by reason.", *backend, "reason"
+            "constraints_refused", "Attempts without their schema or grammar, by reason.", *backend, "reason"
         )
         self.backend_first = self._histogram(
             "backend_time_to_first_token",
@@ -241,7 +243,7 @@ class Instruments:
         self.prefilled_cached = self._counter(
             "backend_prompt_tokens_cached", "Prompt tokens sent to backends that they reported as cached.", *backend
         )
-        # Every worker probes the backends itself. The most pessimistic one decides, so that an alert fires early.
+        # Every worker probes the backends itself. The most pessimistic worker decides, so that an alert fires early.
         self.up = self._gauge("backend_up", "1 if a backend is ready, else 0.", *backend, over="livemin")
         self.drained = self._gauge("backend_drained", "1 if a backend is drained, else 0.", *backend, over="livemax")
         self.circuit = self._gauge(
@@ -268,7 +270,7 @@ class Instruments:
             "backend_faulty_answers", "Answers with at least one fault of a kind.", *backend, "fault"
         )
         self.quality = self._gauge(
-            "backend_quality_weight", "Factor of a backend's weight for its quality, 0 to 1.", *backend, over="livemin"
+            "backend_quality_weight", "Fraction of its weight that a backend keeps.", *backend, over="livemin"
         )
 
         self.hedges = self._counter(

@@ -279,7 +279,11 @@ class Metrics(Observer):
         store_works: Callable[[], bool],
         unaccounted: Callable[[], int] = lambda: 0,
     ) -> asyncio.Task[None]:
-        """Sample these sources instead of the previous ones, until the returned task is cancelled."""
+        """Sample these sources instead of the previous ones until the returned task is cancelled.
+
+        `backends` returns the deployments, `store_works` whether the store is available, and `unaccounted` the number
+        of usage records that are not stored yet.
+        """
         if self._watch_task is not None:
             self._watch_task.cancel()
         self._sample_now = lambda: self.sample(backends(), store_works=store_works(), unaccounted=unaccounted())

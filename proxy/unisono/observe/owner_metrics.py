@@ -44,7 +44,7 @@ class BoundedLabel:
 class OwnerMetrics:
     """Counters of spend and refusals, and gauges of budgets; also an observer of quotas.
 
-    `is_per_key` adds labels for keys, teams and users.
+    If `is_per_key` is True, keys, teams and users have metrics of their own.
     """
 
     def __init__(self, instruments: Instruments, model_label: Callable[[str], str]) -> None:

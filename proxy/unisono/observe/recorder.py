@@ -23,7 +23,7 @@ log = logging.getLogger("unisono.observe")
 MAX_QUEUED: Final = 64
 # Recordings written in one batch.
 RECORDINGS_PER_WRITE: Final = 16
-# Time that the first of a batch waits for others, in seconds.
+# Time in seconds for which the first recording of a batch waits for others.
 GATHER_S: Final = 0.1
 # Number of tokens from which a document is built in a thread. For fewer tokens, waking a thread (0.1 ms) takes longer.
 OFF_LOOP_TOKENS: Final = 2_000
@@ -150,7 +150,7 @@ class Recorder(Observer):
     async def _traced(self, done: GenerationDone) -> StoredTrace:
         if is_long(done):
             return await asyncio.to_thread(self._trace, done)
-        # Let other tasks run between two documents.
+        # Let other tasks run before the next document is built.
         await asyncio.sleep(0)
         return self._trace(done)
 

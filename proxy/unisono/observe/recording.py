@@ -150,7 +150,7 @@ def _kind(item: Item) -> tuple[str, str]:
 
 
 def _shrink(document: Document, max_bytes: int) -> int:
-    """Leave out members until the document fits; return the bytes that remain for prompts."""
+    """Omit members until the document fits; return the number of bytes left for prompts."""
     room = max_bytes - len(dumped(document))
     for name, nothing in (("asked", None), ("output", []), ("said", [])):
         if room >= 0:
@@ -241,7 +241,7 @@ def checked(document: object) -> Document:
 
 
 def prompts_of(document: Mapping[str, Any]) -> list[list[int | None]]:
-    """Return the prompt of each step; None replaces tokens that were left out."""
+    """Return the prompt of each step, with None for each omitted token."""
     prompts: list[list[int | None]] = []
     before: list[int | None] = []
     for step in document["steps"]:
@@ -255,7 +255,7 @@ def prompts_of(document: Mapping[str, Any]) -> list[list[int | None]]:
 
 
 def summary_of(document: Mapping[str, Any]) -> bytes:
-    """Return the summary of a document for lists."""
+    """Return the summary of a document, for lists of recordings."""
     names = ("model", "surface", "outcome", "error", "finish", "recoveries", "failovers", "ended_s", "backend", "unmet")
     generated = sum(step["generated"] for step in document["steps"])
     return dumped({name: document[name] for name in names} | {"generated": generated})

@@ -46,7 +46,7 @@ def secrets_of(config: Config) -> Iterator[str]:
 def _secrets_of_options(value: JsonValue) -> Iterator[str]:
     """Yield possible secrets in the options of third-party code, whose meaning is unknown.
 
-    Plain words are excluded; from a URL only its secret parts are yielded.
+    Plain words are excluded. From a URL, only its secret parts are yielded.
     """
     match value:
         case dict():
@@ -77,7 +77,7 @@ def secrets_in(url: str) -> Iterator[str]:
 
 
 def _looks_secret(value: str) -> bool:
-    """Return True for long values: shorter ones are words and numbers common in logs."""
+    """Return True for long values. Shorter ones are words and numbers that are common in logs."""
     return len(value) >= MIN_GUESSED_SECRET_LENGTH
 
 

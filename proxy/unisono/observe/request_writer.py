@@ -1,7 +1,8 @@
 """Asynchronous writing of request records to the store.
 
-Records wait briefly in a queue, so that many are written together. They are dropped if the queue is full, and not
-written again if the store fails; both are counted. A killed process loses the records of its last quarter of a second.
+Records wait briefly in a queue, so that many are written together. If the queue is full, records are dropped. If a
+write fails, it is not repeated. Lost records are counted, except if the process is killed; then the records of its last
+quarter of a second are lost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_QUEUED: Final = 20_000
 RECORDS_PER_WRITE: Final = 500
 # Time that the first record of a batch waits for others, in seconds.
 GATHER_S: Final = 0.25
-# Status of a request for something that does not exist, or not yet.
+# Status of a request for an object that does not exist, or does not exist yet.
 NOT_FOUND: Final = 404
 UNAUTHORIZED: Final = 401
 # Time for writing the queue at shutdown, in seconds.

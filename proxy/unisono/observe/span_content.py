@@ -1,6 +1,6 @@
 """Messages of a generation as JSON, in the format of OpenTelemetry's conventions.
 
-Their size is bounded: the oldest messages are left out first, and long texts lose their middle.
+Their size is limited: the oldest messages are omitted first, and long texts lose their middle.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Span:
 def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
     """Return the generation's span and its descendants.
 
-    Empty if it was not traced or not sampled. `kinds` maps deployments to backend kinds.
+    Returns an empty list if the generation was not traced or not sampled. `kinds` maps deployments to backend kinds.
     """
     request_span = done.start.span
     if request_span is None or not request_span.sampled:

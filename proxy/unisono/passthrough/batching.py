@@ -81,7 +81,7 @@ class BatchedEmbeddings(BatchStream):
             yield first, replace(passthrough, body=body, inputs=len(part), tokens=share, units=units)
 
     async def _work(self, waiting: Iterator[tuple[int, PassthroughRequest]], parts: list[EmbeddingsPart]) -> None:
-        """Answer waiting parts, one after the other."""
+        """Answer the waiting parts, one after the other, and append the answers to `parts`."""
         for first, passthrough in waiting:
             stream = PassthroughGeneration(self._pool, replace(self._request, passthrough=passthrough), passthrough)
             stream.report.began = self.report.began

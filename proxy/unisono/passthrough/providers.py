@@ -77,7 +77,7 @@ CONNECTION: Final = frozenset({"OSError", "TransportError", "ClientConnectionErr
 
 # Minimum characters of a setting that is hidden from clients. Shorter values may be ordinary words.
 MIN_REDACTED_LENGTH: Final = 8
-# Libraries below litellm that log request bodies or addresses.
+# Libraries used by litellm that log request bodies or addresses.
 QUIET: Final = ("openai", "anthropic", "httpx", "httpcore", "boto3", "botocore", "urllib3")
 
 
@@ -179,7 +179,7 @@ class LitellmProvider:
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}
         rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}
         extra_body = self._params.get("extra_body")
-        # For speech, litellm drops other fields without a notice.
+        # For speech, litellm silently drops other fields.
         if rest and (job.api is Api.SPEECH or not _accepts_any_field(litellm, model, self._params)):
             if not self._params.get("drop_params"):
                 name = next(iter(rest))
@@ -343,8 +343,8 @@ _LOADED: Final = _Loaded()
 
 
 def _load(environment: Mapping[str, str]) -> Any:
-    # Litellm reads this variable at import. Without it, litellm fetches a price list, with three attempts if there is
-    # no network.
+    # Litellm reads this variable when it is imported. Without the variable, it fetches a price list, with three
+    # attempts if there is no network.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.update(environment)
     package: Any = importlib.import_module("litellm")

@@ -64,7 +64,7 @@ class Relay(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the answer may be complete: the backend reported the end of a choice."""
+        """Return whether the backend has reported the end of a choice, so that the answer may end."""
         return bool(self.finish)
 
     @property
@@ -305,7 +305,7 @@ class TranscriptRelay(BytesRelay):
         """Read the exact duration from `verbose_json`; the usage has only whole seconds."""
         if not self._data.startswith(b"{"):
             return
-        # A quote within a text of JSON follows a backslash, so only a field matches.
+        # A quote within a JSON string follows a backslash, so the pattern matches only a field.
         found = DURATION.search(self._data, 0, MAX_END_BYTES) or DURATION.search(self._end)
         if found is not None:
             self._units = replace(self._units, seconds=reported_units(float(found[1]), self._units.seconds))

@@ -135,8 +135,8 @@ async def _read_unless_probe_fails(
 ) -> AsyncGenerator[Sequence[AnswerPart]]:
     """Yield the bodies of an answer that is not streamed.
 
-    The answer may take the whole total time. Raises BackendTimeout earlier if the deployment fails a probe and another
-    deployment is available.
+    The answer may take until the total time limit. Raises BackendTimeout earlier if the deployment fails a probe and
+    another deployment is available.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -145,7 +145,7 @@ async def _read_unless_probe_fails(
                 place.on_failed_probe(lambda left_s: limit.reschedule(loop.time() + left_s))
                 bodies = await anext(coming, None)
         except TimeoutError as error:
-            raise BackendTimeout("the backend sent no response, and a health probe of it failed") from error
+            raise BackendTimeout("the backend sent no response, and its health probe failed") from error
         finally:
             place.on_failed_probe(None)
         if bodies is None:
@@ -165,7 +165,7 @@ class PassthroughTelemetry:
         self.failure = ""
 
     def record_output(self, now: float) -> None:
-        """Record new output; each piece counts as one token until the usage is known."""
+        """Record new output. Each piece is treated as one token until the usage is known."""
         if new := self._relay.pieces - self._pace.tokens:
             self._pace.record(new, now)
 

@@ -1,7 +1,7 @@
 """Queueing model of one backend: continuous batching, chunked prefill, LRU prompt cache.
 
-Chunks of prefill alternate with steps of decoding. Nothing changes between two events, so progress is computed: all
-answers of a batch grow at the same rate, and prompts are read one after the other.
+Chunks of prefill alternate with steps of decoding. The speeds are constant between two events, so that the progress can
+be computed. All answers of a batch grow at the same rate, and prompts are read one after the other.
 """
 
 from __future__ import annotations

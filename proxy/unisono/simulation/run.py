@@ -76,7 +76,7 @@ class _Waiting:
 class _Queue:
     """Queue for slots: resumed answers first, then the keys in rotation.
 
-    The requests of a key are in order of arrival.
+    Requests of the same key are in order of arrival.
     """
 
     def __init__(self) -> None:

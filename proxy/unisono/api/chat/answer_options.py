@@ -14,7 +14,7 @@ from unisono.errors import InvalidRequest
 def requested_form(request: ChatRequest) -> AnswerForm | None:
     """Return the required form of the answer; None for free text.
 
-    Raises InvalidRequest if the form cannot be enforced, or if two fields require different forms.
+    Raises InvalidRequest if several fields require a form, or if the form cannot be checked.
     """
     form = request.response_format
     return to_answer_form(request, form.form("response_format") if form is not None else None)

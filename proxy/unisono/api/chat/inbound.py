@@ -88,8 +88,8 @@ class ChatGeneration:
     def request_of(self, index: int) -> GenerationRequest:
         """Return the generation request of choice `index`.
 
-        Choices differ in their request id and, if the client gave a seed, in their seed. With equal seeds all
-        answers would be the same.
+        Choices differ in their request id and, if the client set a seed, in their seed. With equal seeds, all answers
+        would be the same.
         """
         if index == 0:
             return self.request

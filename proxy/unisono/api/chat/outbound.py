@@ -348,10 +348,9 @@ class ChatStreamChunks:
         return chunks + choice.finish({}) + self._usage_chunk(usages) + DONE
 
     def broken(self, error: UnisonoError) -> bytes:
-        """Return the last events of a failed stream.
+        """Return the last events of a failed stream: the usage so far, if requested, and the error.
 
-        These are the usage so far, if requested, and the error. Without `include_usage` no chunk with empty
-        `choices` is sent.
+        Without `include_usage`, no chunk with empty `choices` is sent.
         """
         if not self._frame.include_usage:
             return error_event(error, self._about())

@@ -76,7 +76,7 @@ def _to_think(value: Any) -> Effort | None:
 
 
 def _check_present(value: Any, info: ValidationInfo) -> Any:
-    """Return the value; raise if it is missing although `type` names its field."""
+    """Return the value. If `type` names this field, the value must not be missing."""
     if value is None and info.data.get("type") == info.field_name:
         raise invalid_field("must be an object with the field 'name'")
     return value
@@ -234,7 +234,7 @@ class ChatReasoningOptions(OpenModel):
 
 
 def _to_stop_tokens(value: Any) -> Any:
-    """Accept only the tokens at which every answer ends anyway."""
+    """Reject stop tokens other than those at which every answer ends."""
     if isinstance(value, list) and not {*STOP_TOKENS, ENDOFTEXT}.issuperset(
         each for each in value if type(each) is int
     ):

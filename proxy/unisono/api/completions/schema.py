@@ -54,13 +54,11 @@ _SOME: Final = Field(min_length=1)
 
 
 def _to_prompts(value: Any) -> Any:
-    """Convert a prompt of any form to a list of texts and tuples of ids."""
+    """Convert `prompt` to a list of prompts: texts and tuples of token ids."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise invalid_field(
-            "must be a string or a list that is not empty: of strings, of token ids, or of lists of token ids"
-        )
+        raise invalid_field("must be a string, or a non-empty list of strings, of token ids, or of lists of token ids")
     if all(type(element) is int for element in value):
         return [_to_ids(value)]
     if all(isinstance(element, str) for element in value):

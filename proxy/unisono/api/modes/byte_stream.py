@@ -53,7 +53,7 @@ async def started_bytes(
 
 
 async def _first(batches: AsyncIterator[list[Event]], size: int) -> list[PassedBytes]:
-    """Read batches until they have more than `size` bytes, or to the end; return what was read."""
+    """Read batches until they have more than `size` bytes or the stream ends; return the parts."""
     first: list[PassedBytes] = []
     async for batch in batches:
         first += _bytes_of(batch)

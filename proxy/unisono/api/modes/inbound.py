@@ -120,7 +120,7 @@ def _check(api: Api, body: Mapping[str, Json]) -> None:
     if api is Api.EMBEDDINGS:
         check_input(body.get("input"))
     if api is Api.RERANK and not isinstance(body.get("documents"), list):
-        raise InvalidRequest("'documents' is required: it must be a list.", param="documents")
+        raise InvalidRequest("'documents' is required, and must be a list.", param="documents")
     stream = body.get("stream")
     if api is Api.IMAGES and stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("Invalid value for 'stream': must be true or false.", param="stream")
@@ -129,7 +129,7 @@ def _check(api: Api, body: Mapping[str, Json]) -> None:
 
 
 def _is_streamed(api: Api, body: Mapping[str, Json]) -> bool:
-    """Return True if the answer is sent as it arrives. Values in forms are texts."""
+    """Return True if the answer is sent as it arrives. In forms, `stream` is a text."""
     stream = body.get("stream")
     return api is Api.SPEECH or (api in STREAMING_APIS and str(stream).lower() in ("true", "1"))
 
@@ -144,17 +144,17 @@ def _items(body: Mapping[str, Json], fields: tuple[str, ...]) -> Iterator[UserMe
 
 
 def check_input(value: Json) -> None:
-    """Check the form of an input for embeddings. Raises InvalidRequest, naming the field."""
+    """Check the type of the field `input` for embeddings. Raises InvalidRequest for this field."""
     if value is None or isinstance(value, str):
         return
     if not isinstance(value, list):
         raise InvalidRequest("Invalid value for 'input': must be a text or a list.", param="input")
     if not value:
-        raise InvalidRequest("Invalid value for 'input': the list is empty.", param="input")
+        raise InvalidRequest("Invalid value for 'input': the list must not be empty.", param="input")
 
 
 def _inputs(body: Mapping[str, Json]) -> int | None:
-    """Return the number of inputs to embed, None if unknown. A list of token ids is one input."""
+    """Return the number of inputs to embed; None if unknown. A list of token ids is one input."""
     value = body.get("input")
     if isinstance(value, str):
         return 1

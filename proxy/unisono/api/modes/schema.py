@@ -14,7 +14,7 @@ from unisono.api.field_types import OpenModel
 
 
 class EmbeddingsRequest(OpenModel):
-    """Request for embeddings. Further fields are those of the server."""
+    """Request for embeddings. Any other field is forwarded to the server."""
 
     model: Annotated[str | None, Field(description="By default the only model of the mode `embedding`.")] = None
     input: Annotated[
@@ -35,7 +35,7 @@ class EmbeddingList(AnswerModel):
 
 
 class RerankRequest(OpenModel):
-    """Request to order documents by relevance. Further fields are those of the server."""
+    """Request to order documents by relevance. Any other field is forwarded to the server."""
 
     model: Annotated[str | None, Field(description="By default the only model of the mode `rerank`.")] = None
     query: str
@@ -51,7 +51,7 @@ class RerankResults(AnswerModel):
 
 
 class ScoreRequest(OpenModel):
-    """Request to score pairs of texts, as in vLLM. Further fields are those of the server."""
+    """Request to score pairs of texts, as in vLLM. Any other field is forwarded to the server."""
 
     model: Annotated[str | None, Field(description="By default the only model of the mode `score`.")] = None
     text_1: Annotated[Any, Field(description="A text, or a list of texts.")] = None
@@ -65,7 +65,7 @@ class ScoreList(AnswerModel):
 
 
 class ModerationsRequest(OpenModel):
-    """Request for a classification of texts. Further fields are those of the server."""
+    """Request to classify texts. Any other field is forwarded to the server."""
 
     input: Annotated[Any, Field(description="A text, or a list of texts or parts.")]
     model: Annotated[str | None, Field(description="By default the only model of the mode `moderation`.")] = None
@@ -76,7 +76,7 @@ class Moderations(AnswerModel):
 
 
 class ImagesRequest(OpenModel):
-    """Request for images. Further fields are those of the server."""
+    """Request for images. Any other field is forwarded to the server."""
 
     prompt: str
     model: Annotated[str | None, Field(description="By default the only model of the mode `image_generation`.")] = None
@@ -93,7 +93,7 @@ class Images(AnswerModel):
 
 
 class SpeechRequest(OpenModel):
-    """Request for spoken text. Further fields are those of the server."""
+    """Request for spoken text. Any other field is forwarded to the server."""
 
     model: Annotated[str | None, Field(description="By default the only model of the mode `audio_speech`.")] = None
     input: str

@@ -62,7 +62,7 @@ class SpooledUpload(Upload):
         yield self._end
 
     async def write(self, data: bytes) -> None:
-        """Append to the parts. Raises StoreUnavailable if the disk is full."""
+        """Append bytes to the parts. Raises StoreUnavailable if the disk is full."""
         self._size += len(data)
         try:
             # Small bodies stay in memory, where a write takes no time.
@@ -132,13 +132,13 @@ class PartReader:
     def finish(self) -> None:
         """Raise InvalidRequest if the body is not complete."""
         if not self.is_complete:
-            raise InvalidRequest("The multipart body ends before its last part is complete.")
+            raise InvalidRequest("The multipart body is incomplete: it ends before its closing boundary.")
 
     def _on_part_begin(self) -> None:
         self._headers = []
         self._parts += 1
         if self._parts > MAX_PARTS:
-            raise InvalidRequest(f"The body has more than {MAX_PARTS} parts.")
+            raise InvalidRequest(f"The body has more than {MAX_PARTS} parts; send fewer.")
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._name_bytes += data[start:end]
@@ -154,13 +154,13 @@ class PartReader:
         kind, options = parse_options_header(dict(self._headers).get(b"content-disposition"))
         name = options.get(b"name")
         if kind != b"form-data" or name is None:
-            raise InvalidRequest("A part of the body has no name in its 'Content-Disposition'.")
+            raise InvalidRequest("A part of the body has no name; set it in the part's 'Content-Disposition' header.")
         self._name = name.decode("utf-8", "replace")
         self._option = None
         if b"filename" in options:
             if self._name == MODEL or option_field(self._name) is not None:
                 field = self._name[:64]
-                raise InvalidRequest(f"'{field}' must be a text; send it without a file name.", param=field)
+                raise InvalidRequest(f"'{field}' must be a text field; send it without a file name.", param=field)
             self._text = None
             self._upload.files.add(self._name)
         else:

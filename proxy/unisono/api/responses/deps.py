@@ -44,7 +44,7 @@ async def unlimited(tenant: str, key: str) -> Caller:
 
 
 class ChargeJournal(Protocol):
-    """Charge the tokens in the journal of a response that fails before it is taken over."""
+    """Charge the tokens in the journal of a response that fails before it can be continued."""
 
     def __call__(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None: ...
 

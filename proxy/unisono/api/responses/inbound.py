@@ -84,7 +84,7 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
             "'input' must not be empty without 'previous_response_id' or 'conversation'.", param="input"
         )
     if request.background and not request.stored:
-        raise InvalidRequest("'background' requires 'store', so that the response can be retrieved.", param="store")
+        raise InvalidRequest("'background: true' requires 'store: true'; a response must be stored.", param="store")
 
 
 def referenced_ids(request: ResponsesRequest) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def _with_approvals(
     entries: Sequence[StoredItem],
     servers: tuple[ToolServer, ...],
 ) -> tuple[ServerTools | None, tuple[Item, ...]]:
-    """Return the server tools, and the history with a result after every decided call."""
+    """Return the server tools, and the history with a result for each call decided earlier."""
     earlier, new = parted(entries, reading.known.hosted)
     now = reading.known.now + new
     return to_server_tools(request, earlier, now, servers), settled(reading.history.items(), earlier, now)
@@ -216,7 +216,7 @@ def _conversion(known: KnownState, toolbox: Toolbox, searcher: Searcher | None) 
 
 
 def notes_of(request: ResponsesRequest, on_tools: Sequence[str], reading: InputConversion) -> tuple[str, ...]:
-    """Return notes on fields that were accepted without effect, and those on tools."""
+    """Return the notes on fields without effect and the notes on tools."""
     return (*notes_on_fields(request), *on_tools, *request.media_notes, *reading.notes)[:MAX_NOTES]
 
 

@@ -76,7 +76,7 @@ class InputConversion:
                 case ToolResult():
                     self.history.result(item)
                 case AddedTools():
-                    # The results of parallel calls may follow.
+                    # Added within the exchange, because results of parallel calls may follow.
                     self.history.add_within_exchange(item)
                 case _:
                     self.history.add(item)

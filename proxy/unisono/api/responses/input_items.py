@@ -153,7 +153,7 @@ class InputMcpCall(InputItem):
 
 
 class InputMcpList(InputItem):
-    """Tools of an MCP server that were listed earlier. They need not be sent again."""
+    """Earlier tool list of an MCP server. Clients may omit it."""
 
     server_label: Word = None
     error: Any = None
@@ -336,7 +336,7 @@ def to_listed(item: InputItem) -> Wire:
         summary = item.summary if isinstance(item.summary, list) else []
         sealed = {"encrypted_content": item.encrypted_content} if item.encrypted_content else {}
         return {"type": "reasoning", "summary": summary, "content": parts, **sealed}
-    # Items are listed as the client sent them, completed by the fields that the SDKs require.
+    # Items are listed as the client sent them, plus the fields that the SDKs require.
     wire = item.model_dump(mode="json", exclude_none=True, by_alias=True)
     match item.type:
         case "message":

@@ -29,7 +29,7 @@ from unisono.core.conversation import (
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.state_store import StoredItem
 
-# Make an unguessable id that begins with the given prefix.
+# Function that returns an unguessable id with the given prefix.
 NewId = Callable[[str], str]
 
 Wire = dict[str, Any]
@@ -99,7 +99,7 @@ CALL_PREFIX = "call_"
 
 def served_id(call_id: str, kind: str) -> str:
     """Return the item id for a call that the gateway ran; the item id contains the call id."""
-    # A client sends these items back without `call_id`.
+    # The call id must be part of the item id, because clients send these items back without `call_id`.
     return prefix_of(kind) + call_id.removeprefix(CALL_PREFIX)
 
 

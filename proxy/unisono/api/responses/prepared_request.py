@@ -1,7 +1,7 @@
 """Preparation of a request: validated body, prior state, generation request and frame.
 
-Invalid requests are refused here, before a backend is called. A response to be stored starts only if the store
-answers, accepts writes and has room. Otherwise the client could not retrieve the promised response.
+Invalid requests are rejected here, before a backend is called. If the response is to be stored, the generation starts
+only if the store answers, accepts writes and has room. Otherwise the client could not retrieve the promised response.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from unisono.errors import StoreConflict
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Sender of a request, and the dialect of its answer.
+    """Sender of a request, and the dialect of the answer.
 
-    `notes` report headers or parameters without effect.
+    `notes` are texts about headers and parameters without effect.
     """
 
     caller: Caller
@@ -85,7 +85,7 @@ class PreparedRequest:
 
     @property
     def item_ids(self) -> DerivedIds:
-        """Ids of the answer's items, derived from the response id and equal in every process."""
+        """Ids of the answer's items, derived from the response id and thus equal in every process."""
         return DerivedIds(self.frame.id, "item")
 
 

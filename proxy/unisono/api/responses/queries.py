@@ -30,7 +30,7 @@ def _to_event(value: Any) -> int:
     """Parse `starting_after`, the number of the last event that the client has received."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= MAX_EVENT_DIGITS:
         return int(value)
-    raise invalid_field("must be the number of an event")
+    raise invalid_field(f"must be the number of an event: 1 to {MAX_EVENT_DIGITS} digits")
 
 
 def _to_flag(value: Any) -> bool:

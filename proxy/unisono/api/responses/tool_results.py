@@ -1,4 +1,4 @@
-"""Results of tools in the input: their text, and whether a returned call is the stored one."""
+"""Results of tools in the input, and comparison of returned calls with stored ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def is_same_call(stored: StoredItem, call_id: str | None, details: Any) -> bool:
 
 
 def same_json(one: str, other: str) -> bool:
-    """Return whether both are the same text, or the same JSON."""
+    """Return whether two texts are equal, or contain equal JSON."""
     if one == other:
         return True
     try:

@@ -145,8 +145,8 @@ WAIT_S = 5.0
 PAGE = 256
 # The first page is small, so that a reader gets its first events early.
 FIRST_PAGE = 16
-# Target size of one read in bytes. It is estimated from the size of earlier events, because a slow reader holds the
-# whole result of a read in memory.
+# Target size of one read in bytes. The number of events per read is estimated from the size of earlier events. The size
+# is limited, because a slow reader holds the whole result of a read in memory.
 PAGE_BYTES = 64 * 1024
 
 
@@ -182,7 +182,7 @@ async def logged_events(
 
 
 def slices(events: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Split `events` into lists of at most `PAGE_BYTES`, or of one larger event."""
+    """Split `events` into lists of at most `PAGE_BYTES`; a larger event has its own list."""
     chunk: list[bytes] = []
     size = 0
     for data in events:

@@ -34,8 +34,8 @@ from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, S
 
 # Time in seconds for which events are collected before they are logged.
 PAUSE_S = 0.03
-# Additional seconds for each other running response. A write costs a gateway about as much CPU as five tokens, and so
-# does each reader's lookup after it. A thousand writes per second use a fifth of a CPU.
+# Additional seconds for each running response. A write costs a gateway about as much CPU time as five tokens, and so
+# does each reader's lookup afterwards. A thousand writes per second use a fifth of a CPU.
 PAUSE_EACH_S = 0.001
 
 log = logging.getLogger("unisono.responses")
@@ -138,7 +138,7 @@ class BackgroundJob:
     async def leave(self, grace_s: float, within_s: float) -> None:
         """Hand the response over to another process.
 
-        A running tool call has `grace_s` seconds to finish, and everything else `within_s`.
+        A running tool call has `grace_s` seconds to finish. Then the job has `within_s` seconds to end.
         """
         self.end(JobEnding.LEFT)
         if self._is_calling and self._task is not None:
@@ -247,9 +247,9 @@ class BackgroundJob:
         return await reading if reading in done else None
 
     async def _read(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
-        """Log the events of the stream.
+        """Log the events of the stream, except the last batch.
 
-        The last batch is excluded: `_finish` writes it with the end.
+        `_finish` writes the last batch together with the end of the response.
         """
         journal = self._engine_run.report.journal
         seen = len(self._journal)

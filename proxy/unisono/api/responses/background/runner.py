@@ -122,7 +122,7 @@ class BackgroundRunner:
         size: int,
         lease: Lease,
     ) -> tuple[BackgroundJob, StoredResponse]:
-        """Return the job and the stored response. Raises the errors of `start_response`."""
+        """Store the response and create its job; return both. Raises as `start_response` does."""
         past = await recall(self._deps.store, sender.tenant, request)
         prepared = await assembled(
             self._deps,
@@ -179,9 +179,9 @@ class BackgroundRunner:
         raise StoreUnavailable("The response could not be cancelled; try again.")
 
     def forget(self, tenant: str, response_id: str) -> None:
-        """Stop generating a deleted response.
+        """Stop the generation of a deleted response.
 
-        Another process that generates it detects the deletion at its next renewal.
+        If another process generates the response, that process detects the deletion when it renews the lease.
         """
         job = self._jobs.get(BackgroundRun(tenant, response_id))
         if job is not None:
@@ -251,9 +251,9 @@ class BackgroundRunner:
             raise
 
     async def _undo(self, background_run: BackgroundRun, response: StoredResponse, lease: Lease) -> None:
-        """Delete a response whose creation failed, and block a late creation.
+        """Delete a response whose creation failed, and block a write that is still in progress.
 
-        If that is impossible, the response stays watched and is generated, although the client received an error.
+        If the deletion fails, the response remains watched and is generated, although the client received an error.
         """
         store = self._deps.store
         try:

@@ -29,7 +29,7 @@ MAX_TAKEOVERS = 3
 FORGET_S = 60.0
 # Time in seconds for which a response that this process cannot continue is left to other processes.
 UNREADABLE_S = 60.0
-# Entries after which the set of missing responses is reset; it must not grow without bound.
+# Maximum size of the set of missing responses, which is then cleared, so that it does not grow without bound.
 MAX_MISSING = 4096
 
 log = logging.getLogger("unisono.responses")
@@ -93,7 +93,7 @@ class Takeover:
             return
         [response] = await store.responses(background_run.tenant, [background_run.response])
         if response is None and background_run not in self._missing:
-            # It may not exist yet: a watch is created before its response.
+            # The response may not exist yet, because its watch is created first.
             if len(self._missing) >= MAX_MISSING:
                 self._missing.clear()
             self._missing.add(background_run)
@@ -173,7 +173,7 @@ class Takeover:
         self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, tries: int
     ) -> PreparedRequest:
         if tries > MAX_TAKEOVERS:
-            raise InternalError("The response was abandoned, because every process that generated it crashed.")
+            raise InternalError("The response failed, because every process that generated it crashed.")
         return await rebuild_request(self._deps, background_run.tenant, response, lease)
 
     async def _count_events(self, background_run: BackgroundRun) -> int:

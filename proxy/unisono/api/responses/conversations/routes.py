@@ -65,7 +65,7 @@ def is_possible_id(name: str) -> bool:
 
 
 def referenced_ids(items: Sequence[InputItem]) -> tuple[str, ...]:
-    """Return the unique ids of stored items that new items may depend on."""
+    """Return the distinct ids in new items that may be ids of stored items."""
     return tuple(dict.fromkeys(item.id for item in items if item.id and is_possible_id(item.id)))
 
 
@@ -109,7 +109,7 @@ Labels = Annotated[Metadata, BeforeValidator(_no_labels), FieldInput(Metadata | 
 class AddedItems(MediaHistory):
     """Request with items to store.
 
-    Unsupported media are accepted in all items, because the items are history as soon as they are stored.
+    Media in these items are replaced by a text and never rejected, because stored items are history.
     """
 
     HISTORY = "items"
@@ -335,7 +335,7 @@ async def load_known_state(
 ) -> KnownState:
     """Read the stored items that new items refer to.
 
-    The result also has the content of `earlier`, the history before the new items.
+    The result also contains the content of `earlier`, the history before the new items.
     """
     ids = referenced_ids(items)
     stored = dict(zip(ids, await asyncio.gather(*(store.item(tenant, name) for name in ids)), strict=True))
@@ -343,7 +343,7 @@ async def load_known_state(
 
 
 async def page_of(store: Store, tenant: str, conversation: str, query: PageQuery) -> tuple[StoredItem, ...]:
-    """Return the requested items, and one more if more follow."""
+    """Return the requested items, plus one item if more items follow."""
     check_conversation(conversation)
     page = await store.conversation_items(
         tenant, conversation, after=query.after, limit=query.limit + 1, newest_first=query.order == "desc"

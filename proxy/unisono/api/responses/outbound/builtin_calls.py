@@ -58,7 +58,7 @@ class BuiltinCalls:
         return {"type": kind, "url": url, "pattern": _text(arguments.get("pattern"))}
 
     def _address(self, arguments: Mapping[str, Json]) -> str:
-        """Return the target address of a call, as far as it is known before the call."""
+        """Return the address that a call opens, if it is known before the call; otherwise ""."""
         link = arguments.get("id", -1)
         if isinstance(link, str):
             return link
@@ -82,7 +82,7 @@ def is_trained(item: HostedCall) -> bool:
 
 
 def code_of(item: HostedCall) -> str:
-    """Return the streamed text of a call: the code of a code execution, otherwise ""."""
+    """Return the text of a call that is streamed: the code of a code execution, otherwise ""."""
     if builtin_of(item.server) != PYTHON:
         return ""
     return _text(item.arguments.members.get("code"))

@@ -6,7 +6,7 @@ Rules for every stream:
 - Every item has a complete life cycle, even without content. Its id and index are the same in all its events.
 - A call is emitted only when complete, unless its arguments are streamed.
 - Between the arguments and the result of a server tool call, no events of other items are emitted.
-- `last` emits the last event. Before that, `stored` contains the same response, so that it can be stored first.
+- `last` emits the last event. Before that, `stored` has the same response, so that it can be stored first.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ResponseEvents:
 
     @property
     def ended(self) -> bool:
-        """True once the final response is known; only its last event (`last`) is not written yet."""
+        """True if the final response is known, so that only its last event (`last`) is missing."""
         return self.stored is not None
 
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
@@ -136,20 +136,13 @@ class ResponseEvents:
         return self._writer.sse_delta(opened.plain_delta, delta.text)
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
-        """Continue an answer that another process has begun.
-
-        `batch` contains the engine's events so far. The other process has emitted `number` wire events for them,
-        possibly with differently split deltas.
-        """
+        """Continue after `batch`, for which another process emitted `number` events."""
         self.write(batch)
         self._writer.pop_events()
         self._writer.number = number
 
     def refuse(self, text: str) -> list[WireEvent]:
-        """Return the events of a refusal message, for an answer that is impossible.
-
-        The caller must end the response afterwards.
-        """
+        """Return the events of a refusal message. The caller must end the response afterwards."""
         self._start_response()
         self._settle(COMPLETED)
         item_id, place = self._new_id("msg_"), len(self._output)
@@ -160,10 +153,7 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
-        """Close the open item and report the error.
-
-        If `keep_output` is False, the output is dropped, because it is too large for the store.
-        """
+        """Close the open item and report the error. `keep_output` False drops an oversized output."""
         self._start_response()
         self._settle(INCOMPLETE)
         if not keep_output:
@@ -180,10 +170,7 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def last(self) -> WireEvent:
-        """Return the last event. Allowed only if `ended` is True.
-
-        If the event is not sent, `fail` may be called afterwards; its events then reuse the number.
-        """
+        """Return the last event, once `ended`. If it is not sent, `fail` may still be called."""
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
         [event] = self._writer.pop_events()
@@ -280,7 +267,7 @@ class ResponseEvents:
         self._add("response.output_item.done", {**place, "item": wire})
 
     def _add_entry(self, entry: Ran | Listed) -> None:
-        """Emit the result of the call or list that was started before."""
+        """Emit the result of the tool call or tool list that is open."""
         opened = self._open_item
         assert opened is not None
         if isinstance(entry, Listed):

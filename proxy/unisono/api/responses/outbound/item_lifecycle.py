@@ -1,4 +1,4 @@
-"""Life cycle of an item in events: added, parts and deltas, done. One table row per kind."""
+"""Life cycle of an item in events: added, parts and deltas, done; one record per kind."""
 
 from __future__ import annotations
 

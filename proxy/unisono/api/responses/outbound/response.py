@@ -56,7 +56,7 @@ from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, Inva
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 CONTAINER = "cntr_"
-# Error codes of a failed response, on which agents act. The first matching row applies.
+# Error codes of a failed response; agents act on them. The first matching row applies.
 CODES: tuple[tuple[type[UnisonoError], str], ...] = (
     (ContextTooLong, "context_length_exceeded"),
     (InvalidRequest, "invalid_prompt"),
@@ -64,14 +64,14 @@ CODES: tuple[tuple[type[UnisonoError], str], ...] = (
     (UnisonoError, "server_error"),
 )
 
-# Error classes by code; the default is a backend failure.
+# Error classes by code. Any other code is a BackendError.
 FAILURES: Mapping[str, type[UnisonoError]] = {
     "context_length_exceeded": ContextTooLong,
     "invalid_prompt": InvalidRequest,
     "rate_limit_exceeded": BackendOverloaded,
 }
 
-# Encrypt an item, so that only this gateway can decrypt it.
+# Function that encrypts an item, so that only this gateway can decrypt it.
 Seal = Callable[[Item], str]
 SealHistory = Callable[[Sequence[Item]], str]
 
@@ -113,7 +113,7 @@ class ResponseFrame:
     summary_chars: int = 0
     # Function that encrypts the conversation for a compaction item; None if the answer contains no compaction.
     seal_history: SealHistory | None = None
-    # Number of alternatives for the log probability of each token; None for no log probabilities.
+    # Number of alternative tokens with log probabilities for each token; None without log probabilities.
     logprobs: int | None = None
 
     def trained(self) -> BuiltinCalls:
@@ -298,7 +298,7 @@ def to_response(stored: StoredResponse, dialect: Dialect = OPENAI) -> Wire:
 
 
 def failure_in(stored: StoredResponse) -> UnisonoError:
-    """Return the error of a failed response, for a client that waited for it."""
+    """Return the error of a failed response, to raise it for a client that waits."""
     error = stored.error or {}
     kind = FAILURES.get(str(error.get("code")), BackendError)
     return kind(str(error.get("message") or "The response failed."))
@@ -326,7 +326,7 @@ def to_status(finished: Finished, *, calls: int, has_truncated_call: bool = Fals
 
 
 def to_notes(status: Status, about: Mapping[str, Any], now: float) -> Wire:
-    """Return the stored notes: completion time, reason of incompleteness, `unisono` object."""
+    """Return the stored notes: completion time, reason if incomplete, and `unisono` object."""
     return {
         "completed_at": int(now) if status is Status.COMPLETED else None,
         "incomplete_details": {"reason": MAX_OUTPUT_TOKENS} if status is Status.INCOMPLETE else None,

@@ -20,7 +20,7 @@ def summary_part(text: str) -> Wire:
 
 
 def first_event(item: Wire) -> tuple[str, Wire]:
-    """Return the event that starts a summary. `item` has the fields that locate the item."""
+    """Return the event that starts a summary. `item` has the id and index of the item."""
     return PART_ADDED, {**item, "summary_index": 0, "part": summary_part("")}
 
 

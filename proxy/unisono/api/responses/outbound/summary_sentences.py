@@ -21,7 +21,7 @@ SENTENCE_END = re.compile(
     rf"|(?<![{CJK_PUNCTUATION}])[{CJK_PUNCTUATION}]++[{CJK_CLOSING}]*+(?=[^{re.escape(MARKS)}])"
     r"|(?=\n)"
 )
-# Words whose period ends no sentence.
+# Words whose period does not end a sentence.
 ABBREVIATIONS = frozenset({"e.g.", "i.e.", "vs.", "cf.", "approx.", "resp.", "mr.", "mrs.", "ms.", "dr."})
 OPENING = "\"'“‘«([*_`"
 ITEM_NUMBER = re.compile(r"\d{1,3}\.")
@@ -63,7 +63,8 @@ class SummarySentences:
     def end(self, *, is_complete: bool) -> str:
         """Return what the end of the text adds to the summary.
 
-        The last sentence of a complete text may lack its punctuation. Otherwise it is incomplete and omitted.
+        The last sentence of a complete text may lack its punctuation. If the text is not complete, its last sentence is
+        omitted.
         """
         length = self._length
         last = self._pending.strip()

@@ -120,6 +120,6 @@ class ApprovalClaims:
         if owner != response_id:
             field = self._fields[approval]
             raise ApprovalUsed(
-                f"'{field}': the approval '{approval}' is valid for one call and is used by the response '{owner}'.",
+                f"'{field}': the approval '{approval}' is valid for one call only; response '{owner}' uses it already.",
                 param=field,
             )

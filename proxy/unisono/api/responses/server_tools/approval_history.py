@@ -93,7 +93,7 @@ def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory 
 
 
 def request_of(response: Wire) -> str:
-    """Return the id of the request that a response is about."""
+    """Return the id of the approval request or question that a response answers."""
     return str(response.get("approval_request_id") or response.get("elicitation_request_id"))
 
 
@@ -111,7 +111,7 @@ def _decision(response: Wire, call_id: str, request: str, question: ToolQuestion
 
 
 def question_in(request: Wire) -> ToolQuestion:
-    """Return the question in a request for an answer."""
+    """Return the question in an elicitation request."""
     schema, state = request.get("requested_schema"), request.get("state")
     try:
         parsed: Json = orjson.loads(state) if isinstance(state, str) else None

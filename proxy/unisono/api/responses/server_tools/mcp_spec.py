@@ -90,7 +90,7 @@ SEALED = "sealed"
 
 
 def has_secrets(body: Mapping[str, Any]) -> bool:
-    """Return True if the body has secrets, or fields in the gateway's sealed form."""
+    """Return True if the MCP tools in the body have secrets or a field `sealed`."""
     return any(_secrets(tool) or _is_sealed(tool) for tool in body.get("tools") or ())
 
 

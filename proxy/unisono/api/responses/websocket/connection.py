@@ -61,7 +61,7 @@ NAMED_LANES = 32
 MAX_PENDING_RESPONSES = 64
 # Maximum size in bytes of all pending requests of one socket.
 MAX_PENDING_BYTES = 32 << 20
-# Maximum number of unsent error frames and refusals of steer frames.
+# Maximum number of error frames and replies to steer frames that are not sent yet.
 MAX_UNSENT_ERRORS = 64
 # WebSocket close code (RFC 6455).
 CLOSED_NORMALLY = 1000
@@ -243,7 +243,7 @@ class Connection:
                     await self._send(to_lane_frame(event.data, create.lane) for event in batch)
 
     def _id_of(self, create: CreateFrame) -> str:
-        """Return the request id of a response. The first has the id of the socket's handshake."""
+        """Return the request id of a response. The first response has the id of the handshake."""
         return self._sender.request_id + (f".{create.number}" if create.number > 1 else "")
 
     def _response_events(

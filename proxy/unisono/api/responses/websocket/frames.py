@@ -22,7 +22,7 @@ Lane: TypeAlias = str | None
 
 Fields = dict[str, Any]
 
-# Fields for the socket, which are not part of the request. `stream` has no effect, because a socket always sends
+# Fields for the socket, which are not part of the request. `stream` has no effect, because a socket always receives
 # events.
 ENVELOPE = frozenset({"type", "stream_id", "generate", "stream"})
 
@@ -149,7 +149,7 @@ def error_frame(error: UnisonoError, lane: Lane) -> str:
 
 
 def not_steered(steer: SteerFrame) -> str:
-    """Return the refusal of a steer frame. It repeats the input, for use in the next request."""
+    """Return the reply to a steer frame: an error that repeats the input for later use."""
     frame = {
         "type": "response.steer.failed",
         "sequence_number": 0,

@@ -41,7 +41,7 @@ class CachedResponse:
 
 
 class ResponseCache:
-    """Cache of the newest response of each lane. Over capacity the oldest is evicted first."""
+    """Cache of the newest response of each lane. If it is full, the oldest response is evicted."""
 
     def __init__(self, most: int = CACHE_CAPACITY) -> None:
         self._capacity = most
