@@ -1,9 +1,9 @@
 """Prometheus metrics by name, unit and labels, and the storage of their values.
 
-Names contain units, such as seconds and tokens. Label values are those of the configuration and of tables, never of a
-request, so that clients cannot create series. With several workers, each stores its values in its own files in one
-folder, by worker number. The worker that is scraped sums the values of all workers. A restarted worker continues the
-files of its predecessor.
+Names contain units, such as seconds and tokens. The configuration and tables define the label values, never a request,
+so that clients cannot create series. With several workers, each stores its values in its own files in one folder, by
+worker number. The worker that is scraped sums the values of all workers. A restarted worker continues the files of its
+predecessor.
 """
 
 from __future__ import annotations

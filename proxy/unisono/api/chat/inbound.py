@@ -173,7 +173,7 @@ def _continues(request: ChatRequest) -> bool:
     is_open = request.messages[-1].role == "assistant" and not _has_calls(request.messages[-1])
     if request.continue_final_message and request.add_generation_prompt:
         at = "add_generation_prompt"
-        raise InvalidRequest(f"'{at}' and 'continue_final_message' exclude each other; send only one.", param=at)
+        raise InvalidRequest(f"'{at}' and 'continue_final_message' cannot be combined; send only one.", param=at)
     if request.continue_final_message and not is_open:
         at = "continue_final_message"
         raise InvalidRequest(f"'{at}': the last message must be from the assistant, without tool calls.", param=at)
@@ -277,7 +277,7 @@ def to_conversation(
     items = history.history.items()
     if len(items) > MAX_MESSAGES:
         raise InvalidRequest(
-            f"'messages' contains more than {MAX_MESSAGES:,} messages, calls and results.", param="messages"
+            f"'messages' has more than {MAX_MESSAGES:,} messages, calls and results; shorten it.", param="messages"
         )
     return Conversation(preamble, items, prefill), history.notes
 

@@ -18,8 +18,8 @@ from unisono.engine.request import RawPrompt
 class LegacyLogprobs:
     """Log probabilities of one choice, part by part.
 
-    `top` is the number of alternatives for each token. `offset` is the number of characters before the answer, which
-    are those of the repeated prompt.
+    `top` is the number of alternatives for each token. `offset` is the number of characters of the repeated prompt,
+    after which the answer begins.
     """
 
     def __init__(self, raw: RawPrompt, top: int, offset: int) -> None:

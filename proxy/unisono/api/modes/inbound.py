@@ -70,7 +70,7 @@ def requested_model(body: Mapping[str, Json]) -> str:
     """
     model = body.get("model")
     if model is not None and not isinstance(model, str):
-        raise InvalidRequest("Invalid value for 'model': must be a text.", param="model")
+        raise InvalidRequest("Invalid value for 'model': must be a string.", param="model")
     return model or ""
 
 
@@ -148,7 +148,7 @@ def check_input(value: Json) -> None:
     if value is None or isinstance(value, str):
         return
     if not isinstance(value, list):
-        raise InvalidRequest("Invalid value for 'input': must be a text or a list.", param="input")
+        raise InvalidRequest("Invalid value for 'input': must be a string or a list.", param="input")
     if not value:
         raise InvalidRequest("Invalid value for 'input': the list must not be empty.", param="input")
 

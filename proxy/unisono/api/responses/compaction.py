@@ -29,7 +29,7 @@ from unisono.core.frozen import dataclass
 from unisono.engine.request import GenerationReport
 
 # Request fields that have an effect on a compaction. Instructions and tools are included, so that the prompt begins
-# like those of the conversation, and the backend's prefix cache matches.
+# like the conversation's other prompts, and the backend's prefix cache matches.
 EFFECTIVE_FIELDS = frozenset(
     {"model", "input", "instructions", "previous_response_id", "tools", "reasoning", "prompt_cache_key", "user"}
 )

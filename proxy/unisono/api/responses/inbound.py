@@ -1,7 +1,7 @@
 """Conversion of a Responses request to a generation request and stored items.
 
-The conversion has no side effects: state, ids and the date are arguments. Instructions, tools and effort are always
-those of the current request, even if it continues a conversation. Earlier and new items are converted together to one
+The conversion has no side effects: state, ids and the date are arguments. The current request always determines the
+instructions, tools and effort, even if it continues a conversation. Earlier and new items are converted together to one
 history, so that a continued conversation begins with exactly the same tokens.
 """
 
@@ -315,7 +315,7 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
         leading += 1
     if len(items) > MAX_MESSAGES:
         raise InvalidRequest(
-            f"The conversation contains more than {MAX_MESSAGES:,} messages, calls and results.", param="input"
+            f"The conversation has more than {MAX_MESSAGES:,} messages, calls and results; shorten it.", param="input"
         )
     instructions = join(texts, "\n\n", param="input")
     whole = Preamble(instructions, tuple(tools.values()), preamble.effort, preamble.date)

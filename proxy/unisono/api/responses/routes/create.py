@@ -277,7 +277,7 @@ class ResponseCreation:
             return False
         except BaseException as error:
             if await self._is_missing(response_id):
-                if isinstance(error, StoreConflict) and await self._is_response_missing(claim, response_id):
+                if isinstance(error, StoreConflict) and await self._has_lost_key(claim, response_id):
                     return False
                 await release_claim(self._deps, claim, response_id)
             raise
@@ -288,7 +288,7 @@ class ResponseCreation:
             self._sender, self._requested, self._body, response_id=response_id, size=self._size, confirm=confirm
         )
 
-    async def _is_response_missing(self, claim: IdempotencyClaim, response_id: str) -> bool:
+    async def _has_lost_key(self, claim: IdempotencyClaim, response_id: str) -> bool:
         try:
             return await owner_of(self._deps, claim, response_id) != response_id
         except StoreError:

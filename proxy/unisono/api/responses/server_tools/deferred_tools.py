@@ -145,6 +145,6 @@ def _tools(request: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
 
 def _namespaces(tools: Iterable[FunctionTool]) -> Mapping[str, str]:
     """Return the description of each namespace of deferred tools, by the name of the namespace."""
-    # The descriptions are those of the tools, not of the request. The request may continue another one that declared
-    # the tools in an item, and its prompt must stay the same.
+    # The descriptions are read from the tools instead of the request. The request may continue a conversation in which
+    # an item declared the tools, and the prompt must stay the same.
     return {tool.namespace: tool.namespace_description for tool in tools if tool.namespace not in ("", PLAIN_NAMESPACE)}
