@@ -8,7 +8,7 @@ from typing import Final
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 from unisono.core.request_record import GENERATIONS, RecordSink, RequestRecord
 
-# Values of `route` in the records of generations that belong to no HTTP request.
+# Values of `route` in the records of generations that have no HTTP request.
 BACKGROUND: Final = "background"
 WEBSOCKET: Final = "websocket"
 

@@ -84,7 +84,7 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
             "'input' must not be empty without 'previous_response_id' or 'conversation'.", param="input"
         )
     if request.background and not request.stored:
-        raise InvalidRequest("'background: true' requires 'store: true'; a response must be stored.", param="store")
+        raise InvalidRequest("'background: true' requires 'store: true', to retrieve the response.", param="store")
 
 
 def referenced_ids(request: ResponsesRequest) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def _to_parts(value: Any) -> Any:
 
 
 def _to_output(value: Any) -> Any:
-    """Convert a tool's output to parts. JSON without strings or parts becomes one text part."""
+    """Convert a tool's output to parts. Any other JSON becomes the text of a single part."""
     bare = isinstance(value, (dict, int, float)) or (
         isinstance(value, list)
         and any(not isinstance(part, str) and not (isinstance(part, dict) and "type" in part) for part in value)

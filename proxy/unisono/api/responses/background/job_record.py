@@ -22,8 +22,8 @@ from unisono.errors import StoreConflict
 
 # Note with the request without its input. It is removed when the response is finished.
 REQUEST_NOTE = "asked"
-# Note with two numbers: the takeovers after a crash since a token was last logged, and the number of tokens logged
-# then.
+# Note with two numbers: the takeovers after a crash in a row without a new token, and the number of logged tokens at
+# the last takeover.
 TRIES = "tries"
 # Note with the value of `TRIES` at a graceful handover. An earlier version of the gateway ignores this note and changes
 # `TRIES`. The values then differ, so that a crash of that process is counted.

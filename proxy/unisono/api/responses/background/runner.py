@@ -89,9 +89,9 @@ class BackgroundRunner:
     ) -> StoredResponse:
         """Store a new response and start its generation; return the stored response.
 
-        `confirm` is called before the response is stored, while the lease is held. Raises the error that makes the
-        request invalid, an error of `confirm`, or StoreError. The response is then deleted, unless the store fails
-        again.
+        `confirm` is called before the response is stored, while the lease is held. Raises an error if the request is
+        invalid or if `confirm` fails, and StoreError if the store fails. The response is then deleted, unless the store
+        fails again.
         """
         if len(self._jobs) >= MAX_CONCURRENT_RESPONSES:
             raise BackendOverloaded("Too many background responses are in progress; try again later.", retry_after_s=5)
