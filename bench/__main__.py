@@ -82,9 +82,9 @@ def arms_of(scenario: Scenario, args: argparse.Namespace) -> list[Arm]:
 def heading(argv: list[str], load_before: float) -> str:
     return (
         "# Cost of the gateway\n\n"
-        "Compare ratios inside one table; absolute figures depend on the machine. Every answer was compared byte by\n"
-        "byte with what the backend sent. Cells show the median (minimum-maximum) of the rounds. Comparisons show the\n"
-        "median of the comparisons of each round.\n\n"
+        "Compare only figures in the same table, because absolute figures depend on the machine. The benchmark\n"
+        "compared every answer byte by byte with what the backend sent. A cell shows the median of all rounds, with\n"
+        "the minimum and the maximum in parentheses. A ratio is the median of the ratios of the rounds.\n\n"
         f"- command: `{shlex.join(['python', '-m', 'bench', *argv])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
         f"- machine: {report.machine()}; load average before the run {load_before:.1f}\n"
         f"- versions: {report.versions()}; commit {report.revision() or 'unknown'}\n"
