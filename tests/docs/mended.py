@@ -39,32 +39,34 @@ COMMAND = "python -m tests.docs.mended > docs/recoveries.md"
 
 @dataclass(frozen=True)
 class Example:
-    """Model output of each step, and its result.
+    """Model output of each step, and what it leads to.
 
-    `condition` states a further condition of the example.
+    `received` are the items that the client receives, in words. `read` are the texts that the model reads, such as
+    results of tool calls. `condition` is a sentence about the request or the backend.
     """
 
     outputs: Sequence[str]
-    result: Sequence[str]
+    received: Sequence[str]
     rules: Sequence[str]
     condition: str = ""
+    read: Sequence[str] = ()
 
 
 def visible(events: Sequence[Event]) -> list[str]:
-    """Return the client's view of the events, in words."""
-    return [_word(item) for item in items_of(events)] or ["nothing"]
+    """Return the items that the client receives, in words."""
+    return [_word(item) for item in items_of(events)] or ["no items"]
 
 
 def _word(item: R | P | F | C) -> str:
     match item:
         case R(text):
-            return f"reasoning `{text}`"
+            return f"the reasoning `{text}`"
         case P(text):
-            return f"preamble `{text}`"
+            return f"the preamble `{text}`"
         case F(text):
-            return f"answer `{text}`"
+            return f"the answer `{text}`"
         case C(name, arguments):
-            return f"call `{name}` with `{arguments}`"
+            return f"a call of `{name}` with `{arguments}`"
 
 
 # Cases that illustrate their rule better than shorter ones.
@@ -106,11 +108,11 @@ def _read(tokens: Sequence[int], finish: str, *, stop_hidden: bool = False) -> l
 
 # Case and condition of each answer rule. By default, the shortest case that has no other rule.
 PLANNED: Mapping[str, tuple[str, str]] = {
-    "code-fence": ("a fence around the answer", "The request requires JSON."),
+    "code-fence": ("a fence around the answer", "The request requires a JSON answer."),
     "reasoning-budget": ("", "The request has a small reasoning budget."),
-    "regenerated-answer": ("", "The request requires JSON of a schema."),
+    "regenerated-answer": ("", "The request requires JSON that conforms to a schema."),
     "regenerated-call": ("", "The tool has a schema for its arguments."),
-    "tool-not-allowed": ("", "The request does not allow this tool."),
+    "tool-not-allowed": ("", "The request declares the tool, but its `tool_choice` does not allow it."),
 }
 
 
@@ -147,7 +149,7 @@ async def answer_examples() -> Mapping[str, Example]:
     answered = await ask([FINAL + "la " * 6000], turn(), spare=True)
     [(answer,)] = [answered.items]
     assert isinstance(answer, F)
-    so_far = f"answer `{answer.text[:12]}...`, stopped after {len(answer.text) // 3:,} words"
+    so_far = f"the answer `{answer.text[:12]}...`, which was stopped after {len(answer.text) // 3:,} words"
     found["repetition"] = Example([FINAL + "la la la la ..."], [so_far], answered.rules)
     return found
 
@@ -169,12 +171,27 @@ def _server_tool_talks() -> Mapping[str, Talk]:
     }
 
 
+# Conditions of the examples with server tools.
+SERVER_TOOL_CONDITIONS: Mapping[str, str] = {
+    "approval-void": "The request approves a call of a tool that no longer exists.",
+    "call-limit": "The request allows one call.",
+    "call-not-repeated": "The connection to the server is lost during the call.",
+    "late-call": "The request allows no calls.",
+    "tool-deadline": "The time limit for server tools has passed before the first call.",
+    "tool-left-out": "One of the server's tools has a schema that cannot be declared to the model.",
+    "tools-ended": "The request allows no calls.",
+}
+
+
 async def server_tool_examples() -> Mapping[str, Example]:
     found: dict[str, Example] = {}
     for rule, talk in _server_tool_talks().items():
         events, report = await talk.events()
-        results = [f"the model receives `{text}`" for _, _, text in calls_of(events) if text]
-        found[rule] = Example(talk.outputs, [*dict.fromkeys(results), *visible(events)[-1:]], report.recoveries)
+        read = [f"the tool result `{text}`" for _, _, text in calls_of(events) if text]
+        condition = SERVER_TOOL_CONDITIONS.get(rule, "")
+        found[rule] = Example(
+            talk.outputs, visible(events)[-1:], report.recoveries, condition, read=list(dict.fromkeys(read))
+        )
     return found
 
 
@@ -189,7 +206,7 @@ def request_examples() -> Mapping[str, Example]:
     request = ChatRequest.model_validate({"model": "gpt-oss", "messages": messages})
     line = request.messages[0].content[1].text
     sent = 'user: "See." and an image\nassistant: "I see."\nuser: "Go on."'
-    return {MEDIA_LEFT_OUT: Example([sent], [f"the model reads `{line}`"], request.recoveries)}
+    return {MEDIA_LEFT_OUT: Example([sent], [], request.recoveries, read=[f"`{line}` instead of the image"])}
 
 
 HEAD = f"""# Recoveries from malformed output
@@ -198,22 +215,24 @@ This page lists every recovery rule, with an example. Read it when an answer rep
 what the gateway changed. `{COMMAND}` generates this page from
 `unisono/core/recovery_rules.py` and from the test cases that it runs.
 
-Malformed model output is never an error. The gateway reads it as the most probable valid message, or emits it as text.
-It then reports the name of the rule:
+Malformed model output never causes an error. The gateway reads it as the most probable valid message, or emits it as
+text. It then reports the name of the rule that it applied:
 
-| where | what |
+| where | what is reported |
 | --- | --- |
-| `unisono.recoveries` of the answer | the rules of this answer |
-| header `x-unisono-recoveries` | the same; only without streaming |
-| metric `unisono_recoveries_total` | the number of recoveries by rule |
+| `unisono.recoveries` in the answer | names of all rules that were applied to this answer |
+| header `x-unisono-recoveries` | the same names, if the answer is not streamed |
+| metric `unisono_recoveries_total` | number of recoveries for each rule |
 | a [recording](traces.md) | each rule at its position in the output |
 
 These rules can be switched off for a model: {", ".join(f"`{rule}`" for rule in sorted(SWITCHABLE))}.
-For example, `unisono: {{recoveries: {{repetition: off}}}}` in an entry of `model_list` switches off `repetition`. The
+For example, `unisono: {{recoveries: {{repetition: off}}}}` in an entry of `model_list` switches off `repetition`. All
 other rules are a part of the parser and cannot be switched off.
 
-In the examples, the prompt ends in `<|start|>assistant`. The tools `f`, `a`, `bash`, `search` and others are declared.
-Each line is the model output of one step. "Result" is the content of the answer.
+Each example shows malformed model output, one line for each run of the model. The output continues a prompt that ends
+in `<|start|>assistant`. A line that begins with text continues a message that the gateway has begun. The request
+declares the tools `f`, `a`, `bash`, `search` and others. Below the output, the example says what the client receives.
+If the gateway informs the model, the example also says what the model reads.
 """
 
 
@@ -239,10 +258,22 @@ def _part(title: str, rules: Mapping[str, str], examples: Mapping[str, Example])
         assert rule in example.rules, (rule, example)
         steps = "\n".join(step if rule in OF_THE_REQUEST else step.replace("\n", "\\n") for step in example.outputs)
         others = [f"`{other}`" for other in example.rules if other != rule]
-        also = f" Other recoveries of this answer: {', '.join(others)}." if others else ""
-        result = "; ".join(text.replace("\n", "\\n") for text in example.result)
-        condition = f"{example.condition} " if example.condition else ""
-        yield f"\n```text\n{steps}\n```\n\n{condition}Result: {result}.{also}\n"
+        sentences = [
+            example.condition,
+            _sentence("The model reads", example.read),
+            _sentence("The client receives", example.received),
+            _sentence("The answer also has", [f"the recovery {each}" for each in others]),
+        ]
+        yield f"\n```text\n{steps}\n```\n\n{' '.join(filter(None, sentences))}\n"
+
+
+def _sentence(begin: str, objects: Sequence[str]) -> str:
+    """Return a sentence that lists the objects; "" without objects."""
+    listed = [each.replace("\n", "\\n") for each in objects]
+    *most, last = listed or [""]
+    if not last:
+        return ""
+    return f"{begin} {' and '.join([', '.join(most), last]) if most else last}."
 
 
 if __name__ == "__main__":
