@@ -33,12 +33,12 @@ class Support(StrEnum):
 
 
 MEANT: Mapping[Support, str] = {
-    Support.EXACT: "means the exact token ids, in prompts and in output",
-    Support.TEXT_EXACT: "means the same text, which the backend tokenises itself",
-    Support.REFUSED: "means not supported: the request fails with the error in the note",
-    Support.NO_EFFECT: "means accepted and ignored",
-    Support.NONE: "means that the backend does not support it; the note says what the gateway does instead",
-    Support.NOT_REPORTED: "means that the backend does not report it; the field is 0 or absent",
+    Support.EXACT: "means that the feature works with exact token ids, in prompts and in output",
+    Support.TEXT_EXACT: "means that the feature works with exactly the same text, which the backend tokenises itself",
+    Support.REFUSED: "means that the feature is not supported: a request with it fails with the error in the note",
+    Support.NO_EFFECT: "means that the gateway accepts the field, and the field has no effect",
+    Support.NONE: "means that the backend does not support the feature; the note says what the gateway does instead",
+    Support.NOT_REPORTED: "means that the backend does not report the number; the field is 0 or absent",
 }
 
 
@@ -71,26 +71,29 @@ FORMS: Mapping[str, Cell] = {
 ANYWHERE: Mapping[str, Cell] = dict.fromkeys(KINDS, EXACT)
 
 NO_BIAS = Cell(
-    Support.REFUSED, "400 `unsupported_value`: the backend cannot bias tokens.", ("logit_bias", "unsupported_value")
+    Support.REFUSED,
+    "The request returns a 400 `unsupported_value`, because the backend cannot bias tokens.",
+    ("logit_bias", "unsupported_value"),
 )
 UNCONSTRAINED = Cell(Support.NONE, "The adapter refuses constraints; the gateway checks the complete answer instead.")
 SCHEMAS_ONLY = Cell(
     Support.TEXT_EXACT,
-    "JSON and JSON schemas, but no choice between texts, since its `format` can only give a text in quotes. Not "
-    "supported on the `template` route. A marker inside a JSON string is possible.",
+    "Ollama enforces JSON and JSON schemas, but no choice between several texts, because its `format` always returns "
+    "texts in quotes. On the `template` route, it enforces nothing. A JSON string in an answer can contain a marker.",
 )
 # Constraints of each kind; `response_format` and `tool_choice` work without them, too.
 CONSTRAINED: Mapping[str, Cell] = {
     "vllm": Cell(
-        Support.EXACT, "White space between JSON tokens is limited for schemas for which vLLM supports a limit."
+        Support.EXACT,
+        "The gateway limits white space between JSON tokens for those schemas for which vLLM supports a limit.",
     ),
     "sglang": Cell(
-        Support.EXACT, "White space between JSON tokens is limited only if SGLang was started with a limit."
+        Support.EXACT, "White space between JSON tokens is limited only if SGLang was started with such a limit."
     ),
     "llamacpp": Cell(
         Support.EXACT,
-        "Schemas with a `pattern` only if it can be written as a grammar with few ways to read a text; the gateway "
-        "checks the answers of the others.",
+        "llama.cpp enforces a schema with a `pattern` only if the pattern can be converted into a grammar that is not "
+        "too ambiguous. For all other patterns, the gateway checks the complete answer.",
     ),
     "ollama": SCHEMAS_ONLY,
     "mlx_server": UNCONSTRAINED,
@@ -103,24 +106,29 @@ TEXT_GRAMMARS: Mapping[str, Cell] = {
     **dict.fromkeys(KINDS, CHECKED),
     "vllm": Cell(
         Support.EXACT,
-        "Regular expressions and GBNF grammars. Lark grammars only as far as the grammar engine of the server reads "
-        "them; llguidance reads all of them. The gateway checks the other texts.",
+        "vLLM enforces regular expressions and GBNF grammars. It enforces those Lark grammars that its grammar engine "
+        "supports; llguidance supports all of them. For all other grammars, the gateway checks the complete text.",
     ),
     "sglang": Cell(
-        Support.EXACT, "Regular expressions and GBNF grammars. The gateway checks the texts of Lark grammars."
+        Support.EXACT,
+        "SGLang enforces regular expressions and GBNF grammars. For Lark grammars, the gateway checks the text.",
     ),
     "llamacpp": Cell(
         Support.EXACT,
-        "GBNF grammars, and regular expressions that can be written as one: no flags, word boundaries or Unicode "
-        "classes, and no repetition with several ways to read a text. The gateway checks the other texts.",
+        "llama.cpp enforces GBNF grammars, and regular expressions that can be converted into a GBNF grammar: without "
+        "flags, word boundaries, Unicode classes and ambiguous repetition. For all other expressions and grammars, the "
+        "gateway checks the complete text.",
     ),
     "mlx": EXACT,
 }
 JUDGED = (
-    "The gateway buffers the answer until it is complete, checks it, and generates an invalid one again, at most "
-    "twice. If it is still invalid, the client receives a refusal, and `unisono.unmet` gives the reason."
+    "The gateway buffers the answer until it is complete, and checks it. It generates an invalid answer again, at most "
+    "twice. If the answer is still invalid, the client receives a refusal, and `unisono.unmet` gives the reason."
 )
-NAMED_FREELY = "Arguments are checked and generated again in the same way; `unisono.unmet` reports a missing call."
+NAMED_FREELY = (
+    "The gateway checks the arguments of each call, and generates invalid arguments again, at most twice. "
+    "`unisono.unmet` reports a missing call."
+)
 FORMATS: Mapping[str, Cell] = {
     **FORMS,
     "mlx_server": Cell(Support.TEXT_EXACT, JUDGED),
@@ -134,20 +142,22 @@ CHOICES: Mapping[str, Cell] = {
 }
 NO_LOGPROBS = Cell(
     Support.REFUSED,
-    "400 `unsupported_value`, unless another backend of the model reports them.",
+    "The backend does not report log probabilities. Without another backend of the model that reports them, the "
+    "request returns a 400 `unsupported_value`.",
     ("logprobs", "unsupported_value"),
 )
 NO_PROMPT_LOGPROBS = Cell(
     Support.REFUSED,
-    "llama-server reports them for generated tokens only: 400 `unsupported_value`; requests prefer another backend.",
+    "llama-server reports log probabilities only for generated tokens. Without another backend of the model that "
+    "reports them for prompts, the request returns a 400 `unsupported_value`.",
     ("logprobs", "unsupported_value"),
 )
-NO_SCORES = Cell(Support.NONE, "`unisono compare` names the backend and ends.")
-PLAYED = Cell(Support.NO_EFFECT, "A recording is replayed unchanged.")
+NO_SCORES = Cell(Support.NONE, "`unisono compare` ends with an error that names the backend.")
+PLAYED = Cell(Support.NO_EFFECT, "The backend replays a recording, regardless of this field.")
 LATE = Cell(
     Support.TEXT_EXACT,
-    "Ollama 0.30 and newer, according to its source, may omit markers from raw text. The adapter then uses its "
-    "`template` route, on which an answer arrives when it is complete. `unisono check` reports the route.",
+    "According to their source, Ollama 0.30 and newer versions may omit markers from raw text. The adapter then uses "
+    "Ollama's `template` route, which returns an answer only when it is complete. `unisono check` reports the route.",
 )
 
 # Cells by feature and kind, complete for all features.
@@ -156,7 +166,7 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "streaming": {**FORMS, "ollama": LATE},
     "tools": FORMS,
     "reasoning": FORMS,
-    "prefill": {**FORMS, "ollama": Cell(Support.TEXT_EXACT, "Not on the `template` route.")},
+    "prefill": {**FORMS, "ollama": Cell(Support.TEXT_EXACT, "Prefill does not work on the `template` route.")},
     "continuation of an answer that is only analysis": FORMS,
     "token-exact history": FORMS,
     "stop strings": ANYWHERE,
@@ -164,14 +174,17 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "usage counts": {
         **ANYWHERE,
         **dict.fromkeys(
-            ("ollama", "mlx_server"), Cell(Support.TEXT_EXACT, "Counted by the gateway, with the tokenizer of gpt-oss.")
+            ("ollama", "mlx_server"),
+            Cell(Support.TEXT_EXACT, "The gateway counts the tokens, with the tokenizer of gpt-oss."),
         ),
     },
     "cached_tokens": {
         **ANYWHERE,
-        "vllm": Cell(Support.EXACT, "vLLM reports them with `--enable-prompt-tokens-details`."),
-        "sglang": Cell(Support.EXACT, "SGLang reports them with `--enable-cache-report`."),
-        "ollama": Cell(Support.EXACT, "Reported by versions that send `prompt_eval_cached_count`."),
+        "vllm": Cell(
+            Support.EXACT, "vLLM reports cached tokens if it was started with `--enable-prompt-tokens-details`."
+        ),
+        "sglang": Cell(Support.EXACT, "SGLang reports cached tokens if it was started with `--enable-cache-report`."),
+        "ollama": Cell(Support.EXACT, "Versions of Ollama that send `prompt_eval_cached_count` report cached tokens."),
         "replay": Cell(Support.NOT_REPORTED),
     },
     "temperature, top_p, top_k, min_p": {**ANYWHERE, "replay": PLAYED},
@@ -189,7 +202,7 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "reasoning budget": FORMS,
     "logprobs": {
         **dict.fromkeys(KINDS, EXACT),
-        "llamacpp": Cell(Support.EXACT, "Tokens that end inside a character have no log probability."),
+        "llamacpp": Cell(Support.EXACT, "A token that ends inside of a character has no log probability."),
         "mlx": Cell(Support.EXACT, "The log probabilities include biases, penalties and constraints."),
         **dict.fromkeys(("ollama", "mlx_server", "replay"), NO_LOGPROBS),
     },
@@ -200,12 +213,15 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     },
     "scores of given tokens (`unisono compare`)": {
         "vllm": EXACT,
-        "sglang": Cell(Support.EXACT, "Alternatives that are parts of a character are unknown."),
-        "llamacpp": Cell(Support.EXACT, "The tokens are forced by a grammar, one after the other, so it takes longer."),
+        "sglang": Cell(Support.EXACT, "SGLang does not report alternative tokens that are parts of a character."),
+        "llamacpp": Cell(
+            Support.EXACT, "The adapter forces the tokens with a grammar, one after the other, so scoring takes longer."
+        ),
         "ollama": NO_SCORES,
         "mlx_server": Cell(
             Support.NONE,
-            "Two requests with the same beginning can end the server. Use the `mlx` kind with the same folder.",
+            "The adapter requests no scores, because two such requests with the same beginning can crash the server. Use "
+            "the kind `mlx` instead, with the same model folder.",
         ),
         "mlx": EXACT,
         "replay": NO_SCORES,
@@ -221,8 +237,8 @@ def page() -> str:
 def _lines() -> Iterator[str]:
     yield "# Capabilities by backend kind"
     yield ""
-    yield "Use this table to choose a backend, or to find out why a feature behaves differently on another one. The"
-    yield "columns are the backend kinds of `litellm_params.model`. `unisono check` probes your own servers."
+    yield "Use this table to choose a kind of backend, or to find out why a feature works differently on two backends."
+    yield "Each column is a backend kind, as in `litellm_params.model`. `unisono check` tests your own servers."
     yield ""
     yield "`python -m tests.docs.capabilities` generates this page from `tests/docs/capabilities.py`. Edit the"
     yield "source, not the page."

@@ -24,7 +24,8 @@ from tests.toolservers.running import started
 COMMAND: Final = "python -m tests.fields.table > docs/fields.md"
 HEAD: Final = """# Request fields
 
-This page lists what the gateway does with each field of a request. `{command}` generates the page.
+This page lists what the gateway does with each field of a request.
+`{command}` generates the page.
 
 A program sent every field that the types of openai {openai} and anthropic {anthropic} declare to a running gateway. It
 sent each field with each value that the types allow, and with values such as `false`, `0` and `""`. The gateway had two
