@@ -220,8 +220,8 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
         "ollama": NO_SCORES,
         "mlx_server": Cell(
             Support.NONE,
-            "The adapter requests no scores, because two such requests with the same beginning can crash the server. Use "
-            "the kind `mlx` instead, with the same model folder.",
+            "The adapter requests no scores, because two such requests with the same beginning can crash the server. "
+            "Use the kind `mlx` instead, with the same model folder.",
         ),
         "mlx": EXACT,
         "replay": NO_SCORES,
