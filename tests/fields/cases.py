@@ -207,13 +207,13 @@ CASES: Final[Mapping[str, list[tuple[str, Case]]]] = {
     ],
 }
 
-_STRICT: Final = "in effect: the arguments of calls are valid under the schema"
-_STRICT_FORM: Final = "in effect: the schema must have the form of a strict schema"
-_PARALLEL: Final = "in effect: an answer ends after its first call"
-_CACHED: Final = "always in effect: backends cache the beginning of every prompt, and decide how long"
-_END_USER: Final = "in effect: recorded as the end user; required where `enforce_user_param` is set"
+_STRICT: Final = "in effect: the arguments of calls conform to the schema"
+_STRICT_FORM: Final = "in effect: the schema must be a strict schema"
+_PARALLEL: Final = "in effect: with one call at a time, an answer ends after its first call"
+_CACHED: Final = "always in effect: backends cache the beginnings of prompts, and decide for how long"
+_END_USER: Final = "in effect: names the end user; required if `enforce_user_param` is set"
 _COMPACTION: Final = "in effect from the threshold on: the conversation is summarized"
-_SENT: Final = "in effect: sent to this server only"
+_SENT: Final = "in effect: the gateway sends it to this server only"
 _STICKY: Final = "in effect: requests with the same key go to the same backend"
 
 
@@ -237,57 +237,68 @@ class Unseen:
 # By API. Other tests show these effects. The first entry counts whose pattern matches the start of the path.
 UNSEEN: Final[Mapping[str, list[Unseen]]] = {
     "chat": [
-        Unseen(r"modalities", 'in effect: `["text"]` is the only form of output', (["text"], [])),
+        Unseen(r"modalities", 'in effect: `["text"]` is the only supported form of output', (["text"], [])),
         Unseen(r"parallel_tool_calls", _PARALLEL),
         Unseen(r"prompt_cache_key", _STICKY),
         Unseen(r"response_format.*strict", _STRICT_FORM),
         Unseen(r"tools\[function\].*strict", _STRICT),
-        Unseen(r"tools\[custom\].*format$", "in effect: free text", ({"type": "text"},)),
+        Unseen(r"tools\[custom\].*format$", "in effect: the input of the tool is plain text", ({"type": "text"},)),
         Unseen(r"(safety_identifier|user)", _END_USER),
     ],
     "responses": [
         Unseen(r"context_management", _COMPACTION),
         Unseen(r"(conversation|previous_response_id)", "in effect; an unknown id is an error"),
-        Unseen(r"max_tool_calls", "in effect: the limit for calls of server tools", (7,)),
-        Unseen(r"metadata", "in effect: kept with the response"),
+        Unseen(r"max_tool_calls", "in effect: limits the calls of server tools", (7,)),
+        Unseen(r"metadata", "in effect: stored with the response"),
         Unseen(r"parallel_tool_calls", _PARALLEL),
         Unseen(r"prompt_cache_key", _STICKY),
-        Unseen(r"(safety_identifier|user)", f"{_END_USER}; kept with a stored response"),
-        Unseen(r"store", "in effect: `false` stores nothing"),
+        Unseen(r"(safety_identifier|user)", f"{_END_USER}; stored with the response"),
+        Unseen(r"store", "in effect: with `false`, the response is not stored"),
         Unseen(r"stream_options\.include_obfuscation", "in effect: events are never obfuscated", (False,)),
         Unseen(r"text\.format.*strict", _STRICT_FORM),
-        Unseen(r"text\.verbosity", "in effect: `medium` is the usual verbosity", ("medium",)),
-        Unseen(r"tools\[code_interpreter\]\.container$", "in effect: the gateway's container"),
+        Unseen(r"text\.verbosity", "in effect: `medium` is the verbosity of the model", ("medium",)),
+        Unseen(r"tools\[code_interpreter\]\.container$", "in effect: the code runs in the gateway's container"),
         Unseen(r"tools\[mcp\]\.(authorization|headers)", _SENT),
-        Unseen(r"tools\[mcp\]\.require_approval$", "in effect: calls wait for an approval", ("always", "never")),
-        Unseen(r"tools\[mcp\]\.server_url", "in effect: the address of an allowed server", (UPSTREAM,)),
-        Unseen(r"tools\[namespace\]\.description", "in effect: a tool search finds tools by it"),
+        Unseen(
+            r"tools\[mcp\]\.require_approval$",
+            "in effect: decides whether calls wait for an approval",
+            ("always", "never"),
+        ),
+        Unseen(r"tools\[mcp\]\.server_url", "in effect: the address must be that of an allowed server", (UPSTREAM,)),
+        Unseen(r"tools\[namespace\]\.description", "in effect: the tool search searches in this text"),
         Unseen(r"tools\[shell\]\.environment$", "in effect: the client runs the commands", ({"type": "local"}, {})),
         Unseen(r"tools\[(function|namespace)\].*\.strict", _STRICT),
-        Unseen(r"tools\[.*\]\.defer_loading", "in effect: the model sees the tool from the start", (False,)),
-        Unseen(r"tools\[(custom|namespace)\].*\.format$", "in effect: free text", ({"type": "text"},)),
+        Unseen(r"tools\[.*\]\.defer_loading", "in effect: the prompt declares the tool from the start", (False,)),
+        Unseen(
+            r"tools\[(custom|namespace)\].*\.format$",
+            "in effect: the input of the tool is plain text",
+            ({"type": "text"},),
+        ),
         Unseen(r"truncation", "in effect for prompts that exceed the context window: `auto` drops the oldest items"),
     ],
     "completions": [Unseen(r"user", _END_USER)],
     "messages": [
         Unseen(r".*cache_control", _CACHED),
-        Unseen(
-            r".*clear_thinking_20251015\]", "in effect on signed thinking blocks: those of older turns are left out"
-        ),
+        Unseen(r".*clear_thinking_20251015\]", "in effect: signed thinking blocks of older turns are left out"),
         Unseen(r".*compact_20260112\]", _COMPACTION),
-        Unseen(r"fallbacks", "in effect: the models to use if the first one fails"),
+        Unseen(r"fallbacks", "in effect: used if the requested model fails"),
         Unseen(r"mcp_servers.*authorization_token", _SENT),
         Unseen(r"metadata\.user_id", _END_USER),
         Unseen(r"tool_choice.*disable_parallel_tool_use", _PARALLEL),
-        Unseen(r"tools\[(bash|memory|text_editor|web|code|tool_search)_.*\]\.name", "in effect: the only name"),
+        Unseen(
+            r"tools\[(bash|memory|text_editor|web|code|tool_search)_.*\]\.name",
+            "in effect: the tool has only this name",
+        ),
         Unseen(r"tools\[custom\]\.strict", _STRICT),
-        Unseen(r"tools\[mcp_toolset\]\.configs\.NAME\.enabled", "in effect: whether the model sees the tool"),
+        Unseen(
+            r"tools\[mcp_toolset\]\.configs\.NAME\.enabled", "in effect: decides whether the prompt declares the tool"
+        ),
         Unseen(
             r"tools\[web_.*max_uses",
-            "in effect: the limit for calls, if every tool that the gateway runs has one",
+            "in effect: limits the calls, if every server tool in the request has `max_uses`",
             (7,),
         ),
-        Unseen(r"tools\[.*\]\.defer_loading", "in effect: the model sees the tool from the start", (False,)),
+        Unseen(r"tools\[.*\]\.defer_loading", "in effect: the prompt declares the tool from the start", (False,)),
     ],
 }
 
