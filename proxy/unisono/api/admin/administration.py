@@ -1,4 +1,4 @@
-"""Operations of all admin routes: actors, audited changes and idempotent creation.
+"""Operations that all admin routes share: actors, audited changes and idempotent creation.
 
 The commands of `unisono keys` use the same operations as the routes.
 """
@@ -34,7 +34,7 @@ from unisono.core.state_store import Store
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, NotFound, StoreConflict
 
 ADMIN = RouteTable("admin", prefixes=("",))
-# Attempts to change an object despite concurrent changes by other processes.
+# Maximum number of attempts to change an object that other processes change at the same time.
 MAX_TRIES: Final = 20
 
 Item = TypeVar("Item")
@@ -45,8 +45,8 @@ Viewed = KeyRecord | DirectoryEntry
 class Administration:
     """Store and clock of the admin API.
 
-    `salt` returns the gateway's secret, `clock` seconds since 1970. With `is_keyless`, the gateway has no master key,
-    so that virtual keys would have no effect. `zone` is the time zone of budget periods.
+    `salt` returns the gateway's secret, and `clock` the Unix time in seconds. If `is_keyless` is True, the gateway has
+    no master key, so that virtual keys would have no effect. `zone` is the time zone of budget periods.
     """
 
     store: Store
@@ -59,7 +59,7 @@ class Administration:
     def lock(self, kind: str, id: str) -> asyncio.Lock:
         """Return the lock of an object.
 
-        Under it, changes by this process wait for each other, instead of causing conflicts.
+        With this lock, changes by this process wait for each other, instead of causing conflicts in the store.
         """
         return self.locks.setdefault((kind, id), asyncio.Lock())
 
@@ -67,12 +67,15 @@ class Administration:
         return Mint(await self.salt())
 
     async def actor(self, caller: Caller) -> Actor:
-        """Return the caller with the current role of its user. Raises `StoreUnavailable`."""
+        """Return the caller as an Actor, with the current role of the user of its key.
+
+        Raises `NotAllowed` if the key is not in the store, and `StoreUnavailable` if the store cannot be reached.
+        """
         if not caller.key:
             return Actor(Role.MASTER)
         record = await self.store.key(caller.key)
         if record is None:
-            raise NotAllowed("This key may not use the admin API.")
+            raise NotAllowed("This key may not use the admin API; use the master key, or a key created with this API.")
         user = await self.entry(EntryKind.USER, record.user) if record.user else None
         if user is None or user.is_blocked:
             return Actor(Role.KEY, record)
@@ -109,7 +112,10 @@ class Administration:
         return entry_view(shown, self.clock(), self.zone)
 
     def audit_of(self, actor: Actor, action: str, before: Viewed | None, after: Viewed | None) -> AuditRecord:
-        """Return the audit record of a change; None stands for an object that does not exist."""
+        """Return the audit record of a change.
+
+        `before` is None if the object was created, and `after` is None if the object was deleted.
+        """
         changed = after or before
         assert changed is not None
         kind = "key" if isinstance(changed, KeyRecord) else changed.kind
@@ -119,9 +125,9 @@ class Administration:
     async def change_key(
         self, actor: Actor, key: str, action: str, change: Callable[[KeyRecord], KeyRecord]
     ) -> KeyRecord:
-        """Change a key and add the audit record, despite concurrent changes.
+        """Change a key and add the audit record; try again after a concurrent change.
 
-        Raises `NotFound`, `StoreConflict`.
+        Raises `NotFound` if there is no such key, and `StoreConflict` after `MAX_TRIES` attempts.
         """
         async with self.lock("key", key):
             for tried in range(MAX_TRIES):
@@ -141,9 +147,10 @@ class Administration:
         raise AssertionError("unreachable")
 
     async def claim(self, name: str, digest: str, candidate: str) -> str:
-        """Bind the name of a creation to a body, and return the id that it creates.
+        """Bind a name to the digest of a request body, and return the id of the object to create.
 
-        Raises `KeyReused`.
+        The id is `candidate` on first use of the name; later, it is the id of the first use. Raises `KeyReused` if the
+        name was used with a different digest.
         """
         return await self.store.claim(SHARED_TENANT, f"admin:{name}", digest, candidate)
 
@@ -152,20 +159,20 @@ class Administration:
             await self.store.unclaim(SHARED_TENANT, f"admin:{name}", id)
 
     async def created_id(self, actor: Actor, kind: str, body: Mapping[str, Any], once: str, candidate: str) -> str:
-        """Return the id that this Idempotency-Key creates: `candidate` on first use.
+        """Return the id of the object that an Idempotency-Key creates: `candidate` on first use.
 
-        Raises `KeyReused`.
+        `once` is the Idempotency-Key, or "". Raises `KeyReused` if it was used with a different body.
         """
         if not once:
             return candidate
         try:
             return await self.claim(creation_name(actor, kind, once), body_digest(actor, body), candidate)
         except KeyReused:
-            raise KeyReused("this Idempotency-Key was already used with another request body") from None
+            raise KeyReused("This Idempotency-Key was already used with a different body; use a new one.") from None
 
 
 def creation_name(actor: Actor, kind: str, once: str) -> str:
-    """Return the stored name of an Idempotency-Key, which does not contain it."""
+    """Return the name under which an Idempotency-Key is stored, which does not reveal the key."""
     return hashlib.sha256(orjson.dumps([kind, actor.id, once])).hexdigest()
 
 
@@ -179,9 +186,9 @@ def no_such(kind: str, id: str, param: str | None = None) -> NotFound:
 
 
 def page_of(items: Sequence[Item], page: int, size: int | None) -> tuple[Sequence[Item], dict[str, Json]]:
-    """Return a page of a list, and LiteLLM's fields that describe it.
+    """Return a page of a list, and LiteLLM's fields that describe the page.
 
-    Without a size, one page has all.
+    The first `page` is 1. If `size` is None, one page contains all items.
     """
     size = max(len(items), 1) if size is None else size
     start = (page - 1) * size
@@ -192,11 +199,14 @@ def page_of(items: Sequence[Item], page: int, size: int | None) -> tuple[Sequenc
 async def _actor(request: Request) -> Actor:
     """Return the actor of a request.
 
-    Raises `NotAllowed` if its role may not use the route, and then `UnsupportedValue` for an unknown query parameter.
+    Raises `InvalidRequest` for a change if the gateway has no master key, `NotAllowed` if the actor's role may not use
+    the route, and only then `UnsupportedValue` for an unknown query parameter.
     """
     admin = dependency(request, Administration)
     if admin.is_keyless and request.method not in {"GET", "HEAD"}:
-        raise InvalidRequest("general_settings.master_key: not set, so there is nobody to administer; set it first.")
+        raise InvalidRequest(
+            "Without a master key, keys, teams and users would have no effect: set 'general_settings.master_key' first."
+        )
     actor = await admin.actor(request.state.caller)
     if actor.role not in PERMISSIONS.get(route_of(request.scope), frozenset()):
         raise NotAllowed(f"The role of this key, '{actor.role}', may not use {route_of(request.scope)}.")

@@ -17,9 +17,10 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True)
 class BackendHealth:
-    """Source of the state of all deployments, which is known at once: it calls no backend.
+    """Source of the state of all deployments.
 
-    An entry has `model_group`, `model_id`, `state` and `error`.
+    `deployments` returns at once, without a call to a backend. Each entry has `model_group`, `model_id`, `state` and
+    `error`.
     """
 
     deployments: Callable[[], Sequence[Object]]

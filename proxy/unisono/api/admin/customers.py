@@ -1,7 +1,7 @@
 """Routes `/customer/*`, also at `/end_user/*`: end users.
 
-Requests name them in `user` or `safety_identifier`. An end user without an entry has no limits, and its usage is not
-counted.
+A request names its end user in `user` or `safety_identifier`. An end user without an entry has no limits, and the usage
+of this end user is not counted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def create_customer(
     body: Annotated[NewCustomer, parsed_body(NewCustomer)],
     idempotency_key: IdempotencyKey = "",
 ) -> Object:
-    """Create an end user, with limits, models or a block."""
+    """Create an end user. The body may set limits, permitted models and a block."""
     entry = await create_entry(admin, actor, EntryKind.CUSTOMER, body, idempotency_key)
     return await customer_answer(admin, entry)
 
@@ -103,7 +103,7 @@ async def list_customers(
 async def update_customer(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateCustomer, parsed_body(UpdateCustomer)]
 ) -> Object:
-    """Change the settings of an end user that the body names; others stay."""
+    """Change the settings that the body contains; all other settings of the end user stay."""
     return await customer_answer(admin, await update_entry(admin, actor, EntryKind.CUSTOMER, body.user_id, body))
 
 
@@ -111,7 +111,7 @@ async def update_customer(
 async def delete_customers(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
 ) -> DeletedCustomers:
-    """Delete end users: their requests have no limits any more."""
+    """Delete end users. Requests that name them are then not limited any more."""
     ids = dict.fromkeys(body.user_ids)
     entries = [await find_entry(admin, actor, EntryKind.CUSTOMER, id, "user_ids") for id in ids]
     for entry in entries:
@@ -124,7 +124,7 @@ async def delete_customers(
 async def block_customers(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
 ) -> BlockedCustomers:
-    """Refuse requests that name these end users. Unknown ones are created."""
+    """Block end users: requests that name them are refused. Unknown end users are created."""
     blocked = [await _blocked(admin, actor, id) for id in dict.fromkeys(body.user_ids)]
     answers = [CustomerObject.model_validate(await customer_answer(admin, entry)) for entry in blocked]
     return BlockedCustomers(blocked_users=answers)
@@ -149,7 +149,7 @@ async def _blocked(admin: Administration, actor: Actor, id: str) -> DirectoryEnt
 async def unblock_customers(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
 ) -> StillBlocked:
-    """Accept requests that name these end users again."""
+    """Unblock end users: requests that name them are accepted again."""
     ids = dict.fromkeys(body.user_ids)
     for entry in [await find_entry(admin, actor, EntryKind.CUSTOMER, id, "user_ids") for id in ids]:
         await change_entry(admin, actor, entry, "unblocked", lambda was: replace(was, is_blocked=False))

@@ -24,18 +24,18 @@ from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.quotas import KeyLimits
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict
 
-# Entries on a page, if the request names no number.
+# Default number of entries on a page.
 PAGE_SIZE = 25
-# Records that one write deletes.
+# Number of request records that one write deletes.
 REQUESTS_PER_DELETION = 200
-# Settings of a team that its own admin may change, and of a user that the user itself may change.
+# Settings of a team that the team's own admin may change, and settings that users may change for themselves.
 OWN_SETTINGS = frozenset({"team_id", "team_alias", "metadata", "user_id", "user_alias", "user_email"})
 
 
 async def find_entry(
     admin: Administration, actor: Actor, kind: EntryKind, id: str, param: str | None = None
 ) -> DirectoryEntry:
-    """Return the entry. Raises `NotFound`, also if the actor may not see it."""
+    """Return the entry. Raises `NotFound` if it does not exist, or if the actor may not see it."""
     entry = await admin.entry(kind, id)
     if entry is None or not actor.sees(entry):
         raise no_such(kind, id, param or ID_FIELDS[kind])
@@ -50,9 +50,10 @@ async def create_entry(
     once: str = "",
     members: Mapping[str, str] | None = None,
 ) -> DirectoryEntry:
-    """Create an entry, once for each id and each Idempotency-Key.
+    """Create an entry, or return the entry that an earlier equal request has created.
 
-    Raises `InvalidRequest` if the id is in use, `KeyReused` for an Idempotency-Key with another body.
+    `once` is the Idempotency-Key, or "". Raises `InvalidRequest` if an entry with the id has other settings,
+    `KeyReused` if the Idempotency-Key was used with a different body, and `NotFound` for an unknown budget.
     """
     field = ID_FIELDS[kind]
     id = getattr(body, field) or str(uuid4())
@@ -61,7 +62,7 @@ async def create_entry(
         try:
             id = await admin.claim(creation_name(actor, kind, once), digest, id)
         except KeyReused:
-            raise KeyReused("This Idempotency-Key was already used with another body; use a new one.") from None
+            raise KeyReused("This Idempotency-Key was already used with a different body; use a new one.") from None
     if isinstance(body, EntrySettings) and body.budget_id:
         await find_entry(admin, actor, EntryKind.BUDGET, body.budget_id)
     now = admin.clock()
@@ -76,7 +77,8 @@ async def create_entry(
         existing = await admin.entry(kind, id)
     if existing is None or _without_times(existing) != _without_times(new):
         raise InvalidRequest(
-            f"'{field}': '{id[:64]}' exists with other settings; choose another id, or update it.", param=field
+            f"'{field}': '{id[:64]}' exists with other settings; choose a different id, or update '{id[:64]}'.",
+            param=field,
         )
     return existing
 
@@ -100,9 +102,9 @@ async def change_entry(
     action: str,
     change: Callable[[DirectoryEntry], DirectoryEntry],
 ) -> DirectoryEntry:
-    """Change an entry and add the audit record, despite concurrent changes.
+    """Change an entry and add the audit record; try again after a concurrent change.
 
-    Raises `NotFound`, `StoreConflict`.
+    Raises `NotFound` if there is no such entry, and `StoreConflict` after `MAX_TRIES` attempts.
     """
     async with admin.lock(entry.kind, entry.id):
         for tried in range(MAX_TRIES):
@@ -124,9 +126,10 @@ async def change_entry(
 async def update_entry(
     admin: Administration, actor: Actor, kind: EntryKind, id: str, body: LimitFields
 ) -> DirectoryEntry:
-    """Change the sent settings.
+    """Change the settings of an entry that the body contains.
 
-    Raises `NotFound`, and `NotAllowed` for settings that only an admin may change.
+    Raises `NotFound` if the actor may not see or change the entry, and `NotAllowed` for settings that only an admin may
+    change.
     """
     entry = await find_entry(admin, actor, kind, id)
     may_change = actor.changes_team(entry) if kind is EntryKind.TEAM else actor.changes_user(entry)
@@ -140,7 +143,7 @@ async def update_entry(
 
 
 async def check_unused(admin: Administration, budget: DirectoryEntry) -> None:
-    """Raise `InvalidRequest` if something gets its limits from a named budget."""
+    """Raise `InvalidRequest` if a key or an entry still gets its limits from a budget."""
     users = [
         (entry.kind.value, entry.id)
         for kind in EntryKind
@@ -150,14 +153,16 @@ async def check_unused(admin: Administration, budget: DirectoryEntry) -> None:
     keys = await admin.store.keys()
     users += [("key", key.id) for key in keys if key.revoked_at is None and key.budget == budget.id]
     for kind_name, id in users:
-        raise InvalidRequest(f"'id': the {kind_name} '{id[:64]}' uses this budget; change that first.", param="id")
+        raise InvalidRequest(
+            f"'id': the {kind_name} '{id[:64]}' uses this budget; change the {kind_name} first.", param="id"
+        )
 
 
 async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntry) -> None:
-    """Delete a team or a user with its keys, or an end user.
+    """Delete an entry. The keys of a team or a user are revoked.
 
-    The keys of a user lose everything that names it, and the records of its requests are deleted. Raises `NotFound`,
-    `StoreConflict`.
+    If a user is deleted, all data that identifies the user is removed from the keys, and the records of the user's
+    requests are deleted. Raises `NotFound` or `StoreConflict` after concurrent changes.
     """
     await _revoke_keys_of(admin, actor, entry)
     if entry.kind is EntryKind.USER:
@@ -168,12 +173,12 @@ async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntr
     await admin.store.delete_entry(entry, audit)
     if entry.kind is EntryKind.USER and entry.email:
         await admin.unclaim(f"email {entry.email}", entry.id)
-    # Keys that were created meanwhile. A creation that is still running revokes its key itself.
+    # Revoke the keys that were created meanwhile. A creation that is still in progress revokes its own key.
     await _revoke_keys_of(admin, actor, entry)
 
 
 async def _revoke_keys_of(admin: Administration, actor: Actor, entry: DirectoryEntry) -> None:
-    """Revoke the keys of a team or a user, and remove what names the user."""
+    """Revoke the keys of a team or a user; remove data from them that identifies the user."""
     if entry.kind not in {EntryKind.TEAM, EntryKind.USER}:
         return
     for record in await admin.store.keys():
@@ -234,13 +239,16 @@ async def ensure_users(admin: Administration, actor: Actor, members: Iterable[Te
 
 
 async def _id_of_email(admin: Administration, email: str) -> str:
-    """Return the id of the user with this address, or a new id, once for all requests."""
+    """Return the id of the user with this email address, or a new id.
+
+    Concurrent requests with the same address get the same new id.
+    """
     if (found := await user_with_email(admin, email)) is not None:
         return found
     name = f"email {email}"
     id = await admin.claim(name, "", str(uuid4()))
     user = await admin.entry(EntryKind.USER, id)
-    if user is not None and user.email != email:  # it has another address since
+    if user is not None and user.email != email:  # the user has changed the address since
         await admin.unclaim(name, id)
         id = await admin.claim(name, "", str(uuid4()))
     return id

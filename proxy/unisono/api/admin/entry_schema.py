@@ -1,4 +1,4 @@
-"""Bodies of the routes of teams, users, end users and budgets, and these as answers."""
+"""Request and response models of the routes for teams, users, end users and budgets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EntrySettings(LimitFields):
     budget_id: Name | None = None
 
     def applied(self, entry: DirectoryEntry, now: float) -> DirectoryEntry:
-        """Return the entry with the sent settings."""
+        """Return the entry with the settings that the body contains."""
         sent, limits = self.model_fields_set, self.limits(entry.limits)
         if "budget_duration" in sent and period_of(self.budget_duration) != entry.limits.budget_period:
             limits = replace(limits, budget_since=now)
@@ -176,7 +176,7 @@ class UpdateBudget(LimitFields):
     budget_id: Name
 
 
-# Field that names an entry, by its kind.
+# Field with the id of an entry, by the kind of the entry.
 ID_FIELDS: Mapping[EntryKind, str] = {
     EntryKind.TEAM: "team_id",
     EntryKind.USER: "user_id",
@@ -219,7 +219,8 @@ class TeamQuery(ListQuery):
 class UserQuery(ListQuery):
     """Filters of `/user/list`.
 
-    `user_ids` are separated by commas; `user_email` and `search` may be parts.
+    `user_ids` contains ids, separated by commas. `user_email` may be a part of the address. `search` may be a part of
+    the id, the address or the alias.
     """
 
     user_id: str | None = None
@@ -319,7 +320,7 @@ class BudgetObject(AnswerModel):
 
 
 def entry_view(entry: DirectoryEntry, now: float, zone: tzinfo) -> dict[str, Json]:
-    """Return a team, user or budget in LiteLLM's format."""
+    """Return a team, user, end user or budget in LiteLLM's format."""
     times: dict[str, Json] = {
         "created_at": iso(entry.created_at),
         "created_by": entry.created_by or None,

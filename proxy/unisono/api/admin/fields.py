@@ -1,7 +1,7 @@
 """Field types of the admin API, and LiteLLM's fields that do not apply.
 
-A field that does not apply is accepted with a value that requests nothing, because LiteLLM's clients send some of them
-in every request. Any other value is refused. An unknown field is refused too.
+A field that does not apply is accepted only if its value requests nothing. LiteLLM's clients send some of these fields
+in every request. An unknown field is always refused.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MAX_NAMES: Final = 1000
 MAX_PAGE_SIZE: Final = 100
 PERIOD_NAMES: Final = {"day": Period("day"), "month": Period("month"), "none": NO_PERIOD}
 UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-# One hundred years: a longer duration is a mistake in the unit.
+# One hundred years. The unit of a longer duration must be a mistake.
 MAX_DURATION_S: Final = 100 * 366 * 86_400
 # Expiry that LiteLLM's clients send for a key that never expires.
 NEVER: Final = "-1"
-# Names in LiteLLM's lists of models that stand for all models or for none.
+# Names in LiteLLM's lists of models that permit all models, or no model.
 ALL_MODELS: Final = frozenset({"all-proxy-models", "all-team-models", "*"})
 NO_MODELS: Final = "no-default-models"
 
@@ -67,11 +67,11 @@ REASONS: Final[Mapping[str, str]] = {
         "enforced_batch_output_expires_after enforced_file_expires_after"
     ),
     "keys are rotated with /key/regenerate": "auto_rotate rotation_interval team_member_key_duration",
-    "users have no other login than their keys": "send_invite_email sso_user_id password",
-    "the gateway makes every key itself": "key new_key",
+    "users can log in only with their keys": "send_invite_email sso_user_id password",
+    "the gateway generates every key itself": "key new_key",
     "the spend is counted and cannot be set": "spend",
     "members are listed in `members_with_roles`": "admins members",
-    "permissions for tool servers are those of keys": "object_permission",
+    "permissions for tool servers are settings of keys": "object_permission",
     "members may use the models of their team": "allowed_models default_team_member_models",
 }
 NOT_APPLICABLE: Final[Mapping[str, str]] = {name: reason for reason, names in REASONS.items() for name in names.split()}
@@ -108,7 +108,10 @@ def _to_expiry(value: str) -> str:
 
 
 def seconds_of(text: str) -> int:
-    """Return the seconds of `30s`, `30m`, `12h`, `30d`, `2w` or `1mo`. Raises pydantic's error."""
+    """Return the seconds of a duration such as `30s`, `30m`, `12h`, `30d`, `2w` or `1mo`.
+
+    Raises PydanticCustomError for any other text, and for more than `MAX_DURATION_S`.
+    """
     found = re.fullmatch(r"([1-9]\d{0,9})(mo|[smhdw])", text, re.ASCII)
     seconds = 0 if found is None else int(found[1]) * UNIT_SECONDS.get(found[2], 30 * 86_400)
     if not 0 < seconds <= MAX_DURATION_S:
@@ -122,7 +125,10 @@ def _to_period_text(value: str) -> str:
 
 
 def period_of(text: str | None) -> Period:
-    """Return the period of `30d`, `1mo`, `day`, `month` or `none`. Raises pydantic's error."""
+    """Return the period of a text such as `30d`, `1mo`, `day`, `month` or `none`.
+
+    Raises PydanticCustomError for any other text.
+    """
     if text is None:
         return NO_PERIOD
     try:
@@ -153,7 +159,7 @@ def _micro_exact(value: float) -> float:
     return value
 
 
-# The length comes first, so that its error counts characters.
+# The length is checked before the validator. Otherwise Pydantic's error would speak of items instead of characters.
 Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
 Names = Annotated[list[Name], Field(max_length=MAX_NAMES)]
 Amount = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
@@ -167,7 +173,7 @@ Metadata = Annotated[dict[str, Any], AfterValidator(_bounded_metadata)]
 class LimitFields(AdminBody):
     """Limits of a key, a team, a user or a named budget.
 
-    `token_budget` is a field of this gateway.
+    All fields except `token_budget` are LiteLLM's.
     """
 
     max_budget: Usd | None = None
@@ -179,7 +185,7 @@ class LimitFields(AdminBody):
     token_budget: Amount | None = None
 
     def limits(self, before: KeyLimits) -> KeyLimits:
-        """Return the limits with the sent changes."""
+        """Return the limits `before` with the limits that the body contains."""
         sent = self.model_fields_set
         changes: dict[str, Any] = {own: getattr(self, name) for name, own in LIMIT_NAMES.items() if name in sent}
         for name, own in (("max_budget", "money_budget"), ("soft_budget", "soft_budget")):
@@ -191,7 +197,7 @@ class LimitFields(AdminBody):
         return replace(before, **changes)
 
 
-# Limits with the same unit, by LiteLLM's name.
+# Limits that have the same unit here as in LiteLLM, by LiteLLM's names.
 LIMIT_NAMES: Final = {
     "max_parallel_requests": "max_parallel",
     "tpm_limit": "tpm",
@@ -247,5 +253,5 @@ def iso(at: float | None) -> str | None:
 
 
 def has_part(part: str | None, *texts: str) -> bool:
-    """Return whether one of the texts contains the part. Case is ignored."""
+    """Return True if one of the texts contains `part`, ignoring case, or if `part` is empty."""
     return not part or any(part.casefold() in text.casefold() for text in texts)

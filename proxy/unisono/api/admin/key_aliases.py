@@ -7,9 +7,10 @@ from unisono.errors import InvalidRequest, KeyReused
 
 
 async def claim_alias(admin: Administration, alias: str, digest: str, key_id: str, *, is_fixed: bool) -> str:
-    """Return the id of the key that this alias creates.
+    """Claim an alias for a new key, and return the id of the key to create.
 
-    Raises `InvalidRequest` if another key has the alias.
+    The id is `key_id`, or the id of an earlier request with the same alias and `digest`. Raises `InvalidRequest` if a
+    different key has the alias. With `is_fixed`, also raises it if the id would not be `key_id`.
     """
     try:
         owner = await admin.claim(f"alias {alias}", digest, key_id)
@@ -23,9 +24,9 @@ async def claim_alias(admin: Administration, alias: str, digest: str, key_id: st
 
 
 async def check_alias(admin: Administration, alias: str, once: str, user: str | None) -> None:
-    """Raise `InvalidRequest` if a key of another request has this alias.
+    """Raise `InvalidRequest` if a key that was created by a different request has this alias.
 
-    The key of an earlier equal request belongs to the user, or was created with the same Idempotency-Key.
+    A key is that of an earlier equal request if it belongs to `user` or has the creation name `once`.
     """
     for key in await admin.store.keys():
         is_own = key.once == once or (user is not None and key.user == user)
@@ -34,5 +35,5 @@ async def check_alias(admin: Administration, alias: str, once: str, user: str | 
 
 
 def _alias_taken(alias: str) -> InvalidRequest:
-    message = f"'key_alias': another key has the alias '{alias[:64]}'; choose another, or update that key."
+    message = f"'key_alias': another key has the alias '{alias[:64]}'; choose another alias, or update that key."
     return InvalidRequest(message, param="key_alias")

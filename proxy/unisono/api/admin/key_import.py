@@ -1,4 +1,4 @@
-"""Route `/key/import`: keys of a LiteLLM proxy, with their secrets. Not a route of LiteLLM."""
+"""Route `/key/import`, which imports keys of a LiteLLM proxy. LiteLLM has no such route."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MAX_ROWS: Final = 1000
 class ImportKeys(AdminBody):
     """Body of `/key/import`: rows of LiteLLM's `/key/list?return_full_object=true`.
 
-    `ignore` are settings to drop. With `create_owners`, missing teams and users are created without limits.
+    `ignore` contains the names of settings to drop. With `create_owners`, missing teams and users are created without
+    limits.
     """
 
     keys: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_ROWS)]
@@ -47,7 +48,7 @@ class ImportAnswer(AnswerModel):
 async def import_keys_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[ImportKeys, parsed_body(ImportKeys)]
 ) -> ImportAnswer:
-    """Import keys of a LiteLLM proxy, each on its own; a refused one does not affect the others."""
+    """Import keys of a LiteLLM proxy. A key that is refused does not affect the other keys."""
     found = await import_keys(admin, actor, body.keys, ignored=body.ignore, creates_owners=body.create_owners)
     return ImportAnswer(
         keys=[

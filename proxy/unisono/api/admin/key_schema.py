@@ -1,4 +1,4 @@
-"""Bodies of the key routes, and a key in LiteLLM's format."""
+"""Request and response models of the key routes, in LiteLLM's format."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _with_valid_tags(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 class KeySettings(LimitFields):
-    """Settings of a key. `raw` is a field of this gateway: permission for raw completions."""
+    """Settings of a key. `raw` permits raw completions; LiteLLM has no such field."""
 
     key_alias: Name | None = None
     duration: ExpiryText | None = None
@@ -65,11 +65,11 @@ class KeySettings(LimitFields):
     raw: bool | None = None
 
     def applied(self, record: KeyRecord, now: float) -> KeyRecord:
-        """Return the key with the sent settings."""
+        """Return the key with the settings that the body contains."""
         sent = self.model_fields_set
         limits = self.limits(record.limits)
         if "budget_duration" in sent and period_of(self.budget_duration) != record.limits.budget_period:
-            # A new period begins with the change of its length.
+            # If the length of the period changes, a new period begins.
             limits = replace(limits, budget_since=now if record.revision else record.created_at)
         fields: dict[str, Any] = {"limits": limits}
         if "key_alias" in sent:
@@ -91,7 +91,7 @@ class KeySettings(LimitFields):
         return replace(record, **fields, metadata=self._metadata(record))
 
     def _metadata(self, record: KeyRecord) -> dict[str, Json]:
-        """Return the metadata with the sent tags, which LiteLLM stores in it."""
+        """Return the metadata with the tags of the body. LiteLLM stores tags in the metadata."""
         is_sent = "metadata" in self.model_fields_set
         metadata = dict(self.metadata or {}) if is_sent else dict(record.metadata)
         tags = self.tags if "tags" in self.model_fields_set else record.metadata.get("tags")
@@ -154,7 +154,8 @@ class KeyQuery(QueryModel):
     # A part of the alias or of the id.
     search: str | None = None
     status: Literal["active", "expired", "revoked", "deleted"] | None = None
-    # The list always contains the keys of the caller's teams, and those that it created.
+    # Accepted without effect: the list always contains the keys of the caller's teams and the keys created by the
+    # caller.
     include_team_keys: Annotated[bool, Field(strict=False)] = True
     include_created_by_keys: Annotated[bool, Field(strict=False)] = True
     return_full_object: Annotated[bool, Field(strict=False)] = False
@@ -187,13 +188,16 @@ class KeyObject(AnswerModel):
 
 
 class GeneratedKey(KeyObject):
-    """A key with its secret, `key`, which is shown once."""
+    """A key with its secret, `key`, which no later response contains."""
 
     key: str
 
 
 def state_of(record: KeyRecord, now: float) -> str:
-    """Return LiteLLM's status of a key; a deleted key is `revoked` for good."""
+    """Return LiteLLM's status of a key.
+
+    LiteLLM calls a blocked key `revoked`, and a revoked key `deleted`.
+    """
     if record.revoked_at is not None:
         return "deleted"
     if record.is_blocked:

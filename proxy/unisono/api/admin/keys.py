@@ -53,14 +53,14 @@ from unisono.core.conversation import Json
 from unisono.core.directory import EntryKind
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict, UnsupportedValue
 
-# LiteLLM's name of a key is its SHA-256 in hexadecimal.
+# Length of a key's SHA-256 in hexadecimal, by which LiteLLM names the key.
 TOKEN_LENGTH = 64
 
 
 async def find_key(admin: Administration, actor: Actor, name: str, *, to_change: bool = False) -> KeyRecord:
     """Return the key with this id or secret.
 
-    Raises `NotFound`, also if the actor may not see or change it.
+    Raises `NotFound` if there is no such key, or if the actor may not see the key (with `to_change`: change the key).
     """
     if has_form(name):
         record = await admin.store.key_of((await admin.mint()).digest(name))
@@ -78,9 +78,11 @@ async def find_key(admin: Administration, actor: Actor, name: str, *, to_change:
 
 
 async def create_key(admin: Administration, actor: Actor, body: GenerateKey, once: str = "") -> dict[str, Json]:
-    """Create a key, once for each Idempotency-Key and each alias, and return it with its secret.
+    """Create a key and return it with its secret. A repeated request returns the same key.
 
-    Raises `InvalidRequest`, `NotFound` for an unknown team, user or budget, `StoreConflict`.
+    A request is repeated if it has the same body, and the same Idempotency-Key `once` or key alias. Raises
+    `InvalidRequest` if another key has the alias, `KeyReused` if the Idempotency-Key was used with a different body,
+    `NotFound` for an unknown team, user or budget, and `StoreConflict` if the key of the earlier request was changed.
     """
     _check_permissions(actor, body)
     tenant, user = await _owner(admin, actor, body)
@@ -92,7 +94,7 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
         try:
             key_id = await admin.claim(name, digest, key_id)
         except KeyReused:
-            raise KeyReused("This Idempotency-Key was already used with another body; use a new one.") from None
+            raise KeyReused("This Idempotency-Key was already used with a different body; use a new one.") from None
     if body.key_alias:
         key_id = await claim_alias(admin, body.key_alias, digest, key_id, is_fixed=bool(once))
     mint = await admin.mint()
@@ -105,7 +107,7 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
     try:
         return created_answer(admin, replace(new, record=await store_new_key(admin, actor, record, "created")))
     except StoreConflict:
-        # The same request, sent twice at once.
+        # The same request was sent twice at the same time.
         repeated = await _created_before(admin, mint, key_id, plaintext) if plaintext else None
         if repeated is None:
             raise
@@ -115,7 +117,7 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
 async def store_new_key(admin: Administration, actor: Actor, record: KeyRecord, action: str) -> KeyRecord:
     """Store a new key with its audit record.
 
-    Raises `StoreConflict` if it exists, `NotFound` if its team or user was deleted since it was checked.
+    Raises `StoreConflict` if the key exists, and `NotFound` if its team or user was deleted after the caller's check.
     """
     stored = await admin.store.put_key(record, admin.audit_of(actor, action, None, record))
     owners = [each for each in ((EntryKind.TEAM, team_of(record) or ""), (EntryKind.USER, record.user)) if each[1]]
@@ -127,9 +129,9 @@ async def store_new_key(admin: Administration, actor: Actor, record: KeyRecord, 
 
 
 async def _created_before(admin: Administration, mint: Mint, key_id: str, plaintext: str) -> dict[str, Json] | None:
-    """Return the answer of the request that created the key; None if no request has.
+    """Return the answer of the earlier request that created the key, or None.
 
-    Raises `StoreConflict` if the key has another secret since.
+    Raises `StoreConflict` if the key was deleted or got a new secret since.
     """
     existing = await admin.store.key(key_id)
     if existing is None:
@@ -142,12 +144,14 @@ async def _created_before(admin: Administration, mint: Mint, key_id: str, plaint
 async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tuple[str, str]:
     """Return the team and the user of a new key.
 
-    Raises `NotFound` for those outside of the actor's reach.
+    Raises `NotFound` for a team, user or budget that the actor may not use. Raises `NotAllowed` if the actor's key
+    belongs to a team and the body names no team.
     """
     team, user = body.team_id or "", body.user_id or ""
     if actor.home is not None and not actor.changes_all and not team:
         raise NotAllowed(
-            f"'team_id': a key of a team creates keys of this team only; send '{actor.home}'.", param="team_id"
+            f"'team_id': a key that belongs to a team can create keys for this team only; send '{actor.home}'.",
+            param="team_id",
         )
     if not actor.changes_all and not user and team not in actor.teams:
         user = actor.user
@@ -156,7 +160,7 @@ async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tupl
     for (kind, id), entry in zip(wanted, await admin.store.entries(*wanted), strict=True):
         may_use = entry is not None and actor.sees(entry)
         if kind is EntryKind.USER and entry is not None and team in actor.teams:
-            # The admin of a team creates keys of its members.
+            # An admin of a team may create keys for the team's members.
             (found,) = await admin.store.entries((EntryKind.TEAM, team))
             may_use = may_use or (found is not None and id in found.members)
         if not may_use:
@@ -165,7 +169,7 @@ async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tupl
 
 
 async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> list[KeyRecord]:
-    """Return the keys that the actor may see and that match, in the order of the query."""
+    """Return the keys that the actor may see and that match the query, in the query's order."""
     now = admin.clock()
     wanted: dict[str, Callable[[KeyRecord], bool]] = {
         "user_id": lambda key: key.user == query.user_id,
@@ -188,13 +192,18 @@ async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> 
 
 
 async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> KeyRecord:
-    """Change the sent settings of a key. Raises `NotFound`, `InvalidRequest`."""
+    """Change the settings of a key that the body contains.
+
+    Raises `NotFound` for a key, user or budget that is unknown or not accessible to the actor. Raises `InvalidRequest`
+    if no key is named or another key has the alias, and `UnsupportedValue` for a different team.
+    """
     if not body.key:
         raise InvalidRequest("Missing required field 'key'.", param="key")
     record = await find_key(admin, actor, body.key, to_change=True)
     if body.team_id is not None and body.team_id != team_of(record):
         raise UnsupportedValue(
-            "'team_id': a key stays in its team, which owns what the key stored; create another key.", param="team_id"
+            "'team_id': a key cannot change its team, which owns everything that the key stored; create a new key.",
+            param="team_id",
         )
     if body.user_id is not None and body.user_id != record.user and not actor.changes_all:
         raise no_such("user", body.user_id, "user_id")
@@ -229,7 +238,10 @@ def _check_permissions(actor: Actor, body: KeySettings, record: KeyRecord | None
 
 
 async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> list[str]:
-    """Revoke keys for good, all or none, and return their names. Raises `NotFound`."""
+    """Revoke keys permanently, and return their names.
+
+    Raises `NotFound` if one of the keys does not exist. In this case, no key is revoked.
+    """
     if not body.keys and not body.key_aliases:
         raise InvalidRequest("'keys': name at least one key, in `keys` or `key_aliases`.", param="keys")
     found = [await find_key(admin, actor, name, to_change=True) for name in body.keys or ()]
@@ -246,7 +258,7 @@ async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> 
 
 async def revoke_key(admin: Administration, actor: Actor, record: KeyRecord) -> KeyRecord:
     gone = await admin.change_key(actor, record.id, "deleted", lambda was: revoked(was, admin.clock()))
-    # The alias and the Idempotency-Key may create another key, with another secret.
+    # The alias and the Idempotency-Key can be used again, for a new key with a different secret.
     await admin.unclaim(record.once, record.id)
     if record.name:
         await admin.unclaim(f"alias {record.name}", record.id)
@@ -260,7 +272,7 @@ async def block_key(admin: Administration, actor: Actor, name: str, *, is_blocke
 
 
 async def regenerate_key(admin: Administration, actor: Actor, name: str, body: RegenerateKey) -> dict[str, Json]:
-    """Give a key another secret and the sent settings; return it with the secret."""
+    """Give a key a new secret and the settings in the body; return the key with its secret."""
     record = await find_key(admin, actor, name, to_change=True)
     _check_permissions(actor, body, record)
     mint, latest = await admin.mint(), ""
@@ -299,7 +311,7 @@ async def generate_key_route(
 
 @ADMIN.add("GET", "/key/info", READ_404)
 async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str | None, Query()] = None) -> KeyInfo:
-    """Return a key, by default that of the request."""
+    """Return a key, by default the key of this request."""
     if not key and actor.key is None:
         raise InvalidRequest("'key': the master key has no entry; name a key.", param="key")
     record = await find_key(admin, actor, key or (actor.key.id if actor.key else ""))
@@ -321,7 +333,7 @@ async def list_key_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[
 async def update_key_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateKey, parsed_body(UpdateKey)]
 ) -> Object:
-    """Change the settings of a key that the body names; others stay."""
+    """Change the settings that the body contains; all other settings of the key stay."""
     record = await update_key(admin, actor, body)
     return {"key": record.id, **admin.view(record)}
 
@@ -330,7 +342,7 @@ async def update_key_route(
 async def delete_keys_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteKeys, parsed_body(DeleteKeys)]
 ) -> DeletedKeys:
-    """Revoke keys for good."""
+    """Revoke keys permanently."""
     names = await delete_keys(admin, actor, body)
     return DeletedKeys(deleted_keys=["sk-..." if name.startswith(PREFIX) else name for name in names])
 
@@ -347,7 +359,7 @@ async def block_key_route(
 async def unblock_key_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[KeyReference, parsed_body(KeyReference)]
 ) -> Object:
-    """Permit a blocked key again."""
+    """Unblock a key."""
     return admin.view(await block_key(admin, actor, body.key, is_blocked=False))
 
 
@@ -355,7 +367,7 @@ async def unblock_key_route(
 async def regenerate_key_route(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[RegenerateKey, parsed_body(RegenerateKey, may_lack=True)]
 ) -> Object:
-    """Give a key another secret, which is shown once."""
+    """Give a key a new secret, which no later response contains."""
     name = body.key or (actor.key.id if actor.key else "")
     if not name:
         raise InvalidRequest("Missing required field 'key'.", param="key")
@@ -369,7 +381,7 @@ async def regenerate_named_key_route(
     key: PathId,
     body: Annotated[RegenerateKey, parsed_body(RegenerateKey, may_lack=True)],
 ) -> Object:
-    """Give the key in the path another secret, which is shown once."""
+    """Give the key in the path a new secret, which no later response contains."""
     if body.key not in (None, key):
         raise InvalidRequest("'key': differs from the key in the path; omit it.", param="key")
     return await regenerate_key(admin, actor, key, body)

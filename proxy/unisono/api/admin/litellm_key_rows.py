@@ -1,7 +1,7 @@
-"""Import of keys from LiteLLM: rows of its table of keys, or its answer to `/key/list`.
+"""Import of keys from LiteLLM: rows of its key table, or its response to `/key/list`.
 
-Imported keys keep their secrets, of which LiteLLM stores the SHA-256. Settings that this gateway does not have refuse
-the import of their key, so that none becomes more powerful.
+Imported keys keep their secrets, because LiteLLM stores the SHA-256 of each secret. A key with settings that this
+gateway does not support is refused. Without these settings, the key might permit more than before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unisono.errors import InvalidRequest, StoreConflict, UnisonoError
 TOKEN: Final = re.compile("[0-9a-f]{64}")
 # Start of the year 9999.
 MAX_TIME_S: Final = 253_370_764_800
-# Fields that are no settings.
+# Fields of a row that are not settings.
 FACTS: Final = frozenset(
     (
         *("token", "token_id", "key_name", "spend", "expires", "created_at", "created_by", "updated_at", "updated_by"),
@@ -41,7 +41,7 @@ FACTS: Final = frozenset(
         *("last_rotation_at", "status", "litellm_budget_table", "user", "user_email", "key"),
     )
 )
-# Columns of the table with JSON, with lists of texts, with numbers and with booleans.
+# Columns of the key table with JSON, with floats and with integers. Booleans are recognised by their spelling.
 JSON_COLUMNS: Final = frozenset(
     (
         *("metadata", "aliases", "config", "permissions", "model_max_budget", "model_spend", "router_settings"),
@@ -57,7 +57,7 @@ BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
 class ImportedKey:
     """Result for one key.
 
-    `problem` is empty for an imported key. `is_new` is false if it was imported before.
+    `problem` is empty for an imported key. `is_new` is False if the key was imported before.
     """
 
     name: str
@@ -87,7 +87,10 @@ def read_export(text: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _cell(name: str, value: str | None) -> Any:
-    """Return the value of a cell as PostgreSQL writes it. Raises ValueError."""
+    """Parse a cell in PostgreSQL's notation; None for an empty cell.
+
+    Raises ValueError if the value does not fit the column `name`.
+    """
     if not value:
         return None
     try:
@@ -112,10 +115,10 @@ async def import_keys(
     ignored: Collection[str] = (),
     creates_owners: bool = False,
 ) -> list[ImportedKey]:
-    """Import keys, each on its own.
+    """Import keys, and return a result for each. A refused key does not affect the other keys.
 
-    With `creates_owners`, missing teams and users are created without limits. `ignored` are settings to drop. Raises
-    the errors of the store.
+    With `creates_owners`, missing teams and users are created without limits. `ignored` contains the names of settings
+    to drop. Raises the errors of the store, with a status of 500 or more.
     """
     await _announce(admin)
     found = []
@@ -134,13 +137,13 @@ async def import_keys(
 
 
 async def _announce(admin: Administration) -> None:
-    """Tell the gateways that keys are imported."""
+    """Store the entry from which all gateway processes know that imported keys may exist."""
     if await admin.entry(*IMPORTED) is None:
         kind, id = IMPORTED
         try:
             await admin.store.put_entry(DirectoryEntry(kind, id, admin.clock()))
         except StoreConflict:
-            return  # another import has
+            return  # another import has stored it
 
 
 async def _import_key(
@@ -201,9 +204,9 @@ async def _check_owners(admin: Administration, actor: Actor, body: GenerateKey, 
 
 
 def _time(row: Mapping[str, Any], field: str) -> float | None:
-    """Convert an ISO 8601 time to seconds since 1970; None if it is missing.
+    """Convert an ISO 8601 time to Unix time in seconds; None if the field is missing.
 
-    Raises `InvalidRequest`.
+    Raises `InvalidRequest` for a value that is not a time from 1970 to 9998.
     """
     if (value := row.get(field)) is None:
         return None

@@ -1,4 +1,4 @@
-"""Operations on the deployments in the store, for the routes and for `unisono models`."""
+"""Operations on the deployments in the store, for the admin routes and for `unisono models`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _PATH: Final = re.compile(r"[\w.\[\]-]+")
 
 @dataclass(frozen=True, slots=True)
 class ModelAdministration:
-    """Deployments of the gateway, and operations on the stored ones.
+    """Deployments of the gateway, and operations on stored deployments.
 
     `file_names` returns the names of the deployments in the configuration file. `check` raises ConfigError for settings
-    that would not be served. `seal` encrypts the settings of an id for the store; `opened` returns those of an entry,
-    None if they cannot be decrypted. `visible` returns settings without secrets. `applied` waits until this process
-    uses a change and has probed the deployment, for a few seconds. `deployments` returns the current state.
+    that the gateway cannot use. `seal` encrypts the settings of the deployment with an id for the store. `opened`
+    decrypts the settings in an entry, and returns None if that fails. `visible` returns settings without secrets.
+    `applied` waits a few seconds until this process uses a change and has probed the deployment. `deployments` returns
+    the current state of all deployments.
     """
 
     file_names: Callable[[], Collection[str]]
@@ -46,10 +47,10 @@ class ModelAdministration:
 async def create_model(
     admin: Administration, models: ModelAdministration, actor: Actor, settings: Mapping[str, Any], once: str = ""
 ) -> DirectoryEntry:
-    """Store a new deployment; a repetition with the same id or Idempotency-Key returns it.
+    """Store a new deployment, or return the deployment that an earlier equal request has stored.
 
-    Raises `InvalidRequest` for invalid settings and for an id that exists with other settings, `KeyReused` for an
-    Idempotency-Key that was used with another body.
+    `once` is the Idempotency-Key, or "". Raises `InvalidRequest` for invalid settings and if a deployment with the id
+    has other settings, and `KeyReused` if the Idempotency-Key was used with a different body.
     """
     info = settings.get("model_info") or {}
     candidate = info.get("id") or str(uuid4())
@@ -72,7 +73,8 @@ async def create_model(
         found = await admin.entry(EntryKind.MODEL, id)
         if found is None or await models.opened(found) != settings:
             raise InvalidRequest(
-                f"'model_info.id': '{id[:64]}' exists with other settings; choose another id, or update it.",
+                f"'model_info.id': '{id[:64]}' exists with other settings; choose a different id, or update the "
+                "existing deployment.",
                 param="model_info.id",
             ) from None
         entry = found
@@ -83,14 +85,19 @@ async def create_model(
 async def change_model(
     admin: Administration, models: ModelAdministration, actor: Actor, id: str, sent: Mapping[str, Any]
 ) -> DirectoryEntry:
-    """Change a stored deployment. Raises as `create_model`, and `NotFound`."""
+    """Change a stored deployment; try again after a concurrent change.
+
+    Raises `NotFound` if there is no such deployment, and `StoreConflict` after `MAX_TRIES` attempts. Raises
+    `InvalidRequest` for invalid settings and for a deployment of the configuration file.
+    """
     was = await _stored(admin, models, id, "changed")
     for tried in range(MAX_TRIES):
         old = await models.opened(was)
         settings = merged(old or {}, sent)
         if old is None and not {"model_name", "litellm_params"} <= sent.keys():
             raise InvalidRequest(
-                "The settings of this deployment cannot be decrypted; send all of them.", param="litellm_params"
+                "The stored settings of this deployment cannot be decrypted; send all settings again.",
+                param="litellm_params",
             )
         await _check(models, id, settings)
         if settings == old:
@@ -112,7 +119,10 @@ async def change_model(
 
 
 async def delete_model(admin: Administration, models: ModelAdministration, actor: Actor, id: str) -> None:
-    """Delete a stored deployment. Raises `NotFound`, and `InvalidRequest` for one of the file."""
+    """Delete a stored deployment.
+
+    Raises `NotFound` if there is no such deployment, and `InvalidRequest` for a deployment of the configuration file.
+    """
     entry = await _stored(admin, models, id, "deleted")
     before = _audited(models, id, await models.opened(entry) or {"model_name": entry.alias})
     await admin.store.delete_entry(entry, admin.audit(actor, "deleted", EntryKind.MODEL, id, before, None))
@@ -122,7 +132,10 @@ async def delete_model(admin: Administration, models: ModelAdministration, actor
 async def set_drained(
     admin: Administration, models: ModelAdministration, actor: Actor, id: str, *, is_drained: bool
 ) -> None:
-    """Drain or resume a deployment of the store or of the file. Raises `NotFound`."""
+    """Drain or resume a deployment of the store or of the configuration file.
+
+    Raises `NotFound` if there is no such deployment, and `StoreConflict` after `MAX_TRIES` attempts.
+    """
     for tried in range(MAX_TRIES):
         was = await admin.entry(EntryKind.MODEL, id)
         if was is None and id not in models.file_names():
@@ -148,9 +161,10 @@ async def set_drained(
 
 
 def merged(old: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the old settings, updated with the sent ones.
+    """Return the old settings, updated with the settings that were sent.
 
-    Each section is merged by its keys: a key that was sent as null is removed, and deeper objects are replaced.
+    Sections are merged key by key. A key that was sent as null is removed. Objects inside a section are replaced as a
+    whole.
     """
     settings = {**old, **({"model_name": sent["model_name"]} if sent.get("model_name") else {})}
     for section in SECTIONS:
@@ -161,7 +175,7 @@ def merged(old: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def report_of(models: ModelAdministration, id: str) -> ManagedDeployment:
-    """Return a deployment; its state is `unknown` until this process has applied a change."""
+    """Return a deployment. The state is `unknown` if this process does not use it yet."""
     unknown = ManagedDeployment(id, "", is_stored=True, state="unknown", error="not probed yet")
     return next((each for each in models.deployments() if each.id == id), unknown)
 
@@ -194,7 +208,7 @@ def row_view(entry: DirectoryEntry, report: ManagedDeployment) -> dict[str, Any]
 
 
 async def _check(models: ModelAdministration, id: str, settings: Mapping[str, Any]) -> None:
-    """Raise `InvalidRequest` that names the field, as the configuration loader does."""
+    """Raise `InvalidRequest` for invalid settings, with the configuration loader's message."""
     if len(orjson.dumps(dict(settings), default=str)) > MAX_SETTINGS_BYTES:
         raise InvalidRequest(f"'litellm_params': the settings must have at most {MAX_SETTINGS_BYTES:,} bytes.")
     try:

@@ -39,7 +39,7 @@ class NewModel(AdminBody):
 class ChangedModel(AdminBody):
     """Body of `/model/update`.
 
-    The keys of the sections replace those of the deployment; `null` removes one.
+    Each key in a section replaces the same key of the deployment; `null` removes the key.
     """
 
     model_name: Name | None = None
@@ -93,7 +93,7 @@ async def create_model_deployment(
     body: Annotated[NewModel, parsed_body(NewModel)],
     idempotency_key: IdempotencyKey = "",
 ) -> Object:
-    """Add a deployment; it gets requests as soon as a probe has passed."""
+    """Add a deployment. It gets requests as soon as a probe has succeeded."""
     entry = await create_model(admin, models, actor, body.model_dump(exclude_none=True), idempotency_key)
     return row_view(entry, await report_of(models, entry.id))
 
@@ -102,7 +102,7 @@ async def create_model_deployment(
 async def update_model_deployment(
     admin: AdminDeps, models: Models, actor: CurrentActor, body: Annotated[ChangedModel, parsed_body(ChangedModel)]
 ) -> Object:
-    """Change the settings of a stored deployment that the body names; others stay."""
+    """Change the settings that the body contains; all other settings of the deployment stay."""
     id = (body.model_info or {}).get("id")
     if not isinstance(id, str) or not id:
         raise InvalidRequest("Missing required field 'model_info.id'.", param="model_info.id")
@@ -117,7 +117,7 @@ async def patch_model_deployment(
     id: DeploymentId,
     body: Annotated[ChangedModel, parsed_body(ChangedModel)],
 ) -> Object:
-    """Change the settings of a stored deployment that the body names; others stay."""
+    """Change the settings that the body contains; all other settings of the deployment stay."""
     return await _changed(admin, models, actor, id, body)
 
 
@@ -133,7 +133,7 @@ async def _changed(
 async def delete_model_deployment(
     admin: AdminDeps, models: Models, actor: CurrentActor, body: Annotated[ModelReference, parsed_body(ModelReference)]
 ) -> DeletedModel:
-    """Remove a stored deployment; its running answers finish."""
+    """Remove a stored deployment. Answers in progress are completed."""
     await delete_model(admin, models, actor, body.id)
     return DeletedModel(message=f"Model: {body.id} deleted successfully")
 
@@ -142,7 +142,7 @@ async def delete_model_deployment(
 async def drain_model_deployment(
     admin: AdminDeps, models: Models, actor: CurrentActor, id: DeploymentId
 ) -> ModelDeployment:
-    """Give a deployment no new requests, until it is resumed; its running answers finish."""
+    """Stop new requests to a deployment until it is resumed. Answers in progress are completed."""
     await set_drained(admin, models, actor, id, is_drained=True)
     return _deployment(await report_of(models, id))
 
@@ -151,13 +151,13 @@ async def drain_model_deployment(
 async def resume_model_deployment(
     admin: AdminDeps, models: Models, actor: CurrentActor, id: DeploymentId
 ) -> ModelDeployment:
-    """Use a drained deployment again."""
+    """Resume a drained deployment, so that it gets requests again."""
     await set_drained(admin, models, actor, id, is_drained=False)
     return _deployment(await report_of(models, id))
 
 
 def _deployment(report: ManagedDeployment, facts: Object | None = None) -> ModelDeployment:
-    """Return a deployment in LiteLLM's format; `facts` are those of its model."""
+    """Return a deployment in LiteLLM's format. `facts` is the `model_info` of its model."""
     view = deployment_view(report)
     return ModelDeployment.model_validate({**view, "model_info": {**(facts or {}), **view["model_info"]}})
 
@@ -186,5 +186,5 @@ async def _sees_deployments(admin: Administration, caller: Caller) -> bool:
     try:
         return (await admin.actor(caller)).sees_all
     except UnisonoError:
-        # The list of models needs no store.
+        # Without the store, the list of models is still available.
         return False

@@ -1,7 +1,7 @@
 """Requests in the format of LiteLLM's spend logs, from the request records.
 
-A record is stored within a second after its request. The store retains a limited number of them for a limited time, so
-they are no basis for bills.
+A record is stored within a second after its request. The store retains a limited number of records for a limited time,
+so records are not a basis for bills.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from unisono.core.request_record import RequestRecord
 from unisono.core.request_store import RequestFilter, has_failed
 
 DAY_S: Final = 86_400
-# Records of one read, and reads of one answer.
+# Maximum number of records per read from the store, and of reads per answer.
 RECORDS_PER_READ: Final = 200
 MAX_READS: Final = 50
-# Requests that the pages of a list reach.
+# Maximum number of requests in all pages of a list together.
 MAX_LISTED: Final = RECORDS_PER_READ * MAX_READS
 
 
 async def request_log(admin: Administration, actor: Actor, request_id: str) -> list[Object]:
-    """Return the request with this id as a list, which is empty if the actor may not see it."""
+    """Return a list with the request; empty if it is unknown or if the actor may not see it."""
     record = await admin.store.request(request_id)
     keys = {key.id: key for key in await admin.store.keys()}
     if record is None or not _sees(actor, record, keys.get(record.key)):
@@ -45,7 +45,7 @@ async def request_logs(
 ) -> list[Object]:
     """Return the latest `most` requests to models.
 
-    `only` are the ids of their keys, None for any.
+    `only` contains the ids of the keys whose requests are returned; None for all requests.
     """
     found: list[RequestRecord] = []
     for filter_ in [wanted] if only is None else [_of_key(wanted, key) for key in sorted(only)]:
@@ -63,7 +63,7 @@ async def _latest(admin: Administration, wanted: RequestFilter, most: int) -> li
     cursor = ""
     for _ in range(MAX_READS):
         page = await admin.store.requests(wanted, RECORDS_PER_READ, cursor)
-        # Other requests, such as those of the admin API, have no model.
+        # Requests that are not to models, for example to the admin API, have no model.
         found += [record for record in page.records if record.model]
         if page.cursor is None or len(found) >= most:
             break
@@ -72,7 +72,7 @@ async def _latest(admin: Administration, wanted: RequestFilter, most: int) -> li
 
 
 def day_start(day: str) -> float:
-    """Return the start of a UTC day, YYYY-MM-DD, in seconds since 1970."""
+    """Return the start of a UTC day, YYYY-MM-DD, as Unix time in seconds."""
     return datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
 
 

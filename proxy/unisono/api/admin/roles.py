@@ -1,6 +1,7 @@
 """Roles of the admin API, and the routes that each role may use.
 
-A route that is not in the table is denied. An object outside of the reach of a role is answered like a missing one.
+A route that is not in the table is denied. If an actor may not see an object, the response is the same as for an object
+that does not exist.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class MemberRole(StrEnum):
 
 
 class Role(StrEnum):
-    """Role of a caller of the admin API, the strongest one that it has."""
+    """Role of a caller of the admin API. A caller with several roles acts in the strongest role."""
 
     MASTER = "master"
     ADMIN = "admin"
@@ -50,8 +51,9 @@ class Role(StrEnum):
 class Actor:
     """Caller of the admin API.
 
-    `key` is its key, None for the master key. `teams` are the ids of the teams that it administers, `member_of` those
-    of its teams. `home` is the team of its key, outside of which it has no power: None for a key without a team.
+    `key` is the caller's key; None for the master key. `user` is the id of the key's user, or "". `teams` contains the
+    ids of the teams that the user administers, and `member_of` the ids of all teams of the user. `home` is the id of
+    the key's team, outside of which the caller has no rights; None for a key without a team.
     """
 
     role: Role
@@ -78,12 +80,12 @@ class Actor:
         return self.sees_all or is_own or self._owns(record) or record.tenant in self.teams
 
     def changes_key(self, record: KeyRecord) -> bool:
-        """Return True if the actor may change the key: an admin, its team's admin, or its owner."""
+        """Return True if the actor may change the key, as an admin, the team's admin or the owner."""
         is_users = self.role in {Role.USER, Role.TEAM_ADMIN} and self._owns(record)
         return self.changes_all or is_users or record.tenant in self.teams
 
     def _owns(self, record: KeyRecord) -> bool:
-        """Return whether the key belongs to the actor's user, within the reach of the actor's key."""
+        """Return whether the key belongs to the actor's user, and to the team of the actor's key."""
         return bool(self.user) and record.user == self.user and self.home in (None, record.tenant)
 
     def sees(self, entry: DirectoryEntry) -> bool:
@@ -164,10 +166,11 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
 
 
 def strongest(user: DirectoryEntry | None, teams: frozenset[str], home: str | None = None) -> Role:
-    """Return the role of a key in the team `home` of this user, who administers `teams`.
+    """Return the strongest role of a key of `user`, who administers `teams`.
 
-    The admins of a team can create its keys for any member, and give each of them another secret. With the role of an
-    admin of the gateway, such a key would make them admins of the gateway.
+    `home` is the team of the key, or None. A key in a team never has the role of a gateway admin. Team admins can
+    create keys in their team for any member and change the secrets of these keys. If a member is a gateway admin, the
+    team admins would become gateway admins with such a key.
     """
     if user is None:
         return Role.KEY

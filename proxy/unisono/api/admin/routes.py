@@ -1,4 +1,4 @@
-"""Route table of the admin API: importing a module of routes adds them."""
+"""Complete route table of the admin API. Each imported module adds its routes to the table."""
 
 from unisono.api.admin import audit, customers, key_import, keys, models, spend, teams, users
 from unisono.api.admin.administration import ADMIN, Administration

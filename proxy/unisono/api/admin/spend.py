@@ -1,7 +1,7 @@
 """Routes `/spend/*`, `/global/spend/report` and `/user/daily/activity`.
 
-The ledger has sums by key, model and UTC day. Single requests are in the request records. Everybody sees the usage of
-the keys that it may see; admins also see that of the master key.
+The ledger has totals by key, model and UTC day. Single requests are in the request records. An actor sees the usage of
+those keys that the actor may see. Admins also see the usage of the master key.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
 from unisono.core.request_store import RequestFilter
 from unisono.errors import InvalidRequest
 
-# Days of a report without dates.
+# Number of days in a report, if the request has no dates.
 REPORT_DAYS: Final = 30
 
 
 class UsageQuery(QueryModel):
-    """Filters of the usage. Days are UTC, both inclusive."""
+    """Filters of the usage. `start_date` and `end_date` are UTC days and both included."""
 
     start_date: QueriedDay | None = None
     end_date: QueriedDay | None = None
@@ -45,7 +45,7 @@ class UsageQuery(QueryModel):
 
 
 class ReportQuery(UsageQuery):
-    """Filters of the report. `internal_user_id` is LiteLLM's name of `user_id`."""
+    """Filters of the report. `internal_user_id` is LiteLLM's second name for `user_id`."""
 
     internal_user_id: str | None = None
     group_by: Literal["team", "api_key"] = "team"
@@ -67,7 +67,7 @@ class LogQuery(SpendQuery):
 
 @dataclass(frozen=True, slots=True)
 class VisibleUsage:
-    """Lines of the ledger that an actor may see, and the keys by id, deleted ones too."""
+    """Lines of the ledger that an actor may see, and the keys by id, including deleted keys."""
 
     lines: Sequence[LedgerLine]
     keys: Mapping[str, KeyRecord]
@@ -81,7 +81,7 @@ class VisibleUsage:
         return "" if key is None else team_of(key) or ""
 
     def sums(self, name: Callable[[LedgerLine], str]) -> dict[str, TokenUsage]:
-        """Return the usage by the name that each line gets, highest cost first."""
+        """Return the total usage of all lines with the same `name(line)`, highest cost first."""
         found: dict[str, TokenUsage] = defaultdict(TokenUsage)
         for line in self.lines:
             found[name(line)] += line.used
@@ -89,12 +89,15 @@ class VisibleUsage:
 
 
 def key_name(line: LedgerLine) -> str:
-    """Return the id of the key of a line."""
+    """Return the id of the key of a line; for the master key, its name in audit records."""
     return line.account.key or MASTER_ACTOR
 
 
 async def visible_usage(admin: Administration, actor: Actor, query: UsageQuery) -> VisibleUsage:
-    """Return the usage that the actor may see and that matches. Raises `InvalidRequest`."""
+    """Return the usage that the actor may see and that matches the query.
+
+    Raises `InvalidRequest` if the last day is before the first.
+    """
     _check_days(query)
     keys = {key.id: key for key in await admin.store.keys() if actor.sees_key(key)}
     usage = VisibleUsage((), keys)
@@ -144,7 +147,7 @@ async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotate
 
 
 def _fits(row: Object, query: LogQuery) -> bool:
-    """Return whether the log of a request fits the other filters."""
+    """Return whether the log of a request matches all filters except `request_id`."""
     day = str(row["startTime"])[:10]
     return (
         query.api_key in (None, row["api_key"])
@@ -158,12 +161,13 @@ def _fits(row: Object, query: LogQuery) -> bool:
 async def _single_requests(admin: Administration, actor: Actor, query: SpendQuery) -> list[Object]:
     """Return a page of the requests that the actor may see and that match, the latest first.
 
-    Raises `InvalidRequest`.
+    Raises `InvalidRequest` for impossible days, and for a page after the last possible one.
     """
     _check_days(query)
     if query.page * query.page_size > MAX_LISTED:
         raise InvalidRequest(
-            f"'page': the list ends after {MAX_LISTED:,} requests; narrow it with 'end_date'.", param="page"
+            f"'page': only the latest {MAX_LISTED:,} requests can be listed; select older ones with 'end_date'.",
+            param="page",
         )
     keys = {key.id: key for key in await admin.store.keys() if actor.sees_key(key)}
     only: set[str] | None = None
@@ -190,7 +194,7 @@ async def _single_requests(admin: Administration, actor: Actor, query: SpendQuer
 async def list_spend_by_key(
     admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
 ) -> list[Object]:
-    """Return the keys with their spend, the highest first, in pages."""
+    """Return a page of the keys with their spend, highest spend first."""
     usage = await visible_usage(admin, actor, query)
     sums = usage.sums(key_name)
     keys = [key for key in usage.keys.values() if key.revoked_at is None or key.id in sums]
@@ -204,7 +208,7 @@ async def list_spend_by_key(
 async def list_spend_by_user(
     admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
 ) -> list[Object]:
-    """Return the users with their spend, the highest first, in pages."""
+    """Return a page of the users with their spend, highest spend first."""
     usage = await visible_usage(admin, actor, query)
     sums = usage.sums(usage.user)
     users = [user for user in await admin.store.directory(EntryKind.USER) if actor.sees(user)]
@@ -225,7 +229,7 @@ def _page(rows: list[Object], query: SpendQuery) -> list[Object]:
 async def list_spend_by_tag(
     admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
 ) -> list[Object]:
-    """Return the spend by tag of keys, the highest first."""
+    """Return a page of the tags of keys with their spend, highest spend first."""
     usage = await visible_usage(admin, actor, query)
     sums: dict[str, TokenUsage] = defaultdict(TokenUsage)
     for line in usage.lines:
@@ -244,7 +248,7 @@ async def list_spend_by_tag(
 async def get_spend_report(
     admin: AdminDeps, actor: CurrentActor, query: Annotated[ReportQuery, Query()]
 ) -> list[Object]:
-    """Return the spend of all teams by day, or of all keys with `group_by=api_key`."""
+    """Return the spend of teams by day, or the spend of keys with `group_by=api_key`."""
     if query.internal_user_id is not None:
         query = query.model_copy(update={"user_id": query.internal_user_id})
     usage = await visible_usage(admin, actor, _with_days(query, admin.clock()))
@@ -261,7 +265,7 @@ async def get_spend_report(
 
 
 def _with_days(query: UsageQuery, now: float) -> UsageQuery:
-    """Return the query with the last 30 days where it names none."""
+    """Return the query with default days: the last 30 days up to today."""
     today = datetime.fromtimestamp(now, UTC).date()
     first = (today - timedelta(days=REPORT_DAYS - 1)).isoformat()
     days = {"start_date": query.start_date or first, "end_date": query.end_date or today.isoformat()}
@@ -332,7 +336,7 @@ def to_metrics(used: TokenUsage) -> dict[str, Any]:
 
 
 def from_metrics(metrics: Mapping[str, Any]) -> TokenUsage:
-    """Return the usage that `to_metrics` described."""
+    """Return the usage from which `to_metrics` made these metrics."""
     shown = ActivityMetrics.model_validate(metrics)
     return TokenUsage(
         requests=shown.api_requests,
@@ -349,7 +353,7 @@ def from_metrics(metrics: Mapping[str, Any]) -> TokenUsage:
 async def get_daily_activity(
     admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
 ) -> DailyActivity:
-    """Return usage by day, newest first, with its models and keys."""
+    """Return the usage by day, newest first, each day with its usage by model and key."""
     usage = await visible_usage(admin, actor, _with_days(query, admin.clock()))
     days = sorted({line.day for line in usage.lines}, reverse=True)
     start = (query.page - 1) * query.page_size

@@ -10,7 +10,7 @@ from unisono.api.admin.administration import Administration
 from unisono.core.access import KeyRecord
 from unisono.core.quotas import MILLION, SHARED_TENANT, Account, KeyLimits, LedgerLine, TokenUsage
 
-# Earliest and latest day of the ledger.
+# Texts before and after all days of the ledger.
 FIRST_DAY: Final = "0000-00-00"
 LAST_DAY: Final = "9999-99-99"
 
@@ -18,17 +18,17 @@ LAST_DAY: Final = "9999-99-99"
 async def ledger_lines(admin: Administration, since: str = FIRST_DAY, until: str = LAST_DAY) -> tuple[LedgerLine, ...]:
     """Return the usage of all keys and of the master key."""
     lines = await admin.store.ledger(since, until)
-    # The usage of shared accounts is part of the usage of keys.
+    # The usage of accounts that keys share, such as teams, is already included in the usage of the keys.
     return tuple(line for line in lines if line.account.tenant != SHARED_TENANT)
 
 
 async def key_owners(admin: Administration) -> Mapping[str, str]:
-    """Return the users of all keys, revoked ones too, by the id of the key."""
+    """Return the users of all keys, including revoked keys, by the id of the key."""
     return {key.id: key.user for key in await admin.store.keys() if key.user}
 
 
 async def spend_by(admin: Administration, name: Callable[[LedgerLine], str]) -> dict[str, float]:
-    """Return the cost in USD by the name that each line gets."""
+    """Return the total cost in USD of all lines with the same `name(line)`."""
     sums: dict[str, int] = {}
     for line in await ledger_lines(admin):
         sums[name(line)] = sums.get(name(line), 0) + line.used.cost

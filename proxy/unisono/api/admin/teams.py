@@ -78,7 +78,7 @@ async def get_team_info(
     team_id: Annotated[str, Query()],
     key_limit: Annotated[int | None, Query(ge=0, description="Maximum number of keys in the answer.")] = None,
 ) -> TeamInfo:
-    """Return a team with its spend and those of its keys that the caller may see."""
+    """Return a team, the spend of the team, and those of its keys that the caller may see."""
     team = await find_entry(admin, actor, EntryKind.TEAM, team_id)
     keys = [
         admin.view(key)
@@ -110,7 +110,7 @@ async def list_teams(admin: AdminDeps, actor: CurrentActor, query: Annotated[Tea
 
 @ADMIN.add("GET", "/v2/team/list", answer=TeamPage)
 async def list_team_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[TeamQuery, Query()]) -> Object:
-    """List teams, oldest first, in pages with their number."""
+    """List teams, oldest first. The answer contains one page and the number of pages."""
     return page_answer("teams", await _visible(admin, actor, query), query)
 
 
@@ -118,7 +118,7 @@ async def list_team_page(admin: AdminDeps, actor: CurrentActor, query: Annotated
 async def update_team(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateTeam, parsed_body(UpdateTeam)]
 ) -> Object:
-    """Change the settings of a team that the body names; others stay."""
+    """Change the settings that the body contains; all other settings of the team stay."""
     team = await update_entry(admin, actor, EntryKind.TEAM, body.team_id, body)
     return {"team_id": team.id, "data": admin.view(team)}
 
@@ -127,7 +127,7 @@ async def update_team(
 async def delete_teams(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteTeams, parsed_body(DeleteTeams)]
 ) -> DeletedTeams:
-    """Delete teams and revoke their keys for good."""
+    """Delete teams and revoke their keys permanently."""
     teams = [await find_entry(admin, actor, EntryKind.TEAM, id, "team_ids") for id in dict.fromkeys(body.team_ids)]
     for team in teams:
         await delete_entry(admin, actor, team)
@@ -145,7 +145,7 @@ async def _block(admin: Administration, actor: Actor, id: str, *, is_blocked: bo
 async def block_team(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[TeamReference, parsed_body(TeamReference)]
 ) -> Object:
-    """Refuse all keys of a team until it is unblocked."""
+    """Block a team: requests with its keys are refused until the team is unblocked."""
     return await _block(admin, actor, body.team_id, is_blocked=True)
 
 
@@ -153,12 +153,12 @@ async def block_team(
 async def unblock_team(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[TeamReference, parsed_body(TeamReference)]
 ) -> Object:
-    """Permit the keys of a blocked team again."""
+    """Unblock a team, so that its keys are accepted again."""
     return await _block(admin, actor, body.team_id, is_blocked=False)
 
 
 async def _own_team(admin: Administration, actor: Actor, id: str) -> DirectoryEntry:
-    """Return a team whose members the actor may change. Raises `NotFound` for any other."""
+    """Return a team. Raises `NotFound` if the actor may not change the members of the team."""
     team = await find_entry(admin, actor, EntryKind.TEAM, id)
     if not actor.changes_team(team):
         raise no_such(EntryKind.TEAM, id, "team_id")
@@ -178,7 +178,7 @@ async def add_team_members(
     memberships: list[Json] = [{"user_id": id, "team_id": team.id} for id in roles]
     return {
         **admin.view(team),
-        # The admin of a team learns nothing about users that it adds by their id.
+        # Team admins learn nothing about users whom they add by id.
         "updated_users": [
             admin.view(user) if user is not None and actor.sees(user) else {"user_id": id}
             for id, user in zip(roles, users, strict=True)
@@ -191,7 +191,7 @@ async def add_team_members(
 async def delete_team_member(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteMember, parsed_body(DeleteMember)]
 ) -> Object:
-    """Remove a member from a team; its keys stay with the team."""
+    """Remove a member from a team. The member's keys stay in the team."""
     team = await _own_team(admin, actor, body.team_id)
     if body.user_id is None and body.user_email is None:
         raise InvalidRequest("Missing required field 'user_id'.", param="user_id")

@@ -51,10 +51,13 @@ async def create_user(
     body: Annotated[NewUser, parsed_body(NewUser)],
     idempotency_key: IdempotencyKey = "",
 ) -> Object:
-    """Create a user, and a key of it unless `auto_create_key` is false."""
+    """Create a user, and a key of the user unless `auto_create_key` is false."""
     for field, value in () if body.auto_create_key else (("key_alias", body.key_alias), ("duration", body.duration)):
         if value is not None:
-            raise InvalidRequest(f"'{field}': is for the key of the user; omit it without a key.", param=field)
+            raise InvalidRequest(
+                f"'{field}': has no effect without a key; omit this field, or set 'auto_create_key' to true.",
+                param=field,
+            )
     teams = [await find_entry(admin, actor, EntryKind.TEAM, id, "teams") for id in dict.fromkeys(body.teams)]
     if body.key_alias:
         await check_alias(admin, body.key_alias, creation_name(actor, "key", idempotency_key), body.user_id)
@@ -76,9 +79,9 @@ async def create_user(
 async def get_user_info(
     admin: AdminDeps, actor: CurrentActor, user_id: Annotated[str | None, Query()] = None
 ) -> UserInfo:
-    """Return a user, by default that of the key, with its keys, teams and spend."""
+    """Return a user with keys, teams and spend; by default, the user of the request's key."""
     if not user_id and not actor.user:
-        raise InvalidRequest("'user_id': this key has no user; name one.", param="user_id")
+        raise InvalidRequest("'user_id': the key of this request has no user; name a user.", param="user_id")
     user = await find_entry(admin, actor, EntryKind.USER, user_id or actor.user)
     keys = [
         admin.view(key)
@@ -97,7 +100,7 @@ async def get_user_info(
 
 @ADMIN.add("GET", "/user/list", READ_404, answer=UserPage)
 async def list_users(admin: AdminDeps, actor: CurrentActor, query: Annotated[UserQuery, Query()]) -> Object:
-    """List users, oldest first, in pages."""
+    """List users, oldest first, one page per request."""
     team = query.team and await find_entry(admin, actor, EntryKind.TEAM, query.team, "team")
     users = [
         admin.view(user)
@@ -111,7 +114,7 @@ async def list_users(admin: AdminDeps, actor: CurrentActor, query: Annotated[Use
 async def update_user(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateUser, parsed_body(UpdateUser)]
 ) -> Object:
-    """Change the settings of a user that the body names; others stay."""
+    """Change the settings that the body contains; all other settings of the user stay."""
     user = await update_entry(admin, actor, EntryKind.USER, body.user_id, body)
     return {"user_id": user.id, "data": admin.view(user)}
 
@@ -120,7 +123,7 @@ async def update_user(
 async def delete_users(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteUsers, parsed_body(DeleteUsers)]
 ) -> int:
-    """Delete users, revoke their keys for good, and return the number of users."""
+    """Delete users, revoke their keys permanently, and return the number of deleted users."""
     users = [await find_entry(admin, actor, EntryKind.USER, id, "user_ids") for id in dict.fromkeys(body.user_ids)]
     for user in users:
         await delete_entry(admin, actor, user)
@@ -162,7 +165,7 @@ async def list_budgets(
 async def delete_budget(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteBudget, parsed_body(DeleteBudget)]
 ) -> Object:
-    """Delete a named budget that no key, team, user or end user names."""
+    """Delete a named budget, which no key, team, user or end user may still use."""
     budget = await find_entry(admin, actor, EntryKind.BUDGET, body.id, "id")
     await check_unused(admin, budget)
     await delete_entry(admin, actor, budget)
@@ -173,5 +176,5 @@ async def delete_budget(
 async def update_budget(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateBudget, parsed_body(UpdateBudget)]
 ) -> Object:
-    """Change the limits of a named budget; all that name it follow within a second."""
+    """Change the limits of a named budget, which takes effect everywhere within a second."""
     return admin.view(await update_entry(admin, actor, EntryKind.BUDGET, body.budget_id, body))
