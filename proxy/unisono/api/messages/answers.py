@@ -1,4 +1,4 @@
-"""Models of the answers of the Messages API."""
+"""Models of the responses of the Messages API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from unisono.api.answer_types import ABSENT, About, AnswerModel, Count, Object
 
-# Call ids in this API's spelling. The gateway has one id per call for all APIs.
+# Call ids. The gateway has one id per call for all APIs, which this API shows with a different prefix.
 
 OURS: Final = "call_"
 CLIENTS: Final = "toolu_"

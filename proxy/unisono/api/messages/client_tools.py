@@ -1,6 +1,6 @@
 """Anthropic's tools that the client runs, as functions with documented names and inputs.
 
-A request names only their type, because Anthropic's models know them.
+A request contains only the types of these tools, because Anthropic's models know their names and inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 
 Properties = dict[str, Json]
-# Setting that limits the length of a view.
+# Field of a tool that limits the length of a view in characters.
 MAX_CHARACTERS: Final = "max_characters"
 
 
@@ -56,7 +56,7 @@ def _commands(*names: str) -> Properties:
 class AnthropicTool:
     """Tool of Anthropic that the client runs.
 
-    `settings` names its fields in a request that have an effect.
+    `settings` contains the names of those fields of the tool in a request that have an effect.
     """
 
     types: re.Pattern[str]
@@ -76,7 +76,7 @@ class AnthropicTool:
         return FunctionSpec(name=name or self.name, description=self.description + limited, parameters=parameters)
 
 
-# The first row whose pattern matches the type counts; newer versions are read as the newest known one.
+# The first row whose pattern matches the type applies. Unknown newer versions are treated like the newest known one.
 TOOLS: Final = (
     AnthropicTool(re.compile(r"bash_\d{8}"), "bash", "Run a command in a bash shell that stays open.", _BASH),
     AnthropicTool(

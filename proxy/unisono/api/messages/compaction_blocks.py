@@ -10,7 +10,10 @@ from unisono.api.messages.schema import MessageParam
 
 
 def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
-    """Return the position of the newest compaction block, and its place in that message."""
+    """Return the index of the message with the newest compaction block, and of the block in it.
+
+    Returns None if there is no compaction block with a summary.
+    """
     return next(
         (
             (position, place)
@@ -23,11 +26,12 @@ def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
 
 
 async def first_read_position(messages: Sequence[Any]) -> int:
-    """Return the position of the first message that the model reads.
+    """Return the index of the first message that the model reads.
 
-    It contains the newest compaction block; 0 without one.
+    This is the message with the newest compaction block, or 0 if there is no such block.
     """
-    # Runs before the validation. It is a coroutine because Responses has to decrypt its items.
+    # This function runs before validation. It is a coroutine because its counterpart in the Responses API, which has to
+    # decrypt items, is one.
     for position in reversed(range(len(messages))):
         content = messages[position].get("content") if isinstance(messages[position], dict) else None
         blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []

@@ -1,7 +1,7 @@
 """Content blocks of a request: one model per kind, selected by `type`.
 
-Agents send back the whole conversation, including blocks of other servers. All of Anthropic's kinds are accepted; a
-block that the model cannot read is left out with a note. Only media in the newest user message and unknown kinds are
+Agents send back the whole conversation, including blocks from other servers. All of Anthropic's kinds are accepted. A
+block that the model cannot read is left out with a note. Only unknown kinds, and media in the newest user message, are
 refused.
 """
 
@@ -18,7 +18,7 @@ from unisono.api.file_parts import DocumentPart
 from unisono.api.history_builder import MEDIA_PARTS, join
 from unisono.api.input_files import quoted_file
 
-# Sources of documents that are not text.
+# Types of document sources that are files and not text.
 FILES: Final = frozenset({"base64", "url", "file"})
 TOOL_REMOVAL: Final = "tool_removal"
 # Separator between blocks that form one text.
@@ -63,7 +63,7 @@ class ToolUseBlock(ContentBlock):
 
 
 class ServerUseBlock(ContentBlock):
-    """A call of a server tool, run by the server that the answer came from."""
+    """A call of a server tool, which was run by the server that generated the answer."""
 
     id: Id
     name: ToolName
@@ -122,7 +122,7 @@ class ToolReferenceBlock(ContentBlock):
 class CompactionBlock(ContentBlock):
     """A summary of the earlier conversation, or null if there is none.
 
-    A block of this gateway has everything that replaces the conversation in `encrypted_content`.
+    In a block from this gateway, `encrypted_content` contains all items that replace the conversation.
     """
 
     content: Text | None = None
@@ -131,7 +131,7 @@ class CompactionBlock(ContentBlock):
 
 
 class ChangedTool(OpenModel):
-    """A tool by its name or the name of its server, or with its definition."""
+    """A tool that is added or removed: its name, the name of its server, or its definition."""
 
     name: Text | None = None
     server_name: Text | None = None
@@ -196,7 +196,7 @@ def to_block(value: Any) -> ContentBlock:
 
 
 def to_blocks(value: Any) -> Any:
-    """Convert content to blocks: a string, a list, or null."""
+    """Convert content, which may be a string, a list or null, to a list of blocks."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -216,7 +216,7 @@ CompactionBlock.model_rebuild()
 
 
 def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str:
-    """Return the text of blocks that are not calls, with notes on blocks without text."""
+    """Return the text of blocks that are not calls; add notes on blocks without text to `notes`."""
     texts: list[str] = []
     for at, block in blocks:
         match block:

@@ -1,6 +1,7 @@
-"""Edits of a conversation before its prompt is made: clear old results and reasoning.
+"""Edits that clear old results and reasoning from a conversation before it is rendered.
 
-An edit that clears too few tokens, or none, changes nothing, so that the prompt still matches the backend's cache.
+An edit is not applied if it would clear fewer tokens than the client's minimum. The prompt then still matches the
+backend's prompt cache.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from unisono.core.conversation import (
 from unisono.core.frozen import dataclass
 from unisono.engine.request import GenerationRequest, GenerationService, RequestKey
 
-# Text in place of a cleared result, for the model.
+# Text that the model reads instead of a cleared result.
 CLEARED_RESULT: Final = "[The result of this old tool call was cleared to save space.]"
 CLEARED_ARGUMENTS: Final = "{}"
-# Names that clients know for the server tools, by the model's names.
+# Names of server tools in this API, by the model's names for the tools.
 CLIENT_NAMES: Final = {f"{BROWSER}.{tool}": name for (_, tool), name in NAMES.items()} | {PYTHON: CODE}
-# Fields of the numbers of cleared entries, by the type of the edit.
+# Response fields with the number of cleared tool uses or turns, by the type of the edit.
 COUNTED: Final = {"clear_tool_uses_20250919": "cleared_tool_uses", "clear_thinking_20251015": "cleared_thinking_turns"}
 
 
 @dataclass(frozen=True, slots=True)
 class EditedRequest:
-    """Request after its edits, with the reports on those that were applied.
+    """Request after its edits.
 
-    `tokens` is the length of its prompt, and `original_tokens` that without edits; None if they were not counted.
+    `applied` contains a report for each edit that was applied. `tokens` is the number of prompt tokens after the edits,
+    `original_tokens` the number before the edits. Both are None if no tokens were counted.
     """
 
     request: GenerationRequest
@@ -46,7 +48,10 @@ class EditedRequest:
 
 
 async def edited(service: GenerationService, request: GenerationRequest, edits: Sequence[Edit]) -> EditedRequest:
-    """Apply the edits in order. Raises the errors of an invalid conversation or invalid tools."""
+    """Apply the edits in order.
+
+    Raises the errors of `GenerationService.count`, if the conversation or the tools are invalid.
+    """
     applied: list[dict[str, Any]] = []
     original = tokens = None
     for edit in edits:
@@ -80,7 +85,7 @@ def _cleared(conversation: Conversation, edit: Edit) -> tuple[Conversation, int]
 
 
 def without_tool_uses(conversation: Conversation, edit: ClearToolUses) -> tuple[Conversation, int]:
-    """Clear the results of all tool uses but the newest ones."""
+    """Clear the results of all tool uses but the newest ones; return also the number cleared."""
     items = list(conversation.items)
     results = [position for position, item in enumerate(items) if isinstance(item, ToolResult)]
     if edit.trigger.type == "tool_uses" and len(results) <= edit.trigger.value:
@@ -111,9 +116,9 @@ def _is_named(name: str, names: Collection[str]) -> bool:
 
 
 def without_thinking(conversation: Conversation, edit: ClearThinking) -> tuple[Conversation, int]:
-    """Leave out the reasoning of all turns but the newest ones.
+    """Leave out the reasoning of all turns but the newest ones; return also the number left out.
 
-    A turn is everything between two messages of the user, such as a whole loop of tool calls.
+    A turn is everything between two user messages, such as a whole loop of tool calls.
     """
     if edit.keep.type == ALL:
         return conversation, 0

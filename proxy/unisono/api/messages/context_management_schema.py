@@ -32,7 +32,7 @@ class KeptToolUses(OpenModel):
 
 
 class KeptThinking(OpenModel):
-    """Number of turns that keep their thinking; of the type `all`, every turn."""
+    """Number of newest turns that keep their thinking. With the type `all`, every turn keeps it."""
 
     type: Literal["thinking_turns", "all"]
     value: Count | None = Field(None, validate_default=True)
@@ -79,7 +79,7 @@ class ClearThinking(OpenModel):
 
 
 class CompactEdit(OpenModel):
-    """Summary of a conversation that has reached a number of tokens."""
+    """Compaction of a conversation whose prompt has reached a number of tokens."""
 
     type: Literal["compact_20260112"]
     trigger: InputTokenCount | None = None
@@ -88,7 +88,7 @@ class CompactEdit(OpenModel):
 
 
 class CompactionOptions(OpenModel):
-    """Request for nothing but a summary of the conversation."""
+    """Request for a summary of the conversation instead of an answer."""
 
     type: Literal["summarize"]
     instructions: Text | None = None

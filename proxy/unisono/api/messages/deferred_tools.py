@@ -1,7 +1,7 @@
-"""Deferred tools of a Messages request, found by the client's search or the gateway's.
+"""Deferred tools of a Messages request, found by a search of the client or the gateway.
 
-Anthropic's `tool_search_tool_*` run in the gateway. Without them, a `tool_reference` in a tool result names the tools
-that the client found.
+The gateway runs Anthropic's tools `tool_search_tool_*`. In a request without these tools, the client searches. A
+`tool_reference` in a tool result then names a tool that the client found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEARCHES: Final = (
 
 
 def _search(tools: Sequence[MessagesTool]) -> tuple[str, SearchMethod] | None:
-    """Return the name and the method of the first search in the request."""
+    """Return the name and the method of the first search in the request, or None."""
     found = (
         (tool.name or name, method) for tool in tools for types, name, method in SEARCHES if types.fullmatch(tool.type)
     )
@@ -46,19 +46,19 @@ def is_searched(request: MessagesInput) -> bool:
 
 
 def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> Mapping[str, FunctionTool]:
-    """Return the deferred tools by name. The model sees them after a `tool_reference`."""
+    """Return the deferred tools by name. The model sees a deferred tool only after it was found."""
     declared_tools, has_search = request.tools or [], is_searched(request)
-    # A search of the gateway that finds nothing has no effect: the model must see all tools from the start.
+    # If the gateway cannot run the declared search, or no tool is deferred, the model must see all tools at once.
     if _search(declared_tools) is not None and not has_search:
         return {}
     names = {tool.name for tool in declared_tools if tool.defer_loading}
     found = {tool.name: tool for tool in tools if tool.name in names}
-    # Without another tool there is nothing to search with.
+    # If all tools are deferred, the client has no tool with which the model could search.
     return found if has_search or len(found) < len(tools) else {}
 
 
 def notes_on_deferred(request: MessagesInput, deferred: Collection[str]) -> Iterator[str]:
-    """Yield notes on tools that should be `deferred`, but are not."""
+    """Yield notes on tools with `defer_loading` that are not in `deferred`."""
     for position, tool in enumerate(request.tools or ()):
         is_function = tool.type == CUSTOM or client_tool(tool.type) is not None
         if tool.defer_loading and is_function and tool.name not in deferred:
@@ -66,7 +66,7 @@ def notes_on_deferred(request: MessagesInput, deferred: Collection[str]) -> Iter
 
 
 def server_search(request: MessagesInput, toolbox: Toolbox, removed: Collection[str]) -> ToolSearch | None:
-    """Return the search that the gateway runs among the deferred tools except `removed` ones."""
+    """Return the gateway's search among the deferred tools except `removed` ones, or None."""
     is_forbidden = request.tool_choice is not None and request.tool_choice.type == "none"
     search = _search(request.tools or []) if is_searched(request) and not is_forbidden else None
     if search is None:
@@ -81,9 +81,13 @@ def with_declared(
     tools: Sequence[FunctionTool],
     deferred: Mapping[str, FunctionTool],
 ) -> Conversation:
-    """Return the conversation with its declared and its deferred tools."""
+    """Return the conversation with the declared tools in its preamble.
+
+    Deferred tools that were not found yet are in the result's `deferred`.
+    """
     found = {tool.name for tool in conversation.tools}
-    # The model must know a required tool. One that was found stays where it was found, for the cached prompt.
+    # The model must know a tool that the request requires. A tool that was found stays where it was found, so that the
+    # prompt still matches the backend's cache.
     required = request.tool_choice.name if request.tool_choice is not None else None
     hidden = {name for name in deferred if name in found or name != required}
     preamble = replace(conversation.preamble, tools=tuple(tool for tool in tools if tool.name not in hidden))

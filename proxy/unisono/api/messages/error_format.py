@@ -1,6 +1,6 @@
 """Error bodies in Anthropic's format.
 
-Every process needs them, so this module imports nothing else of the Messages API.
+Every process needs these formats, even if it never serves this API. The module therefore imports nothing else of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from unisono.api.error_responses import FailureFormat, Formats
 from unisono.core.error_texts import ANTHROPIC_PROMPT_TOO_LONG
 from unisono.errors import ContextTooLong, UnisonoError
 
-# Error types by status. Other statuses are client errors below 500, and server errors from 500.
+# Error types by status. `to_type` returns the types of all other statuses.
 TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -51,7 +51,8 @@ def to_message(error: UnisonoError) -> str:
 
 
 ANTHROPIC: Final = FailureFormat(to_body, b"event: error\ndata: %b\n\n", "request-id")
-# Error formats by path. Anthropic's clients send the version of the API, also for the list of models.
+# Error formats by path. The list of models is for OpenAI's clients too, and only Anthropic's clients send the header
+# `anthropic-version`.
 ERROR_FORMATS: Final[Formats] = {
     **dict.fromkeys(("/v1/messages", "/messages"), ANTHROPIC),
     **dict.fromkeys(("/v1/models", "/models"), replace(ANTHROPIC, sign=b"anthropic-version")),

@@ -1,9 +1,9 @@
-"""Conversion of a request's messages to a conversation, in the model's order. Pure.
+"""Pure conversion of a request's messages to conversation items in the model's order.
 
-Each text block of an assistant message is one message of the model. The last one is the final answer, unless the
-message has a client call or a later server tool call; all others are commentary. Adjacent blocks with citations are
-one text. Reasoning is read only with a signature of this gateway. A block that cannot be read is left out with a note,
-because clients send it again with every later request.
+Each text block of an assistant message becomes one message of the model. The last text block is the final answer,
+unless the message has a client call or a later server tool call. All other texts are commentary. Adjacent text blocks
+with citations are joined to one text. Reasoning is read only if this gateway signed it. A block that cannot be read is
+left out with a note, because clients send it again with every later request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from unisono.core.conversation import (
 )
 from unisono.errors import InvalidRequest
 
-# Prefix of a failed result, because Harmony has no field for a failure.
+# Prefix of a failed tool result, because Harmony has no field for a failure.
 FAILED: Final = "Error"
 NOT_OURS: Final = "no effect, because it was changed, or is not from this gateway"
 NOT_ADDED: Final = (
@@ -63,24 +63,24 @@ NOT_ADDED: Final = (
 
 
 class SealedBlocks(Protocol):
-    """Data that this gateway sealed and gave to a client."""
+    """Reader of data that this gateway sealed or signed for clients."""
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
-        """Return the items, or None for a text that is foreign, damaged, or another tenant's."""
+        """Return the items; None if the text is damaged, or was not sealed here for this tenant."""
         ...
 
     def session(self, tenant: str, text: str) -> str:
-        """Return the tool server session of a sealed text, or ""."""
+        """Return the tool server session in a seal; "" without one, or for an invalid seal."""
         ...
 
     def signed(self, tenant: str, text: str, signature: str) -> bool: ...
 
 
 class HistoryReader:
-    """Converter of messages, in order.
+    """Converter of messages, which are added in order.
 
-    `seals` may be None if no block is sealed or signed. `deferred` maps names to tools that are
-    declared where a `tool_reference` names them.
+    `seals` may be None if no block is sealed or signed. `deferred` maps the names of deferred tools to the tools. A
+    deferred tool is declared at the position of the first `tool_reference` with its name.
     """
 
     def __init__(
@@ -91,15 +91,18 @@ class HistoryReader:
         self._tenant = tenant
         self._seals = seals
         self._deferred = deferred or {}
-        # Calls of the current message, as this gateway made them.
+        # Server tool calls of the current message with their results, as this gateway sealed them, by call id.
         self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}
-        # Calls of server tools in the current message.
+        # Ids of all server tool calls in the current message.
         self._served_calls: frozenset[str] = frozenset()
         # Names of the tools that the model must not call any more.
         self.removed: set[str] = set()
 
     def add(self, position: int, message: MessageParam, begin: int = 0) -> None:
-        """Add a message from its block `begin` on. Raises InvalidRequest, naming the block."""
+        """Add the blocks of a message, starting with the index `begin`.
+
+        Raises InvalidRequest for a block that cannot be converted. The error names the block.
+        """
         blocks = _placed(position, message, begin)
         match message.role:
             case "user":
@@ -118,14 +121,17 @@ class HistoryReader:
         return text_of([entry for entry in blocks if not isinstance(entry[1], ToolChangeBlock)], self.notes)
 
     def add_compacted(self, messages: Sequence[MessageParam], position: int, place: int) -> None:
-        """Add the message with a compaction block at `place`, which replaces everything before it."""
+        """Add the message at index `position`, whose block at index `place` is a compaction.
+
+        The compaction replaces all earlier messages and blocks.
+        """
         message = messages[position]
         block = message.content[place]
         assert isinstance(block, CompactionBlock)
         summary = UserMessage(HEADING + (block.content or ""))
         sealed = block.encrypted_content
         opened = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
-        # The block of another server has only the summary. A summary that the client changed wins.
+        # A block from another server has only the summary. If the client changed the summary, the change is respected.
         items: Sequence[Item] = opened if opened is not None and summary in opened else (summary,)
         if len(message.content) == 1:
             # The answer paused after the compaction, and the client may have sent its newest messages again.
@@ -134,7 +140,7 @@ class HistoryReader:
         self.history.add(*items)
         at = f"messages.{position}.content.{place}.tool_changes"
         changes = [(f"{at}.{index}", change) for index, change in enumerate(block.tool_changes or ())]
-        # The items of this gateway's own block tell the model about removed tools.
+        # The items in this gateway's own blocks already contain the notices about removed tools.
         told = [change for _, change in changes if _removal_notice(change) in items]
         replaced = [block for each in messages[:position] for block in each.content]
         self._track_removals([*replaced, *message.content[:place], *told])
@@ -158,8 +164,8 @@ class HistoryReader:
                 self._result(at, block)
             elif not isinstance(block, ToolChangeBlock):
                 others.append((at, block))
-        # A message with only results is no message for the model. An empty message is one, because the client sent it
-        # on purpose.
+        # A message that contains only tool results adds no user message. An empty message adds one, because the client
+        # sent it on purpose.
         text = text_of(others, self.notes)
         if text or not blocks:
             self.history.add(UserMessage(text))
@@ -184,7 +190,7 @@ class HistoryReader:
             self.history.add_within_exchange(AddedTools(found))
 
     def _track_removals(self, blocks: Iterable[ContentBlock]) -> None:
-        """Update `removed` after blocks that the model does not read."""
+        """Update `removed` with the tool changes in blocks that the model does not read."""
         for block in blocks:
             if isinstance(block, CompactionBlock):
                 self._track_removals(block.tool_changes or ())
@@ -215,7 +221,7 @@ class HistoryReader:
             self.removed -= names
 
     def _tools_of(self, tool: ChangedTool, at: str = "") -> tuple[FunctionTool, ...]:
-        """Return the tool that a block adds: a deferred tool, or one with a definition."""
+        """Return the tool that a block adds: a deferred tool, or a tool with its definition."""
         if tool.definition is None:
             found = self._deferred.get(tool.name or "")
             return () if found is None else (found,)
@@ -231,9 +237,9 @@ class HistoryReader:
             if isinstance(block, ServerResultBlock) and (sealed_call := self._sealed_call(block)) is not None
         }
         self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
-        # Text between the calls of one message does not move their results.
+        # A message is one exchange, so text between its calls does not separate the calls from their results.
         self.history.add()
-        # The last text is the answer only if no call follows it. Otherwise the model wrote it as a preamble.
+        # The last text is the answer only if no call follows. Otherwise the model wrote the text to announce a call.
         calls = [place for place, (_, block) in enumerate(blocks) if isinstance(block, ToolUseBlock | ServerUseBlock)]
         texts = [place for place, (_, block) in enumerate(blocks) if isinstance(block, TextBlock) and block.text]
         hands_over = any(isinstance(block, ToolUseBlock) for _, block in blocks)
@@ -250,7 +256,7 @@ class HistoryReader:
                 )
             else:
                 for at, block in group_blocks:
-                    self._server_call(at, block)
+                    self._other_block(at, block)
             place += len(group_blocks)
 
     def _texts(self, texts: Sequence[str], is_one: bool, is_answer: bool) -> None:
@@ -259,7 +265,7 @@ class HistoryReader:
             final = is_answer and place == len(some)
             self.history.add_within_exchange(*split_markers(text, Phase.FINAL if final else Phase.COMMENTARY))
 
-    def _server_call(self, at: str, block: ContentBlock) -> None:
+    def _other_block(self, at: str, block: ContentBlock) -> None:
         match block:
             case ThinkingBlock():
                 self.history.add_within_exchange(*self._reasoning_items(at, block))
@@ -284,12 +290,12 @@ class HistoryReader:
         call_id = known_id(block.tool_use_id)
         sealed_call = self._sealed.get(call_id)
         if sealed_call is not None and call_id not in self._served_calls:
-            # Clients may omit calls of tools that they did not name, and send the results.
+            # Clients may omit the calls of tools that they did not declare, but send the results.
             self.history.call(sealed_call[0])
         if sealed_call is not None:
             self.history.result(sealed_call[1])
         else:
-            # Other servers may leave out the call.
+            # Conversations from other servers may have no call for the result.
             is_known = self.history.has_call(call_id)
             name = self.history.name_of(call_id, at) if is_known else block.type.removesuffix("_tool_result")
             text = result_text(block.content)
@@ -299,7 +305,7 @@ class HistoryReader:
         self._add_found(references_in(block.content))
 
     def _sealed_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
-        """Return the original call of this gateway for a result, with its result; None if foreign."""
+        """Return the call and the result that this gateway sealed in a result block, or None."""
         sealed = sealed_in(block.content)
         items = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
         if items is None or len(items) != 2:
@@ -310,8 +316,8 @@ class HistoryReader:
         return (call, result) if call.call_id == result.call_id == known_id(block.tool_use_id) else None
 
     def _reasoning_items(self, at: str, block: ThinkingBlock) -> Sequence[Item]:
-        # A signature without text is reasoning that was omitted: the signature then contains it, sealed. Unsigned
-        # reasoning could be written by anybody, so the model does not see it.
+        # If reasoning was omitted from the answer, its block has no text, and the signature is the sealed reasoning.
+        # Anybody could have written unsigned reasoning, so the model does not see it.
         if self._seals is not None and block.thinking:
             if self._seals.signed(self._tenant, block.thinking, block.signature):
                 return [AssistantReasoning(block.thinking)]
@@ -333,14 +339,14 @@ def _name_of(change: ToolChangeBlock) -> str:
 
 
 def _removal_notice(block: ContentBlock) -> DeveloperMessage | None:
-    """Return what the model reads about a removed tool; None for any other block."""
+    """Return the notice about a removed tool for the model; None for any other block."""
     if not isinstance(block, ToolChangeBlock) or block.type != TOOL_REMOVAL:
         return None
     return DeveloperMessage(f"From now on, do not call this tool: {_name_of(block)}")
 
 
 def _placed(position: int, message: MessageParam, begin: int = 0) -> list[tuple[str, ContentBlock]]:
-    """Return the blocks of a message from `begin` on, with their positions."""
+    """Return the blocks of a message from the index `begin` on, each with its path."""
     at = f"messages.{position}.content"
     return [(f"{at}.{place}", block) for place, block in enumerate(message.content[begin:], begin)]
 

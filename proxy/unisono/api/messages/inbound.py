@@ -1,4 +1,4 @@
-"""Conversion of a Messages request to a conversation. Pure: no clock, no new ids."""
+"""Pure conversion of a Messages request to a generation request, without clock and new ids."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from unisono.engine.request import AnswerOptions, Choice, GenerationRequest, Pro
 from unisono.errors import InvalidRequest, ThreadsUnsupported
 
 SURFACE = "messages"
-# Prefix of a system prompt block that is not an instruction. It differs in every request of Claude Code, and would
-# make each prompt miss the cache.
+# Prefix of a block in `system` that is not an instruction. The block differs in every request of Claude Code, so each
+# prompt with it would miss the backend's cache.
 BILLING = "x-anthropic-billing-header:"
 
 
@@ -59,16 +59,16 @@ class Thinking(Enum):
 
     HIDDEN = "hidden"
     SHOWN = "shown"
-    # Blocks without text. The signature holds the text, sealed.
+    # Blocks without text, whose signature is the sealed text.
     OMITTED = "omitted"
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesModel:
-    """Model data for the Messages API: its group, the form of its answers, and its tools.
+    """Settings of a model for the Messages API: its deployment group, answer options and tools.
 
-    `trained` holds the servers for the tools that gpt-oss was trained on. An answer pauses after `pause_after`
-    rounds of calls; None means never. `window` looks up the context window.
+    `trained` holds the servers for the tools that gpt-oss was trained on. An answer pauses after `pause_after` rounds
+    of server tool calls; None means never. `window` returns the context window in tokens, or None.
     """
 
     group: str
@@ -86,7 +86,8 @@ class MessagesModel:
 class MessagesGeneration:
     """Converted request: generation request and output options.
 
-    `server_tool_names` names the builtin tools whose calls are emitted, and `session` their server session.
+    `server_tool_names` contains the names of the builtin tools whose calls are emitted. `session` is the tool server
+    session of these calls.
     """
 
     request: GenerationRequest
@@ -99,7 +100,7 @@ class MessagesGeneration:
 
     @property
     def mcp_servers(self) -> frozenset[str]:
-        """Labels of the servers that the request names."""
+        """Labels of the MCP servers that the request names."""
         visible = frozenset() if self.request.server_tools is None else self.request.server_tools.visible
         return frozenset(label for label in visible if not builtin_of(label))
 
@@ -125,7 +126,7 @@ def to_generation_request(
     request_id: str,
     seals: SealedBlocks | None = None,
 ) -> MessagesGeneration:
-    """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
+    """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest for invalid requests."""
     _check(request)
     requested = requested_choice(request.tool_choice, request.tools or [])
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
@@ -148,7 +149,7 @@ def to_generation_request(
             sampling=to_sampling(request, model.rules.defaults),
             max_tokens=request.max_tokens,
             stop=tuple(request.stop_sequences or ()) or defaults.stop,
-            # Without tools, an invented call would replace the JSON that the client expects.
+            # If JSON is required and there are no tools, a call invented by the model would replace the JSON.
             calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
             parallel_calls=defaults.allows_parallel_calls(_parallel_calls(request)),
             hold_calls=not model.stream_tool_arguments or not request.stream,
@@ -187,9 +188,9 @@ def _check(request: MessagesInput) -> None:
 def to_conversation(
     request: MessagesInput, preamble: Preamble, tenant: str, seals: SealedBlocks | None
 ) -> tuple[Conversation, list[str]]:
-    """Return the conversation, and notes on the fields that were left out.
+    """Return the conversation, and notes on blocks and fields without effect.
 
-    `preamble` has all tools of the request. Deferred ones move to the position where they were found.
+    `preamble` contains all tools of the request. In the result, a deferred tool is at the position where it was found.
     """
     tools = preamble.tools
     deferred = deferred_tools(request, tools)
@@ -204,7 +205,7 @@ def to_conversation(
             reading.add(position, message)
         elif position == compacted[0]:
             reading.add_compacted(messages, *compacted)
-    # A summary is wanted of a finished answer too.
+    # If the client requests a summary, an assistant message at the end is a finished answer and not a prefill.
     has_prefill = messages[-1].role == "assistant" and request.compaction is None
     prefill = reading.history.pop_prefill() if has_prefill else None
     preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"), tools=())
@@ -214,12 +215,12 @@ def to_conversation(
 
 
 def _is_preface(message: MessageParam) -> bool:
-    """Return whether a leading message is instructions without changes of tools."""
+    """Return whether a message contains only instructions, without changes of tools."""
     return message.role == "system" and not any(isinstance(block, ToolChangeBlock) for block in message.content)
 
 
 def to_compaction_plan(request: MessagesInput, conversation: Conversation, window: Window) -> CompactionPlan | None:
-    """Return the compaction that the request wants, now or from a threshold on."""
+    """Return the compaction that the request asks for, at once or from a threshold, or None."""
 
     def rebuilt(items: Sequence[Item]) -> Conversation:
         return replace(conversation, items=tuple(items), reasoning_from=0)
@@ -238,7 +239,10 @@ def to_compaction_plan(request: MessagesInput, conversation: Conversation, windo
 def _runnable(
     request: MessagesInput, model: MessagesModel, tenant: str, hosted: frozenset[str]
 ) -> Iterator[ToolServer]:
-    """Yield the servers whose tools run without being named, except those already present."""
+    """Yield the servers whose tools run although the request does not name them.
+
+    Servers of builtin tools in `hosted` are omitted, because the request names these tools.
+    """
     requested = request.unisono.run_tools if request.unisono else None
     for server in model.runnable.servers_for(requested, tenant):
         if server.builtin not in hosted or not server.builtin:
@@ -253,7 +257,7 @@ def _thinking(request: MessagesInput, model: MessagesModel) -> Thinking:
 
 
 def _parallel_calls(request: MessagesInput) -> bool | None:
-    """Return whether the answer may have several calls; None if the request does not say it."""
+    """Return whether the answer may have several calls; None if the request does not specify it."""
     disabled = request.tool_choice.disable_parallel_tool_use if request.tool_choice is not None else None
     return None if disabled is None else not disabled
 
@@ -271,9 +275,10 @@ def _budget(request: MessagesInput) -> int | None:
 def _choice(
     request: MessagesInput, requested: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]
 ) -> Choice | None:
-    """Return the required calls.
+    """Return the engine's constraint on calls.
 
-    An answer that continues after a server tool's result has none: the required call was made before the pause.
+    Returns None if the answer continues after a server tool's result, because the required call was made before the
+    pause.
     """
     choice = to_server_tool_choice(requested, toolbox, servers, has_search=is_searched(request))
     last = request.messages[-1]
@@ -282,7 +287,10 @@ def _choice(
 
 
 def _last_session(request: MessagesInput, tenant: str, seals: SealedBlocks | None) -> str:
-    """Return the server session of the last call, or "", so that its resources stay available."""
+    """Return the tool server session of the last server tool call, or "" if there is none.
+
+    The new request continues this session, so that the session's resources stay available.
+    """
     if seals is None:
         return ""
     blocks = (block for message in reversed(request.messages) for block in reversed(message.content))

@@ -14,7 +14,7 @@ from unisono.core.tools import Approval, ToolFilter, ToolServer
 from unisono.errors import InvalidRequest
 
 TOOLSET: Final = "mcp_toolset"
-# Label of a server that the request names. It cannot be that of a builtin tool.
+# Label of a server that the request names. The pattern excludes the labels of builtin tools.
 ServerName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
@@ -42,7 +42,7 @@ class ToolsetConfig(OpenModel):
     defer_loading: bool | None = None
 
     def unused(self) -> Mapping[str, Any]:
-        # All tools of a server are in the prompt from the start.
+        # `defer_loading` has no effect, because all tools of a server are in the prompt from the start.
         return {**(self.model_extra or {}), "defer_loading": self.defer_loading}
 
 
@@ -54,7 +54,7 @@ class ToolsetFields(OpenModel):
     configs: dict[Text, ToolsetConfig] | None = None
 
     def enabled_tools(self) -> ToolFilter | None:
-        """Return the tools that are enabled; None for no tool."""
+        """Return a filter for the enabled tools; None if no tool is enabled."""
         configs = self.configs or {}
         named = {name: config.enabled for name, config in configs.items() if config.enabled is not None}
         if self.default_config is None or self.default_config.enabled is not False:
@@ -68,8 +68,9 @@ def to_mcp_servers(
 ) -> tuple[ToolServer, ...]:
     """Return the servers whose tools the request enables.
 
-    `toolsets` maps positions in `tools` to the toolsets there. This API has no approvals, so tools for
-    which the operator requires one are unavailable. Raises InvalidRequest and ToolServerNotAllowed, naming the field.
+    `toolsets` maps indexes of the request's `tools` to the toolsets there. This API has no approvals, so tools for
+    which the operator requires approval are unavailable. Raises InvalidRequest for names that do not match and for too
+    many servers. Raises ToolServerNotAllowed if the gateway may not connect to a server. The errors name the field.
     """
     names = [server.name for server in servers]
     for position, toolset in toolsets.items():
@@ -86,7 +87,7 @@ def to_mcp_servers(
         own = [(position, each) for position, each in toolsets.items() if each.mcp_server_name == server.name]
         if len(own) > 1:
             again = f"tools.{own[1][0]}.mcp_server_name"
-            raise InvalidRequest(f"'{again}': another toolset has the same server; merge them.", param=again)
+            raise InvalidRequest(f"'{again}': another toolset names the same server; merge both toolsets.", param=again)
         enabled = own[0][1].enabled_tools() if own else _old_filter(server.tool_configuration)
         if enabled is not None:
             found.append(_to_server(at, server, enabled, rules, owner))
@@ -97,7 +98,7 @@ def _to_server(at: str, server: McpServerParam, enabled: ToolFilter, rules: Serv
     token = None if server.authorization_token is None else server.authorization_token.get_secret_value()
     fields = (at, "name", "url", "authorization_token", "authorization_token")
     resolved = rules.server_for(RequestedServer(fields, server.name, server.url, {}, token))
-    # Without a policy of the operator, the request decides that its calls need no approval.
+    # Calls need no approval, unless the operator configured approvals for this server.
     approval = Approval(otherwise=False) if resolved.approval == Approval() else resolved.approval
     allowed = (resolved.allowed or ToolFilter()) & enabled & ToolFilter(unasked=approval)
     return replace(resolved, label=server.name, owner=owner, allowed=allowed, approval=approval)

@@ -1,12 +1,12 @@
-"""Conversion of events to a message, streamed and whole. Pure, and equal in both forms.
+"""Pure conversion of events to a message, either as a stream or as one JSON object.
 
-Rules for both forms:
+Rules for both forms, which have the same content:
 
 - Each text of the model is a block, in the order of generation. No block is empty.
 - A call is emitted only when complete, unless its arguments are streamed.
-- `stop_reason` is `tool_use` exactly when a call is emitted, unless a call emitted early was truncated.
+- `stop_reason` is `tool_use` if client calls were emitted and none of them was truncated.
 
-Each delta's bytes come from a template that is made once per block, filled with the JSON of its text.
+The bytes of a delta are made from a template, which is built once per block, and the JSON of the delta's text.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ def _nothing(*_: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MessageFrame:
-    """Fields common to all forms of an answer, and output options.
+    """Fields that streamed and whole answers have in common, and output options.
 
-    `server_tool_names` names builtin tools whose calls are emitted, with their server session `session`. Calls of
-    `mcp_servers` are emitted too. `sign` signs
-    text, and `seal` encrypts the items of a session. `removed` are the names of tools that were removed so far.
+    Calls of the builtin tools in `server_tool_names` and of the servers with the labels `mcp_servers` are emitted.
+    `session` is the tool server session of these calls. `sign` returns the signature of a text. `seal` encrypts items
+    with their session, and `seal_history` encrypts the items of a compaction. `removed` contains the names of tools
+    that were removed so far.
     """
 
     id: str
@@ -87,7 +88,7 @@ class MessageFrame:
     notes: tuple[str, ...] = ()
     max_tokens: int | None = None
     hold_calls: bool = True
-    # Edits of the context that were applied; None if the request wanted none.
+    # Reports on the context edits that were applied; None if the request has no `context_management`.
     applied_edits: Sequence[dict[str, Any]] | None = None
     sign: Callable[[str], str] = _nothing
     seal_history: Callable[[Sequence[Said]], str] = _nothing
@@ -119,7 +120,7 @@ class MessageFrame:
             "content": compacted.summary or None,
             "encrypted_content": sealed,
         }
-        # A client may drop the messages before the block, which removed the tools.
+        # A client may drop the messages before the block, and with them the blocks that removed tools.
         if compacted.summary and self.removed:
             block["tool_changes"] = [
                 {"type": TOOL_REMOVAL, "tool": {"type": "tool_reference", "name": name}}
@@ -135,17 +136,16 @@ class MessageFrame:
     def signature(self, closed: Closed) -> str:
         """Return the signature of a reasoning block.
 
-        For omitted reasoning, it is the sealed reasoning itself.
+        If the reasoning is omitted, the signature is the sealed reasoning itself.
         """
-        # The client returns the block with the next request. From the signature alone, the gateway then knows the
-        # reasoning.
+        # The client sends the block back with the next request, and the gateway reads the reasoning from the signature.
         if self.thinking is Thinking.OMITTED:
             return self.seal([AssistantReasoning(closed.text, closed.tokens)], "")
         return self.sign(closed.text)
 
     def result(self, closed: Closed, ran: Ran) -> dict[str, Any]:
         """Return the result block of an emitted call."""
-        # The sealed call has its exact tokens. The block itself contains only its JSON.
+        # The seal contains the exact tokens of the call. The block itself contains only the call's JSON.
         item = ran.item
         call = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
         return to_result(ran, self.seal([call, ToolResult(item.call_id, item.name, ran.text_for_model)], self.session))
@@ -193,9 +193,9 @@ def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
 
 
 class MessageEvents:
-    """Converter from event batches to bytes of a stream.
+    """Converter of event batches to the bytes of a stream.
 
-    Stores only the state that the order of events needs.
+    Stores only the state that is needed to write later events.
     """
 
     def __init__(self, frame: MessageFrame, report: GenerationReport) -> None:
@@ -206,16 +206,16 @@ class MessageEvents:
         # True while the current item has a block without its stop event.
         self._open = False
         self._delta = b""
-        # Buffered start of arguments that are streamed, until they are known to be an object.
+        # Beginning of streamed arguments, buffered until they are known to be an object; None if nothing is buffered.
         self._before_object: str | None = None
         self._blocks = ShownBlocks()
-        # Calls in progress, by id.
+        # Emitted server tool calls that have no result yet, by call id.
         self._server_calls: dict[str, Closed] = {}
 
     def write(self, batch: Sequence[Event]) -> bytes:
         """Return the events of one batch.
 
-        Adjacent deltas of one item become one. The batch that ends the answer ends the stream.
+        Adjacent deltas of one item are joined. The batch with Finished returns the last events of the stream.
         """
         # Nearly all batches are one delta.
         if self._has_started and len(batch) == 1 and isinstance(only := batch[0], Delta):
@@ -226,7 +226,7 @@ class MessageEvents:
         return b"".join(events)
 
     def keep_alive(self) -> bytes:
-        """Return a keep-alive event, after the stream's first event."""
+        """Return a keep-alive event, and before it `message_start` if that was not sent yet."""
         # Clients expect `message_start` as the first event.
         return PING if self._has_started else self._message_start() + PING
 
@@ -240,7 +240,7 @@ class MessageEvents:
 
     def _message_start(self) -> bytes:
         self._has_started = True
-        # The tokens from a cache are unknown before the answer. `message_delta` has the final numbers.
+        # The number of cached tokens is unknown before the answer. `message_delta` has the final numbers.
         usage = {
             "input_tokens": self._report.facts.prompt_tokens,
             "cache_creation_input_tokens": 0,
@@ -312,9 +312,9 @@ class MessageEvents:
         return self._start(_call(item, {}), _JSON) + self._delta + b'""' + _END
 
     def _arguments_delta(self, text: str) -> bytes:
-        """Return the next part of streamed arguments, once they start an object.
+        """Return the delta of streamed arguments; empty until they begin with `{`.
 
-        Clients fail on anything else.
+        Clients fail on arguments that are not an object.
         """
         arguments = f"{self._before_object}{text}"
         begins = arguments.lstrip().startswith("{")
@@ -336,7 +336,7 @@ class MessageEvents:
                 self._server_calls[item.call_id] = closed
                 use = to_call_block(item)
                 self._blocks.server_calls += [name] if (name := name_of(item)) else []
-                # In a stream, a block starts with an empty input. Deltas bring its JSON.
+                # In a stream, a block starts with an empty input. Deltas contain the JSON of the input.
                 start = self._start({**use, "input": {}}, _JSON)
                 return start + self._delta + orjson.dumps(orjson.dumps(use["input"]).decode()) + _END + self._stop()
             case Listing():

@@ -44,7 +44,8 @@ from unisono.core.quotas import QuotaStatus
 from unisono.core.request_identity import identify
 from unisono.engine.request import GenerationReport, GenerationService, GenerationStream
 
-# Length of an answer in characters that takes up to a millisecond to build. The arguments of calls are parsed for it.
+# Length in characters above which an answer is built in a thread. An answer of this length takes up to a millisecond,
+# because the arguments of its calls are parsed.
 LONG_ANSWER: Final = 16_384
 
 MESSAGES = RouteTable("messages", failure="MessagesFailure")
@@ -65,8 +66,8 @@ class MessagesDeps:
     """Dependencies of the Messages API.
 
     `resolve` finds a model by name. It raises UnknownModel, or ModelNotAllowed if the caller may not use the model.
-    `seals` waits for the key, which may be in the store, and raises StoreUnavailable. `today` returns YYYY-MM-DD,
-    `new_id` an unguessable string, and `clock` seconds since the epoch.
+    `seals` loads the sealing key, which may be in the store; it raises StoreUnavailable if the store cannot be reached.
+    `today` returns YYYY-MM-DD, `new_id` an unguessable string, and `clock` the Unix time in seconds.
     """
 
     service: GenerationService
@@ -84,7 +85,7 @@ class MessagesDeps:
 class PreparedMessage:
     """Request that is ready for generation.
 
-    `edits` is the result of its `context_management`, None without one.
+    `edits` is the result of the request's `context_management`, or None if the request has no such field.
     """
 
     generation: MessagesGeneration
@@ -148,21 +149,24 @@ async def _counted(service: GenerationService, prepared: PreparedMessage) -> dic
 
 
 async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
-    """Validate and convert a request, and edit its context. Raises the error that refuses it."""
+    """Validate and convert a request, and apply its context edits.
+
+    Raises an error if the request is invalid or not supported, or if the caller may not use the model.
+    """
     body = await read_json(request)
     if kind is MessagesRequest:
         await identify_end_user(request, body, "metadata.user_id")
         body = with_options(request, body)
     size = len(await request.body())
     caller: Caller = request.state.caller
-    # A count must cost nothing.
+    # Counting tokens must cost nothing, so the vision model is not called.
     can_ask = kind is MessagesRequest
     request_id = request.state.request_id
     source = MediaSource(body, caller, kind, request_id, size, can_ask, first_read_position, request)
     context = await media_context(deps.resolve, source, deps.describer, deps.files)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)
-    # The secret may be in the store. A request without sealed data must not depend on it.
+    # The sealing key may be in the store. A request without sealed data must not depend on the store.
     seals = await deps.seals() if needs_seals(parsed) else None
 
     def turned() -> MessagesGeneration:
@@ -220,7 +224,7 @@ def _frame(
 
 
 async def collected(stream: GenerationStream) -> CollectedAnswer:
-    """Collect a generation. Its backend is released when this returns."""
+    """Collect a generation. The backend is released when this function returns or raises."""
     try:
         return await collect_run(stream)
     finally:
@@ -228,13 +232,13 @@ async def collected(stream: GenerationStream) -> CollectedAnswer:
 
 
 def headers_of(report: GenerationReport, now: float) -> Mapping[str, str]:
-    """Return the backend header and the quota headers; `now` is in seconds since the epoch."""
+    """Return the backend headers and the rate limit headers; `now` is the Unix time in seconds."""
     limits = {} if report.standing is None else limit_headers(report.standing, now)
     return {**backend_header([report]), **limits}
 
 
 def limit_headers(status: QuotaStatus, now: float) -> dict[str, str]:
-    """Return Anthropic's rate limit headers: limits per minute, and what remains."""
+    """Return Anthropic's rate limit headers: limits per minute, remaining amounts, reset times."""
     headers: dict[str, str] = {}
     for name, limit, remaining, reset_s in status.windows():
         at = datetime.fromtimestamp(now + reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,8 @@
 """Schema of a Messages request body, validated field by field.
 
-Every field is honoured, accepted without effect and reported in a note, or refused by name. Types are strict: a
-number written as a string is an error. `inbound` handles meaning, and rules that concern several fields.
+Every field is honoured, accepted without effect and reported in a note, or refused with an error that names the field.
+Types are strict: a number written as a string is an error. `inbound` interprets the fields, and checks rules that
+concern several fields.
 """
 
 from __future__ import annotations
@@ -74,12 +75,16 @@ class MessagesTool(ToolsetFields):
         if self.type == TOOLSET or self.type.startswith(SEARCH_PREFIX):
             name = {"name": self.name} if self.type == TOOLSET else {}
             return {**own, **declared, **name, "defer_loading": self.defer_loading}
-        # `notes_on` has the notes on tools that the gateway runs. A tool that is not available has one as a whole.
+        # `notes_on` yields the notes on tools that the gateway runs. For an unavailable tool, one note reports the tool
+        # as a whole.
         return {}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Fields of single kinds of tools. `cache_control` is left out: backends cache every prompt."""
+        """Fields that only certain kinds of tools have.
+
+        `cache_control` is omitted, because backends cache every prompt.
+        """
         return {name: value for name, value in (self.model_extra or {}).items() if name != "cache_control"}
 
     @field_validator("name", "input_schema")

@@ -59,16 +59,16 @@ MODES: Final[Mapping[str, ChoiceMode]] = {
 
 
 def builtin_for(kind: str) -> str:
-    """Return the builtin tool for a tool type, or ""."""
+    """Return the builtin tool for a tool type, or "" for any other type."""
     return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
 
 
 def to_servers(
     request: MessagesInput, trained: Mapping[str, ToolServer], *, owner: str, session: str
 ) -> tuple[ToolServer, ...]:
-    """Return the servers for the request's server tools, if the operator has `trained` ones.
+    """Return those servers in `trained` that run the request's server tools.
 
-    This API has no approvals, so tools that require one are unavailable.
+    This API has no approvals, so tools that require approval are unavailable.
     """
     builtins = [builtin_for(tool.type) for tool in request.tools or ()]
     return tuple(
@@ -78,9 +78,10 @@ def to_servers(
 
 
 def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[DeclaredTool]:
-    """Yield the tools that are functions for the model, and unavailable ones.
+    """Yield the tools that are functions for the model, and the unavailable tools.
 
-    Builtin tools in `hosted` and a search that finds tools are available without being functions, and are skipped.
+    Builtin tools in `hosted`, and a tool search that the gateway can run, are available without being functions. They
+    are skipped.
     """
     has_search = is_searched(request)
     for position, tool in enumerate(request.tools or ()):
@@ -91,7 +92,7 @@ def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[Declare
 
 
 def to_declared(tool: MessagesTool, at: str) -> DeclaredTool:
-    """Convert the tool at a position of the request."""
+    """Convert a tool; `at` is its path in the request."""
     if tool.type == CUSTOM:
         spec = FunctionSpec.model_construct(
             name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
@@ -106,7 +107,7 @@ def to_declared(tool: MessagesTool, at: str) -> DeclaredTool:
 def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str], *, is_bounded: bool) -> Iterator[str]:
     """Yield notes on fields of tools that the gateway runs.
 
-    `is_bounded`: their `max_uses` limit the calls.
+    `is_bounded` is True if `max_uses` of these tools limits the calls, so that it needs no note.
     """
     for position, tool in enumerate(tools):
         if builtin_for(tool.type) in hosted:
@@ -116,9 +117,9 @@ def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str], *, is_bounde
 
 
 def bounded(server_tools: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
-    """Limit the calls by the sum of `max_uses`.
+    """Limit the number of calls to the sum of `max_uses`.
 
-    This applies if every server tool has one and no other server is used.
+    This applies only if every server tool of the request has `max_uses`, and no MCP server is used.
     """
     served = [tool for tool in tools if builtin_for(tool.type)]
     uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
@@ -135,9 +136,10 @@ def with_server_tools(
     pause_after: int | None,
     removed: Collection[str],
 ) -> ServerTools | None:
-    """Set the emitted servers, the limits, and the search, which does not find `removed` tools.
+    """Set the servers whose calls are emitted, the limits, and the tool search.
 
-    The answer may pause only if the client sees all calls, because only then can it be continued.
+    The search does not find `removed` tools. The answer may pause only if the client sees the calls of all servers. A
+    later request can continue the answer only with all these calls.
     """
     search = server_search(request, toolbox, removed)
     if server_tools is not None:
@@ -161,15 +163,17 @@ def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> 
 def to_server_tool_choice(
     choice: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer], *, has_search: bool
 ) -> Choice | None:
-    """Return the tool choice; `has_search`: the gateway searches for tools.
+    """Return the engine's constraint on calls.
 
-    Raises InvalidRequest and UnsupportedValue that name the field.
+    `has_search` is True if the gateway runs a tool search. Raises InvalidRequest for an undeclared tool, and
+    UnsupportedValue for an unavailable tool. The error names the field.
     """
     labels = {server.builtin: server.label for server in servers if server.builtin}
     named = (choice.tools or ()) if choice is not None and choice.one else ()
     others = [server.label for server in servers if not server.builtin]
     if others and named and named[0].kind in FUNCTIONS and not client_tool_name(named[0], toolbox):
-        # A tool of an MCP server has no declaration. It may be on any of the servers, which list their tools later.
+        # A request does not declare the tools of MCP servers. The tool may be on any of the servers, whose tools are
+        # listed later.
         return ForcedCalls(frozenset(), frozenset((label, named[0].name) for label in others))
 
     def hosted(tool: NamedTool) -> HostedTool:
@@ -188,8 +192,8 @@ def to_server_tool_choice(
 
 # Blocks of server tools, in Anthropic's form: web searches, pages, and code execution.
 #
-# A result contains, sealed, the text that the model read. Sent back, the call and its result are restored exactly.
-# For results of other servers only the visible text is used.
+# A result block contains the sealed text that the model read. If the client sends the block back, the call and its
+# result are restored exactly. Of results from other servers, only the visible text is used.
 
 SEALED: Final = "encrypted_content"
 SEARCH, FETCH, CODE = "web_search", "web_fetch", "code_execution"
@@ -269,7 +273,7 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
         content = {"type": f"{name}_tool_result_error", "error_code": code, SEALED: sealed}
     elif name == SEARCH:
         content = [
-            # The seal covers the whole call, so only the first result carries it.
+            # The seal contains the whole call, so only the first result needs it.
             {"type": "web_search_result", "url": url, "title": title, "page_age": None, SEALED: sealed * (not place)}
             for place, (url, title) in enumerate(_results(facts))
         ]
@@ -325,7 +329,7 @@ def _text(value: Json) -> str:
 
 
 def sealed_in(content: Any) -> str:
-    """Return the sealed text of a returned result, or ""."""
+    """Return the sealed text in a result that a client sent back, or "" if there is none."""
     first = content[0] if isinstance(content, list) and content else content
     sealed = first.get(SEALED) if isinstance(first, dict) else None
     return sealed if isinstance(sealed, str) else ""

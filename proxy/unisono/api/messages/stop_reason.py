@@ -17,9 +17,9 @@ from unisono.engine.request import GenerationReport
 class ShownBlocks:
     """Record of the emitted blocks.
 
-    `calls` is the number of emitted client calls, and `cut` is true if one of them was truncated. `server_calls` names
-    the server tool calls. `refused` is true if a text violated its required format. `compacted` is the compaction
-    before the answer.
+    `calls` is the number of emitted client calls, and `cut` is True if one of them was truncated. `server_calls`
+    contains the block name of each server tool call. `refused` is True if a text violated the required format.
+    `compacted` is the compaction before the answer.
     """
 
     calls: int = 0
@@ -40,7 +40,7 @@ def _tokens(usage: Usage) -> dict[str, Any]:
 
 
 def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
-    """Return the usage of the answer; that of a compaction is in `iterations` only."""
+    """Return the usage of the answer. The usage of a compaction is only in `iterations`."""
     fields = {**_tokens(usage), "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens}}
     if (compacted := blocks.compacted) is not None:
         answer = [] if compacted.ends_answer else [{"type": "message", **_tokens(usage)}]
@@ -56,7 +56,7 @@ def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
 def stop_fields(
     finished: Finished, blocks: ShownBlocks, report: GenerationReport, max_tokens: int | None
 ) -> dict[str, Any]:
-    """Return the fields of a message with its stop reason."""
+    """Return the stop reason of a message, and the two fields that explain the stop reason."""
     reason = _reason(finished, blocks, report, max_tokens)
     details = {"type": "refusal", "category": None, "explanation": report.unmet or None}
     return {
@@ -69,7 +69,7 @@ def stop_fields(
 def _reason(finished: Finished, blocks: ShownBlocks, report: GenerationReport, max_tokens: int | None) -> str:
     if blocks.compacted is not None and blocks.compacted.ends_answer:
         return "compaction"
-    # In order of precedence. The client can run complete calls independent of what ended the answer afterwards.
+    # In order of precedence. The client can run complete calls, regardless of what ended the answer afterwards.
     if blocks.calls and not blocks.cut:
         return "tool_use"
     if finished.stop_sequence is not None:

@@ -17,20 +17,20 @@ UNPARSED: Final = "unparsed_arguments"
 LONG_NUMBER: Final = re.compile(r"\d{19}")
 
 
-# A surrogate without its partner: many clients reject a body that has one.
+# Escape sequence of a lone surrogate. Many clients reject a body that contains such a sequence.
 _LONE_SURROGATE: Final = re.compile(
     r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F])"
 )
 
 
 def to_wire(arguments: str) -> Any:
-    """Return the input of a call in a body, with numbers of any size as the model wrote them."""
+    """Return a call's input for a JSON body. Numbers of any size stay as the model wrote them."""
     value = to_input(arguments)
     return orjson.Fragment(arguments) if _is_beyond_orjson(value, arguments) else exact(value, arguments)
 
 
 def _is_beyond_orjson(value: dict[str, Any], arguments: str) -> bool:
-    """Return True for an object that only orjson's limits on digits and nesting reject."""
+    """Return True for an object that orjson rejected only because of its digits or nesting."""
     is_rejected = value.keys() == {UNPARSED} and value[UNPARSED] == arguments
     return is_rejected and json_kind(arguments) is dict and _LONE_SURROGATE.search(arguments) is None
 
@@ -38,7 +38,7 @@ def _is_beyond_orjson(value: dict[str, Any], arguments: str) -> bool:
 def exact(value: dict[str, Any], written: str) -> Any:
     """Return `value`, or the text `written` if it may contain numbers too long for orjson.
 
-    `value` was parsed from `written`. A `value` that holds text which is not valid JSON is returned unchanged.
+    `value` was parsed from `written`. A `value` that wraps invalid arguments is returned unchanged.
     """
     is_unparsed = value.keys() == {UNPARSED}
     return value if is_unparsed or not LONG_NUMBER.search(written) else orjson.Fragment(written)
@@ -56,7 +56,7 @@ def to_input(arguments: str) -> dict[str, Any]:
 
 
 def to_json(arguments: str) -> str:
-    """Return the input as streamed: the model's own bytes if they are an object."""
+    """Return a call's input as JSON text for a stream: the model's own text if it is an object."""
     value = to_input(arguments)
     if not value:
         return arguments.strip()
