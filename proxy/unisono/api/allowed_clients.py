@@ -1,4 +1,4 @@
-"""Layers that restrict clients: to this machine without a key, or to `allowed_ips`."""
+"""ASGI layers that refuse clients on other machines, or with addresses not in `allowed_ips`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.net.special_addresses import is_loopback
 class LocalOnly:
     """Layer that restricts a gateway without keys to this machine.
 
-    Allows loopback hosts, and only the gateway's own origin or a listed one.
+    The Host header must name a loopback host. An Origin header must name the gateway's own origin or one of `origins`.
     """
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
@@ -26,15 +26,15 @@ class LocalOnly:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] in REQUESTS:
-            # A web page can send requests to localhost. With DNS rebinding it names its own host; otherwise the browser
-            # adds its origin.
+            # Any web page can make the browser send requests to localhost. After DNS rebinding, the Host header names
+            # the page's domain; otherwise the browser adds an Origin header with the page's origin.
             hosts = header_values(scope, b"host")
             if len(hosts) != 1 or not is_local_host_header(hosts[0]):
                 raise NotAllowed(
                     "This gateway has no API key and accepts only requests to localhost: "
                     "set a master key to allow other hosts."
                 )
-            # Another port of this machine is another origin: any local program may serve a page there.
+            # A page from a different port of this machine has a different origin. Any local program may serve it.
             own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             for origin in header_values(scope, b"origin"):
                 if origin not in self._allowed_origins and origin not in own:
@@ -48,7 +48,7 @@ class LocalOnly:
 class AllowedAddresses:
     """Layer that restricts all paths except `open_paths` to clients in `networks`.
 
-    A connection from one of `proxies` has the address of its client in `X-Forwarded-For`.
+    If the peer is one of `proxies`, the client's address is read from `X-Forwarded-For`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class AllowedAddresses:
 def is_local_host_header(value: str) -> bool:
     """Return True if a Host header names this machine.
 
-    With DNS rebinding, a web page reaches this machine under its own domain, which the header then names.
+    After DNS rebinding, the requests of a web page reach this machine, but their Host header names the page's domain.
     """
     try:
         parts = urlsplit(f"//{value}")

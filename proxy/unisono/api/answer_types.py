@@ -1,7 +1,7 @@
-"""Field types and base of the response models.
+"""Field types and base class of the Pydantic models for responses.
 
-A model of a `direct` endpoint only describes the answer in the OpenAPI document: `outbound` writes the bytes, and
-`make test-openapi` compares them with the model.
+The model of a `direct` endpoint only describes the response in the OpenAPI document. `outbound` writes the response
+without the model, and `make test-openapi` checks that the response fits the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ ABSENT: Any = None
 
 
 class AnswerModel(BaseModel):
-    """An object of an answer; it may have further fields. Its validator is built on first use."""
+    """Base class of the objects in responses.
+
+    An object may have fields that its class does not declare. The validator is built on first use.
+    """
 
     model_config = ConfigDict(extra="allow", defer_build=True)
 

@@ -1,9 +1,9 @@
 """Order of the ASGI layers that check a request before any route receives it.
 
-Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `asgi_layers` returns the layers in
-order. Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. A layer adds no cost
-per streamed event, except for the request id header on the first. A layer that waits for nothing is a plain function
-that returns the awaitable of the next layer, which saves a frame whenever the request continues.
+A layer that refuses a request raises a `UnisonoError`. The layer `ErrorResponses` encloses it and converts the error to
+a response. Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. The layers may
+change the head of a response, but do no work for the later events of a stream. A layer that awaits nothing itself is a
+plain function that returns the awaitable of the next layer. This saves a stack frame whenever the request resumes.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ def asgi_layers(
 ) -> list[Middleware]:
     """Return every layer in order, outermost first, for `LayeredApp`.
 
-    `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
-    that CORS allows. `formats` are the error formats of other APIs than OpenAI's. `networks` contains the addresses of
-    permitted clients; None for all. `proxies` contains the addresses of trusted proxies. `rules` are the operator's
-    rules for requests of models. `sinks` receive the record of each request. `failures` limits requests with invalid
-    keys.
+    `keyless` adds the layer `LocalOnly`, for a gateway without API keys. `origins` are the web origins that CORS
+    allows. `formats` are the error formats of APIs other than OpenAI's, by path. `networks` contains the addresses of
+    permitted clients; None permits all. `proxies` contains the addresses of trusted proxies. `rules` are the operator's
+    rules for requests to models. `sinks` receive the record of each request. `failures` refuses addresses that have
+    sent too many invalid keys.
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
     if networks is not None:
         local.insert(0, Middleware(AllowedAddresses, networks=networks, proxies=proxies, open_paths=open_paths))
-    # CORS is outside of the error responses, so that a page can read errors. It precedes the key, because a preflight
-    # carries none. No byte of a body is read without a valid key.
+    # The CORS layer encloses the error responses, so that a web page can read errors. It precedes authentication,
+    # because a preflight request has no key. No byte of a body is read before authentication.
     return [
         Middleware(RequestIds, new_id=new_id, sinks=sinks, formats=formats),
         *([Middleware(Cors, origins=listed)] if listed else []),

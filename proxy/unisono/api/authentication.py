@@ -14,7 +14,8 @@ from unisono.api.request_routes import REQUESTS
 from unisono.core.access import Caller
 from unisono.errors import NotAuthenticated
 
-# Headers with a key. Those of Anthropic's clients and of Azure's contain nothing else.
+# Headers that may contain a key: `Authorization: Bearer KEY`, or the bare key in the headers of Anthropic's and Azure's
+# clients.
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 # Look up the caller of a bearer key. Raises NotAuthenticated for an unknown key.
 Authenticate = Callable[[str | None], Awaitable[Caller]]
@@ -26,9 +27,9 @@ LookUpCaller = Callable[[], Awaitable[Caller]]
 class Authentication:
     """Layer that requires a valid key for all paths except `open_paths`.
 
-    Puts the Caller into `scope["state"]["caller"]`, and the operator's `rules` for requests beside it. For a WebSocket,
-    which outlives a request, it also puts a function that repeats the lookup into `scope["state"]["caller_again"]`.
-    `failures` limits requests with invalid keys.
+    Stores the Caller in `scope["state"]["caller"]`, and the operator's `rules` for requests in the same state. A
+    WebSocket may outlive its key. For a WebSocket, the layer therefore also stores a function that looks up the caller
+    again, in `scope["state"]["caller_again"]`. `failures` refuses addresses that have sent too many invalid keys.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class Authentication:
         await self._app(scope, receive, send)
 
     async def _checked(self, scope: Scope, headers: RequestHeaders, presented: str) -> Caller:
-        """Return the caller.
+        """Return the caller with the presented key.
 
-        Raises NotAuthenticated, and TooManyFailures for an address with many failures.
+        Raises NotAuthenticated for an invalid key, and TooManyFailures if the client's address has sent too many.
         """
         if (failures := self._failures) is None:
             return await self._authenticate(presented)
@@ -79,7 +80,8 @@ class Authentication:
 
 def presented_key(headers: RequestHeaders) -> str | None:
     """Return the key of the request; None if it is missing or ambiguous."""
-    # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
+    # No client sends one of these headers twice. If a request has two different keys, the gateway must not choose
+    # between them.
     keys: set[str] = set()
     for name in KEY_HEADERS & headers.keys():
         values = headers[name]

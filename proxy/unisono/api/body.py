@@ -1,4 +1,4 @@
-"""JSON body of a request: read whole, parsed once, and bounded against resource exhaustion.
+"""JSON body of a request: reading, parsing, and limits against resource exhaustion.
 
 `body_limits` enforces the byte cap and the deadline. This module limits nesting, the number of values, and the
 length of one unbroken run of characters. It also refuses a name that occurs twice in an object, because JSON parsers
@@ -26,23 +26,26 @@ from unisono.errors import InvalidRequest
 # Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
 # second.
 OFF_LOOP_BYTES = 256 * 1024
-# Nesting levels of a body. The recursive checks of values must stay below Python's recursion limit.
+# Maximum nesting levels of a body. Later checks of its values are recursive and must not reach Python's recursion
+# limit.
 MAX_DEPTH = 64
 # Maximum number of JSON values. Ten megabytes of `{}` would be 3.5 million objects and 330 MB of memory.
 MAX_VALUES = 500_000
-# Maximum characters in one run. The tokenizer handles runs of this length in a quarter of a second without blocking
-# other requests. From about a million spaces on it fails (measured with tiktoken 0.14).
+# Maximum characters in one unbroken run, for example of letters or of blanks. The tokenizer handles a run of this
+# length in a quarter of a second without blocking other requests. It fails at about a million spaces (measured with
+# tiktoken 0.14).
 MAX_RUN = 500_000
 RUN_TOO_LONG = f"A run of more than {MAX_RUN:,} letters, symbols or blanks cannot be tokenized; shorten it."
 
-# The tokenizer first cuts text into pieces of letters and marks, of other signs, and of white space. Each class here is
-# a little wider than its piece, so no piece crosses its edge.
+# The tokenizer first splits text into pieces. A piece has either letters and marks, or symbols, or white space. Each
+# pattern here matches a few more characters than the pieces of one kind contain, so a match is never shorter than the
+# piece at that position.
 _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), re.compile(r"[\s/]*+"))
 
 
 # Maximum characters of a name that an error message repeats.
 MAX_NAME_LENGTH = 64
-# First bytes of bodies in another encoding or compressed, with the reason for the error message.
+# First bytes of bodies that are compressed or not in UTF-8, with the reason for the error message.
 BEGINNINGS = {
     b"\xff\xfe": "it is encoded in UTF-16; send UTF-8",
     b"\xfe\xff": "it is encoded in UTF-16; send UTF-8",
@@ -56,9 +59,10 @@ Result = TypeVar("Result")
 
 
 async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
-    """Return the body of a request to a model, with the model that its path names.
+    """Return the body of a request to a model, without its guardrails and routing options.
 
-    Its guardrails and its routing are moved to the caller in the request's state. Raises the errors of `read_json`,
+    A model in the path replaces the body's `model`. The caller in the request's state gets the guardrails, the routing
+    options, and the limits of the end user that one of `user_fields` names. Raises the errors of `read_json`,
     `identify_end_user` and `with_options`.
     """
     body = await read_json(request)
@@ -69,7 +73,7 @@ async def read_model_request(request: Request, *user_fields: str) -> dict[str, A
 
 
 class DirectRequest(Request):
-    """Request that reads its body itself. Starlette's generator costs ten more calls."""
+    """Request that reads its body without Starlette's generator, which costs ten more calls."""
 
     async def body(self) -> bytes:
         if not self._stream_consumed:
@@ -88,7 +92,8 @@ class DirectRequest(Request):
 async def read_json(request: Request) -> dict[str, Any]:
     """Return the body as a JSON object.
 
-    Raises InvalidRequest, ClientGone, and the errors of the layer `BodyLimits`.
+    Raises InvalidRequest for an invalid body, the error of `unread_body` if the client disconnects first, and the
+    errors of the layer `BodyLimits`.
     """
     try:
         body = await request.body()
@@ -99,17 +104,17 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 def unread_body(request: Request) -> InvalidRequest | ClientGone:
     """Return the error for a body whose client disconnected before the body was read."""
-    # The server drops a body that arrived as a whole if its client leaves before it is read, for example while an API
-    # is imported. Such a request is not faulty.
+    # The server drops even a complete body if the client disconnects before the body is read, for example while the
+    # modules of an API are imported. Such a request is not faulty.
     if ARRIVED_BYTES in request.scope.get("state", {}):
         return ClientGone()
     return InvalidRequest("The connection was closed before the body was complete.")
 
 
 async def off_loop(work: Callable[[], Result], size: int, bound: int = OFF_LOOP_BYTES) -> Result:
-    """Return the result of `work` on a body of `size` bytes.
+    """Call `work`, which handles `size` bytes, and return its result.
 
-    Large bodies are handled in a thread.
+    If `size` exceeds `bound` bytes, `work` runs in a thread.
     """
     return await asyncio.to_thread(work) if size > bound else work()
 
@@ -131,7 +136,8 @@ def to_object(body: bytes) -> dict[str, Any]:
     # No string has more characters than the body has bytes.
     if len(body) >= MAX_RUN:
         check_runs(value)
-    # Every member has a colon. Colons inside strings are excluded only if there are more colons than members.
+    # Each member has one colon outside of strings, so more colons than members mean that a name occurs twice. The first
+    # count includes colons inside strings. Only if it is too high, the slower second count excludes them.
     if body.count(b":") > members and _structure(body).count(b":") > members:
         raise _named_twice(body)
     return value
@@ -147,9 +153,9 @@ def _describe_error(body: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def _named_twice(body: bytes) -> InvalidRequest:
-    """Return the error that names the duplicate name.
+    """Return the error that reports the duplicate name in `body`.
 
-    The caller knows that `body` has a duplicate name and is not deeply nested.
+    `body` must be valid JSON with a duplicate name, within the nesting limit.
     """
     opened = _structure(body).count(b"{")
 
@@ -160,13 +166,13 @@ def _named_twice(body: bytes) -> InvalidRequest:
         for name, _ in pairs:
             if name in names:
                 shown_name = name[:MAX_NAME_LENGTH]
-                # The outermost object is the last one to be complete.
+                # Objects are completed from the inside out: only the last one has top-level fields.
                 param = None if opened else shown_name
                 raise InvalidRequest(f"The name '{shown_name}' occurs twice in one object.", param=param)
             names.add(name)
 
     try:
-        # No number is read: one of a million digits takes long.
+        # `len` avoids the conversion of numbers, because a number of a million digits takes long to convert.
         json.loads(body, object_pairs_hook=complete, parse_int=len, parse_float=len)
     except InvalidRequest as error:
         return error
@@ -177,7 +183,7 @@ def too_many_values(body: bytes) -> bool:
     """Return True if `body` has too many values, without parsing it."""
     if _count_signs(body) <= MAX_VALUES:
         return False
-    # The signs may be inside strings, as in any table of data: count again without the strings.
+    # The commas and brackets may be inside strings, for example in CSV data: count again without the strings.
     bare = _without_escapes(body)
     if bare.count(b'"') > 2 * MAX_VALUES:
         return True
@@ -186,13 +192,13 @@ def too_many_values(body: bytes) -> bool:
 
 
 def _count_signs(text: bytes) -> int:
-    """Return the number of signs that begin or separate values."""
+    """Return the number of commas and opening brackets, which separate or begin values."""
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _without_escapes(body: bytes) -> bytes:
-    """Return `body` with quotes only where strings start and end."""
-    # Pairs of backslashes first: in `\\"` the quote ends the string.
+    """Return `body` without escaped quotes: each remaining quote starts or ends a string."""
+    # Pairs of backslashes are removed first, because in `\\"` the quote ends the string.
     return body.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
@@ -204,7 +210,7 @@ def _structure(body: bytes) -> bytes:
 def check_depth(value: dict[str, Any]) -> int:
     """Check how deeply a value is nested; return the total number of members of its objects.
 
-    Raises InvalidRequest if it is nested too deeply.
+    Raises InvalidRequest if the value has more than `MAX_DEPTH` levels.
     """
     members = 0
     # Level by level, because a recursive check would itself exceed the recursion limit.
@@ -224,7 +230,7 @@ def check_depth(value: dict[str, Any]) -> int:
 
 
 def check_runs(value: dict[str, Any]) -> None:
-    """Raise InvalidRequest for a string that the tokenizer cannot process."""
+    """Raise InvalidRequest if a string has a run that is too long for the tokenizer."""
     stack: list[tuple[Any, tuple[Any, ...]]] = [(value, ())]
     while stack:
         node, path = stack.pop()
@@ -249,8 +255,8 @@ def _field_path(path: tuple[Any, ...]) -> str:
 
 def has_piece_of_length(text: str, length: int) -> bool:
     """Return True if `length` consecutive characters of `text` may form one tokenizer piece."""
-    # A run of this length covers one of every `length` positions. Only these are checked, in both directions, so the
-    # time is linear.
+    # A run of `length` characters always includes one of the positions `length - 1`, `2 * length - 1` and so on. Only
+    # these positions are checked, in both directions, so the time is linear.
     for middle in range(length - 1, len(text), length):
         before = text[middle - length + 1 : middle][::-1]
         for pattern in _RUNS:

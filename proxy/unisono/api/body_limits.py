@@ -1,7 +1,7 @@
 """Layer that limits request bodies: media type, size, deadline and decompression.
 
-A few kilobytes can stand for gigabytes. Each decompression step therefore returns one piece of limited size, and the
-work stops at the first piece that exceeds a limit.
+A few compressed kilobytes can expand to gigabytes. Each decompression step therefore returns one piece of limited size,
+and the work stops at the first piece that exceeds a limit.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from unisono.errors import BodyTimeout, BodyTooLarge, InvalidRequest, Unsupporte
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 BODY_DEADLINE_S = 60.0
-# Paths with forms instead of JSON, whose routes check the media type.
+# Paths that accept a form instead of JSON. Their routes check the media type.
 UPLOAD_PATHS = frozenset(
     f"{prefix}/audio/{name}" for prefix in ("/v1", "") for name in ("transcriptions", "translations")
 )
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
-# Accepted charsets. JSON is always UTF-8; a body in another charset would be misread.
+# Accepted charsets. JSON is always UTF-8; a body in a different charset would be misread.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 # Characters of a client's header that an error message repeats.
 MAX_QUOTED_LENGTH = 64
 PIECE_BYTES: Final = 1 << 20
-# JSON of repeated text reaches a ratio of about 100. A bomb has 1,000 (gzip) and more.
+# Maximum ratio of unpacked to packed bytes. JSON with repeated text reaches about 100; a decompression bomb has 1,000
+# (gzip) or more.
 MAX_RATIO: Final = 250
 # Bodies up to this size may have any ratio.
 FREE_BYTES: Final = 1 << 20
-# Concatenated gzip members or zstd frames. Encoders write one; each has a cost of its own.
+# Maximum number of gzip members or zstd frames in one body. Encoders write one; each further one costs time.
 MAX_MEMBERS: Final = 64
-# Binary logarithm of the largest zstd window, which is the memory of a decompression: 8 MiB, as in RFC 8878.
+# Binary logarithm of the largest accepted zstd window in bytes: 8 MiB, as in RFC 8878. The decompressor keeps the
+# window in memory.
 MAX_WINDOW_LOG: Final = 23
-# Key under which a scope keeps its headers, grouped by name.
+# Key in the scope for the request's headers, grouped by name.
 HEADERS: Final = "unisono.headers"
-# Key, in the request's state, of the size of a body that has arrived as a whole. It counts only what is still unread,
-# so it is the size of the body only until the first part is read.
+# Key in the request's state, which the server sets as soon as the whole body has arrived. The value is the number of
+# bytes that were unread at that time, so it is the size of the body only if nothing was read before.
 ARRIVED_BYTES: Final = "arrived_bytes"
 # Window bits of zlib for the gzip format.
 _GZIP: Final = 31
@@ -91,7 +93,7 @@ class ZstdFrame:
     """Decompressor of one zstd frame. The first one imports the library."""
 
     def __init__(self) -> None:
-        # `backports.zstd` is the module of Python 3.14 for older versions.
+        # Backport of the standard library's module, for Python 3.13 and earlier.
         if sys.version_info >= (3, 14):
             from compression import zstd
         else:
@@ -114,15 +116,15 @@ class ZstdFrame:
             raise DamagedData(str(error)) from error
 
 
-# Supported codings, each with a factory of its members.
+# Supported content codings, each with the function that creates the decompressor of one member.
 CODINGS: Final[Mapping[str, Callable[[], Member]]] = {"gzip": GzipMember, "x-gzip": GzipMember, "zstd": ZstdFrame}
 
 
 class Unpacking:
-    """Decompression of one body of the coding `coding`, to at most `max_bytes`."""
+    """Decompressor of one body with the content coding `coding`, to at most `max_bytes` bytes."""
 
     # Rules.
-    # - `feed` adds packed bytes. Then `piece` is called until it returns nothing.
+    # - `feed` adds packed bytes. The caller then calls `piece` until the result is empty.
     # - After the last packed byte, `finish` checks that the last member is complete.
     # - Bytes after a member must be another member.
 
@@ -141,7 +143,8 @@ class Unpacking:
     def piece(self) -> bytes:
         """Return the next unpacked bytes, at most `PIECE_BYTES`; empty if there are none yet.
 
-        Raises InvalidRequest for damaged data, and BodyTooLarge above a limit. Takes milliseconds.
+        Raises InvalidRequest for damaged data and for too many members. Raises BodyTooLarge if the unpacked size or its
+        ratio to the packed size exceeds the limit. A call takes milliseconds.
         """
         while True:
             if self._member.eof:
@@ -153,7 +156,7 @@ class Unpacking:
                 piece = self._member.decompress(data, PIECE_BYTES)
             except DamagedData as error:
                 raise InvalidRequest(
-                    f"The body is not valid {self._coding} data, as 'Content-Encoding' says: {error}."
+                    f"The body is not valid {self._coding} data, although 'Content-Encoding' declares it: {error}."
                 ) from None
             if self._member.eof:
                 self._waiting = self._member.unused_data
@@ -197,9 +200,10 @@ def header_values(scope: Scope, name: bytes) -> Sequence[str]:
 
 
 class BodyLimits:
-    """Layer that limits bodies: JSON, plain or compressed, bounded size, a deadline in seconds.
+    """Layer that limits the media type, size, compression and arrival time of request bodies.
 
-    Bytes are counted on arrival, independent of Content-Length, and again when they are unpacked.
+    The deadline is the time in seconds within which the whole body must arrive. The limits for uploads apply to
+    `UPLOAD_PATHS`. The layer counts the bytes that arrive, regardless of Content-Length, and again the unpacked bytes.
     """
 
     def __init__(
@@ -222,9 +226,9 @@ class BodyLimits:
         coding = _check_headers(scope, max_bytes, is_upload=is_upload)
         arrived = scope.get("state", {}).get(ARRIVED_BYTES)
         if not coding and arrived is not None and arrived <= max_bytes:
-            # No piece of the body has to be waited for.
+            # The whole body has arrived and is small enough, so no deadline and no count is necessary.
             return self._app(scope, receive, send)
-        # One deadline for the whole body. A client that sends single bytes gains no time.
+        # The deadline is for the whole body: a client does not extend it by sending single bytes.
         until = asyncio.get_running_loop().time() + deadline_s
         received, complete = 0, False
 
@@ -247,7 +251,10 @@ class BodyLimits:
 
 
 def _unpacked(packed: Receive, coding: str, max_bytes: int) -> Receive:
-    """Return the source of the unpacked body. Each piece is unpacked in a thread."""
+    """Return an ASGI `receive` function for the unpacked body.
+
+    Each piece of the body is unpacked in a thread.
+    """
     unpacking = Unpacking(coding, max_bytes)
     has_more, complete = True, False
 
@@ -271,9 +278,10 @@ def _unpacked(packed: Receive, coding: str, max_bytes: int) -> Receive:
 
 
 def _check_headers(scope: Scope, max_bytes: int, *, is_upload: bool) -> str:
-    """Check the headers of the body and return its coding; empty if it is not compressed.
+    """Check the headers about the body; return its coding, or "" if it is not compressed.
 
-    Raises InvalidRequest, BodyTooLarge or UnsupportedMediaType.
+    Raises InvalidRequest for an invalid Content-Length, BodyTooLarge if Content-Length exceeds `max_bytes`, and
+    UnsupportedMediaType for a media type or a coding that is not accepted.
     """
     headers = request_headers(scope)
     length, *others = headers.get(b"content-length", ("0",))
@@ -290,7 +298,10 @@ def _check_headers(scope: Scope, max_bytes: int, *, is_upload: bool) -> str:
 
 
 def _coding(values: Sequence[str]) -> str:
-    """Return the coding that the values of `Content-Encoding` name; empty for none."""
+    """Return the coding in the values of `Content-Encoding`, or "" if there is no coding.
+
+    Raises UnsupportedMediaType for an unsupported coding, and for more than one coding.
+    """
     codings = [coding.strip().lower() for coding in values]
     codings = [coding for coding in codings if coding not in {"", "identity"}]
     if len(codings) > 1 or any(coding not in CODINGS for coding in codings):

@@ -14,14 +14,14 @@ class BodyWriter(Protocol):
     """Writer of parts of a response's body. `write` requires that `is_ready` returns True."""
 
     def join_head(self) -> None:
-        """Join the next write, which is the head, to the first part of the body.
+        """Write the head of the response together with the first part of the body, not alone.
 
-        Call it before the head is sent. Each write costs a system call and may wake the client.
+        Call this method before the head is sent. Each write costs a system call and may wake the client.
         """
         ...
 
     def is_head_written(self) -> bool:
-        """Return whether the head was written. If the client disconnected before, it never is."""
+        """Return whether the head was written. It never is if the client disconnected first."""
         ...
 
     def is_ready(self) -> bool: ...

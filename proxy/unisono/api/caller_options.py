@@ -1,4 +1,4 @@
-"""Options of a request that apply to its caller: guardrails and routing."""
+"""Request options that are added to the request's Caller: guardrails and routing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from unisono.core.frozen import dataclass
 from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.errors import InvalidRequest
 
-# Return the caller with the limits of an end user, whom a field of the request names. Raises NotAllowed.
+# Takes the caller, the id of an end user, and the request field with this id. Returns the caller with the end user's
+# limits. Raises NotAllowed if the end user may not use the gateway.
 ApplyEndUser: TypeAlias = Callable[[Caller, str, str], Awaitable[Caller]]
 
 
@@ -25,8 +26,9 @@ ApplyEndUser: TypeAlias = Callable[[Caller, str, str], Awaitable[Caller]]
 class RequestRules:
     """Operator's rules for all requests to models.
 
-    With `needs_user`, a request must name its end user. `guardrails` are the names that a request may contain.
-    `routing` reads the fields for routing. `apply_end_user` returns the caller with the limits of an end user.
+    With `needs_user`, a request must name its end user. `guardrails` are the names of the guardrails that a request may
+    select. `routing` reads the routing fields of a request. `apply_end_user` adds the limits of an end user to the
+    caller.
     """
 
     needs_user: bool = False
@@ -36,7 +38,7 @@ class RequestRules:
 
 
 NO_RULES: Final = RequestRules()
-# Field of requests that names guardrails.
+# Request field with the names of guardrails.
 GUARDRAILS: Final = "guardrails"
 # Fields that may contain an option.
 OPTION_FIELDS: Final = ROUTING_FIELDS | {GUARDRAILS, *TAG_OBJECTS}
@@ -52,9 +54,10 @@ REQUESTED_MODEL: Final = "requested_model"
 
 
 def with_options(request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    """Move the guardrails and the routing of a body to the caller; return the rest.
+    """Move the guardrails and routing options of a body to the caller in the request's state.
 
-    The caller is in the request's state. Raises the errors of `caller_with_options`.
+    Returns the body without these options, and stores the requested model in the state. Raises the errors of
+    `caller_with_options`.
     """
     state = state_of(request)
     # Nearly all requests have no options.
@@ -77,9 +80,9 @@ def without_options(connection: HTTPConnection, body: dict[str, Any]) -> dict[st
 
 
 def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mapping[str, Any]) -> Caller:
-    """Return the caller with the guardrails and the routing that a request names.
+    """Return the caller with the guardrails and routing options of a request's body and headers.
 
-    Raises InvalidRequest for an unknown guardrail and for impossible routing; the error names the field.
+    Raises InvalidRequest for an unknown guardrail and for an invalid routing option. The error names the field.
     """
     rules, headers = _rules_of(connection), request_headers(connection.scope)
     tags = headers.get(_TAG_HEADER_BYTES, _NO_VALUES)[0]
@@ -94,7 +97,10 @@ def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mappin
 
 
 def _guardrails(body: Mapping[str, Any], known: Collection[str]) -> Iterator[str]:
-    """Yield the guardrails that a body names, itself or in an object such as `metadata`."""
+    """Yield the guardrails that a body names, directly or in an object such as `metadata`.
+
+    Raises InvalidRequest for a value that is not a list of strings, and for a name that is not in `known`.
+    """
     objects = [("", body)]
     for name in TAG_OBJECTS:
         if isinstance(inner := body.get(name), dict):
@@ -120,6 +126,6 @@ def _rules_of(connection: HTTPConnection) -> RequestRules:
 
 
 def state_of(connection: HTTPConnection) -> dict[str, Any]:
-    """Return the state of a request; `connection.state` has its values as attributes."""
+    """Return the state of a request. `connection.state` has the same values as attributes."""
     state: dict[str, Any] = connection.scope.setdefault("state", {})
     return state

@@ -1,7 +1,7 @@
 """Codex's model catalogue: what Codex may do with a gpt-oss model.
 
-Codex reads it from the address `model_catalog_url` of its provider. Without an entry, it warns, assumes a context
-window, and does not offer `apply_patch`.
+Codex reads it from the address `model_catalog_url` of its provider. If a model has no entry, Codex warns, assumes a
+context window, and does not offer `apply_patch`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from unisono.core.generation import DEFAULT_CONTEXT
 
 MAX_TOOL_OUTPUT_TOKENS: Final = 10_000
 
-# A catalogue without instructions would leave the model without any: Codex sends those of the entry instead of its own.
+# System prompt of Codex. Codex sends the instructions of the catalogue entry instead of its own, so the model would get
+# no instructions from an entry without them.
 INSTRUCTIONS: Final = """\
 You are a coding agent in Codex, a program in the user's terminal. You work in the user's folder, with the tools of \
 this session.
@@ -58,7 +59,7 @@ not do. Name places as `path:line`. The user sees the files: do not repeat their
 """
 
 
-# Codex checks the effort of its user against these.
+# Reasoning efforts that Codex accepts from its user, with their descriptions.
 LEVELS: Final = {
     "low": "Fast answers with little reasoning",
     "medium": "Reasoning for everyday tasks",
@@ -69,7 +70,10 @@ LEVELS: Final = {
 # The format belongs to Codex and changes with its versions, so it is no part of the gateway's own API. Codex rejects
 # the whole list if a field is missing that its version needs. Codex 0.169.0 accepts the fields below.
 def to_codex_model(name: str, context: int | None, priority: int) -> Object:
-    """Return the entry of a gpt-oss model; Codex lists models by `priority`."""
+    """Return the catalogue entry of the gpt-oss model `name`.
+
+    `context` is the context window in tokens; None for the default. Codex sorts its list of models by `priority`.
+    """
     window = context or DEFAULT_CONTEXT
     return {
         "slug": name,
@@ -92,7 +96,7 @@ def to_codex_model(name: str, context: int | None, priority: int) -> Object:
         "truncation_policy": {"mode": "tokens", "limit": MAX_TOOL_OUTPUT_TOKENS},
         "supports_parallel_tool_calls": False,
         "context_window": window,
-        # Codex limits `model_context_window` of its user to this value.
+        # Codex limits its user's setting `model_context_window` to this value.
         "max_context_window": window,
         "experimental_supported_tools": [],
         "input_modalities": ["text"],

@@ -1,6 +1,6 @@
-"""Collection of an answer for non-streaming requests.
+"""Collection of the events of a generation into one answer, for non-streaming requests.
 
-It folds the events of the streaming path; there is no second path.
+Non-streaming and streaming requests have the same events; there is no second code path.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ REDUNDANT: Final = frozenset({Opened, Delta, Listed})
 class CollectedAnswer:
     """A finished answer.
 
-    `items` are its Closed events in order, including cut ones. `repaired` are its repairs, `ran` the outcomes of server
-    tool calls. `compacted` is the compaction before the answer, if any.
+    `items` are the Closed events in order, including those of items that were cut off. `repaired` are the repairs,
+    `ran` the outcomes of server tool calls. `compacted` is the compaction before the answer, if any.
     """
 
     items: tuple[Closed, ...]
@@ -43,9 +43,9 @@ class CollectedAnswer:
 
 
 def collect(events: Iterable[Event]) -> CollectedAnswer:
-    """Collect a complete stream.
+    """Collect the events of a complete stream.
 
-    Raises ValueError if it does not end with Finished, since the answer is then incomplete.
+    Raises ValueError if the last event is not Finished, and for events of a pass-through answer.
     """
     items: list[Closed] = []
     repaired: list[Repaired] = []

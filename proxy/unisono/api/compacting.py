@@ -1,4 +1,7 @@
-"""Answer to a conversation that may have to be compacted first: a summary, then the answer."""
+"""Answers to conversations that may have to be compacted first.
+
+Compaction replaces a conversation by a summary, which the model writes before it answers.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ from unisono.engine.request import (
 )
 from unisono.errors import StoreUnreadable
 
-# Tokens of a prompt from which it is compacted, if the client does not say. The value is Anthropic's.
+# Prompt length in tokens from which a conversation is compacted if the client sets no threshold. Anthropic's API has
+# the same default.
 DEFAULT_THRESHOLD_TOKENS: Final = 150_000
-# Share of the context window from which a prompt is compacted in any case. The rest has room for the summary.
+# Maximum threshold, as a share of the context window. The rest of the window leaves room for the summary.
 MAX_WINDOW_SHARE: Final = 0.9
 # Preserved characters for each token of the threshold: about half of the prompt, so that it becomes shorter.
 PRESERVED_CHARACTERS_PER_TOKEN: Final = 2
@@ -39,9 +43,10 @@ NO_SUMMARY: Final = "context_management: the model wrote no summary, so the conv
 class CompactionPlan:
     """Compaction of a conversation before its answer.
 
-    `items` is the conversation. `rebuilt` returns the new conversation from the items that replace them. The
-    conversation is compacted if its prompt has at least `threshold` tokens; without a threshold, in any case. With
-    `ends_answer`, the compaction is the whole answer. `instructions` are the client's for the summary.
+    `items` are the items of the conversation. `rebuilt` returns the new conversation from the items that replace
+    `items`. The conversation is compacted if its prompt has at least `threshold` tokens, or in any case if `threshold`
+    is None. With `ends_answer`, the compaction is the whole answer. `instructions` are the client's instructions for
+    the summary.
     """
 
     items: Sequence[Item]
@@ -58,7 +63,11 @@ class CompactionPlan:
         return compacted_items(self.items, summary, room)
 
     def is_applicable(self, request: GenerationRequest) -> bool:
-        """Return False if there is nothing to summarize, or a call whose approval must not be lost."""
+        """Return whether the conversation may be compacted. Without a threshold, it always may.
+
+        With a threshold, it may not if there is nothing to summarize, or if the request has the client's approvals of
+        tool calls. The compaction would remove the approved calls.
+        """
         if self.threshold is None:
             return True
         has_decisions = request.server_tools is not None and bool(request.server_tools.decisions)
@@ -70,36 +79,42 @@ Window: TypeAlias = Callable[[], int | None]
 
 
 def unknown_window() -> None:
-    """Default window of a model."""
+    """Return None as the context window: the default for a model whose window is unknown."""
 
 
 def threshold_of(wanted: int | None, window: Window) -> int:
-    """Return the threshold in tokens from which a prompt is compacted."""
-    # A prompt over the window could not be answered, so a client that wants compaction gets it earlier.
+    """Return the prompt length in tokens from which a conversation is compacted.
+
+    `wanted` is the client's threshold; None for the default. The result may be smaller.
+    """
+    # A prompt that exceeds the context window could not be answered, so compaction begins below the window's size.
     largest = max(1, int((window() or DEFAULT_CONTEXT) * MAX_WINDOW_SHARE))
     return min(wanted or DEFAULT_THRESHOLD_TOKENS, largest)
 
 
 def request_to_count(request: GenerationRequest, plan: CompactionPlan | None) -> GenerationRequest:
-    """Return the request whose prompt is counted: for a compaction, the one for the summary."""
+    """Return the request whose prompt tokens are counted.
+
+    If the compaction is the whole answer, this is the request for the summary.
+    """
     return request if plan is None or not plan.ends_answer else summary_request(request, plan.instructions)
 
 
 def start_answer(
     service: GenerationService, request: GenerationRequest, plan: CompactionPlan | None
 ) -> GenerationStream:
-    """Start the answer to a request, with the planned compaction before it."""
+    """Start the answer to a request. If the planned compaction is applicable, it comes first."""
     if plan is None or not plan.is_applicable(request):
         return service.start(request)
     return CompactingStream(service, request, plan)
 
 
 class CompactingStream(BatchStream):
-    """Stream of an answer. It first summarizes the conversation if that is too long.
+    """Stream of an answer that first summarizes the conversation if its prompt is too long.
 
     After such a compaction, the first event of the answer is Compacted. The journal holds the tokens of the answer, and
-    its note the summary. A stream that resumes an interrupted answer from a journal uses that summary. If there is no
-    journal yet, it generates the summary again.
+    the journal's note holds the summary. A stream that resumes an interrupted answer from a journal uses this summary.
+    If there is no journal yet, the stream generates the summary again.
     """
 
     def __init__(self, service: GenerationService, request: GenerationRequest, plan: CompactionPlan) -> None:
@@ -143,7 +158,10 @@ class CompactingStream(BatchStream):
                 first = ()
 
     async def _first_stream(self) -> GenerationStream:
-        """Start the summary if it is needed, or else the answer, unless it was started."""
+        """Return the stream of the summary if compaction is due, else the stream of the answer.
+
+        The first call starts the stream.
+        """
         if self._stream is None:
             if self._request.resumption.journal:
                 self._compacted = self._noted_compaction()
@@ -186,7 +204,7 @@ class CompactingStream(BatchStream):
         if compacted is None:
             return self._service.start(request)
         if compacted.summary:
-            # The key is that of a prompt, and this is another one.
+            # A request key identifies a request with one prompt. The compacted conversation has a different prompt.
             request = replace(
                 request,
                 conversation=self._plan.rebuilt(compacted.items),
@@ -208,7 +226,9 @@ class CompactingStream(BatchStream):
         try:
             summary, usage = str(note["summary"]), Usage(**note["usage"])
         except (KeyError, TypeError) as failure:
-            raise StoreUnreadable("The compaction in what was generated so far cannot be read.") from failure
+            raise StoreUnreadable(
+                "The answer cannot be resumed: the stored summary of its conversation is damaged. Repeat the request."
+            ) from failure
         return Compacted(self._plan.replacement(summary), summary, usage)
 
     def _publish(self, report: GenerationReport, *, with_journal: bool = True) -> None:

@@ -44,7 +44,7 @@ class Cors:
 
     @staticmethod
     async def _preflight(scope: Scope, origin: str, send: Send) -> None:
-        # SDKs in browsers add headers of their own (x-stainless-*): a listed origin may send any.
+        # SDKs in browsers add headers of their own (x-stainless-*), so a listed origin may send any header.
         requested_headers = ", ".join(header_values(scope, b"access-control-request-headers"))
         headers = [
             (b"access-control-allow-origin", origin.encode("latin-1")),

@@ -1,6 +1,6 @@
-"""FastAPI's dependencies for endpoints: objects of the application, bodies and callers.
+"""FastAPI dependencies of endpoints: objects of the application, bodies and callers.
 
-Imported with the routes that need FastAPI, at the first request to one of them.
+This module is imported with the routes that need FastAPI, at the first request to such a route.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from unisono.api.route_table import dependency
 from unisono.core.access import Caller
 from unisono.errors import UnsupportedValue
 
-# Values of a query parameter that request nothing. LiteLLM's clients send some of them in every request.
+# Values with which an unknown query parameter is accepted, because they request nothing. LiteLLM's clients send
+# parameters with such values in every request.
 NEUTRAL_PARAMETERS: Final = frozenset({"", "false", "False", "0", "null", "None"})
 
 Kind = TypeVar("Kind")
@@ -39,9 +40,9 @@ def provided(kind: type[Kind]) -> Any:
 def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
     """Return FastAPI's dependency on the body of a request.
 
-    With `may_lack`, a missing body counts as an empty object. FastAPI's own parsing has none of the limits of
-    `read_json`, and validates large bodies on the event loop. Raises the errors of `read_json`, and pydantic's
-    ValidationError.
+    With `may_lack`, a missing body is read as an empty object. The dependency raises the errors of `read_json`, and
+    Pydantic's ValidationError. It replaces FastAPI's own parsing, which has none of the limits of `read_json` and
+    validates large bodies on the event loop.
     """
 
     async def parsed(request: Request) -> Model:
@@ -52,16 +53,18 @@ def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
 
 
 async def check_query(request: Request) -> None:
-    """Refuse unknown and repeated parameters: a filter without effect would select too much.
+    """Raise UnsupportedValue for unknown and repeated query parameters.
 
-    Raises UnsupportedValue.
+    A filter that is ignored would select too much.
     """
     known: frozenset[str] = request.scope["route"].query_parameters
     sent = request.query_params.multi_items()
     for name, value in sent:
         if name not in known and value not in NEUTRAL_PARAMETERS:
-            others = f"the parameters of this route are {', '.join(sorted(known))}" if known else "this route has none"
-            raise UnsupportedValue(f"'{shortened(name)}': not a query parameter; {others}.", param=shortened(name))
+            others = f"accepts only {', '.join(sorted(known))}" if known else "accepts no query parameters"
+            raise UnsupportedValue(
+                f"'{shortened(name)}': unknown query parameter; this route {others}.", param=shortened(name)
+            )
         if name in known and request.query_params.getlist(name) != [value]:
             raise UnsupportedValue(f"'{name}': send this query parameter once.", param=name)
 

@@ -1,4 +1,4 @@
-"""Work that ends when the client of its request disconnects."""
+"""Cancellation of work whose client disconnects."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from unisono.core.tasks import cancel_all
 
 T = TypeVar("T")
 
-# Key in the request's state of a function of the server. It calls its argument when the client disconnects, and returns
-# a function that prevents this call. It returns None if only `receive` can report the disconnect.
+# Key in the request's state for a function that the server provides. The function calls its argument when the client
+# disconnects. It returns a function that prevents this call, or None if only `receive` can report the disconnect.
 WATCH_DISCONNECT = "watch_disconnect"
 WatchDisconnect = Callable[[Callable[[], None]], Callable[[], None] | None]
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client disconnects. The request's body must have been read before."""
+    """Wait until the client disconnects. The request's body must have been read already."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -41,7 +41,7 @@ class DisconnectWatch:
             self._reading.add_done_callback(lambda _: notify())
 
     def stop(self) -> Sequence[asyncio.Task[None]]:
-        """End the watch, and return the tasks to cancel, if any."""
+        """End the watch. Return the tasks that the caller must cancel, if any."""
         if self._unwatch is not None:
             self._unwatch()
         return () if self._reading is None else (self._reading,)
@@ -52,13 +52,14 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     If the client disconnects first, cancel `work` and raise ClientGone.
     """
-    # `work` has its own task: each wake-up of a task resumes all its coroutines, here also those of the ASGI layers.
+    # `work` runs in its own task. In the request's task, each wake-up would also resume the coroutines of the ASGI
+    # layers.
     working = asyncio.get_running_loop().create_task(work)
     is_gone = False
 
     def leave() -> None:
         nonlocal is_gone
-        # A result that is complete is returned even if the client has closed at the same moment.
+        # A complete result is returned even if the client disconnected at the same moment.
         is_gone = working.cancel() or is_gone
 
     watch = DisconnectWatch(request, leave)
@@ -66,7 +67,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
         return await working
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
-        # A cancellation of the caller takes precedence.
+        # If the calling task was cancelled too, its cancellation takes precedence.
         if is_gone and not (task is not None and task.cancelling()):
             raise ClientGone from error
         raise

@@ -16,10 +16,11 @@ END_USER: Final = "end_user"
 
 
 async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
-    """Add the limits and models of the end user that a request names to its caller.
+    """Apply the limits and models of the end user to the caller in the request's state.
 
-    The caller is in the request's state. Raises InvalidRequest for a field that is not a string, or if the operator
-    requires an end user and none of `user_fields` names one, and the errors of the operator's rules for end users.
+    The first of `user_fields` with a value names the end user. A field may be a path such as `metadata.user_id`. Raises
+    InvalidRequest if the value is neither a string nor an integer, or if all fields are empty and the operator requires
+    an end user. Raises the errors of `apply_end_user` too.
     """
     state = state_of(connection)
     rules: RequestRules = state.get(RULES, NO_RULES)

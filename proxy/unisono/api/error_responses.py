@@ -1,11 +1,12 @@
 """Conversion of exceptions to HTTP statuses and error bodies, for all API surfaces.
 
-The body has OpenAI's format, unless the request's path belongs to another API. The format is in the scope before
-anything can fail (`FailureFormat`), so that all layers use the same one.
+The body has OpenAI's format, unless the request's path belongs to a different API. The outermost layer stores the
+format (`FailureFormat`) in the scope before anything can fail, so all layers use the same format.
 
-`failure_of` converts every caught exception. An exception outside the tree of `unisono.errors` is a fault of the
-gateway: it is logged with its traceback, and the client receives no detail. `ErrorResponses` is the outermost layer
-that answers exceptions. The handlers in `fastapi_app` answer FastAPI's own exceptions.
+`failure_of` converts every caught exception. An exception that is not a `UnisonoError` and not raised by Pydantic or
+Starlette for an invalid request is a fault of the gateway: it is logged with its traceback, and the client receives no
+detail. `ErrorResponses` is the outermost layer that answers exceptions. The handlers in `fastapi_app` answer FastAPI's
+own exceptions.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from unisono.errors import (
 
 log = logging.getLogger("unisono.api")
 
-# Error classes by the status of a framework's HTTP exception. Any other status is a fault of the gateway.
+# Error classes by the status of an HTTPException from Starlette or FastAPI. Any other status is a fault of the gateway.
 BY_STATUS: dict[int, type[UnisonoError]] = {
     400: InvalidRequest,
     401: NotAuthenticated,
@@ -59,27 +60,28 @@ BY_STATUS: dict[int, type[UnisonoError]] = {
     415: UnsupportedMediaType,
 }
 
-# Statuses that always carry a retry time.
+# Statuses whose responses always have a `retry-after` header, unless a retry would do harm.
 BUSY = frozenset({429, 503})
-# Retry time of such an error that states none, in seconds.
+# Value of `retry-after`, in seconds, for errors that specify no value themselves.
 DEFAULT_RETRY_AFTER_S = 1.0
 
-# A repeated request fails again with these statuses. The vendors' SDKs repeat some of them unless a header forbids it.
+# Statuses after which the same request would fail again. The vendors' SDKs retry some of them unless a header forbids
+# retries.
 FINAL_STATUSES: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
-# Header that OpenAI's and Anthropic's SDKs obey.
+# Header that keeps OpenAI's and Anthropic's SDKs from retrying.
 NO_RETRY_HEADER: Final = ("x-should-retry", "false")
 
-# Key in the request's state of the reports of its generations.
+# Key in the request's state for the reports of the request's generations.
 REPORTS: Final = "reports"
-# Key in the request's state of the code of its error.
+# Key in the request's state for the code of the error with which the request failed.
 ERROR_CODE: Final = "error_code"
 
-# ASGI extension of servers that can answer a handshake with any HTTP response.
+# ASGI extension of servers that can answer a WebSocket handshake with any HTTP response.
 WEBSOCKET_HTTP_RESPONSE = "websocket.http.response"
 # WebSocket close codes for the client's fault and the gateway's.
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
 
-# Maximum characters of one step of a field's path. A key is chosen by the client and may be of any length.
+# Maximum characters of each key in the path of a field. Clients choose keys, which may be of any length.
 MAX_STEP_LENGTH = 64
 
 
@@ -92,9 +94,9 @@ def to_body(error: UnisonoError) -> dict[str, Any]:
 class FailureFormat:
     """Error format of an API.
 
-    `body` makes the error body from the error and the request id. `event` is the template of the event that ends a
-    stream. `id_header` is another header for the request id besides `x-request-id`. With `sign`, the format is only for
-    requests with that header, in lower case.
+    `body` makes the error body from the error and the request id. `event` is the template of the event that reports the
+    error in a stream. `id_header` is a second header for the request id, besides `x-request-id`. `sign` is a header
+    name in lower case. If it is set, the format applies only to requests with this header.
     """
 
     body: Callable[[UnisonoError, str], Mapping[str, Any]]
@@ -108,12 +110,12 @@ OPENAI: Final = FailureFormat(lambda error, _: to_body(error))
 # Error formats by path; each applies to its path and all paths below.
 Formats = Mapping[str, FailureFormat]
 
-# Key in the request's state of its error format.
+# Key in the request's state for the request's error format.
 FORMAT: Final = "failure_format"
 
 
 def format_at(path: str, formats: Formats, headers: Collection[bytes] = ()) -> FailureFormat:
-    """Return the error format of a request with headers of these names."""
+    """Return the error format of a request. `headers` are the names of its headers."""
     # Nearly all paths have OpenAI's format.
     if not path.startswith(tuple(formats)):
         return OPENAI
@@ -132,10 +134,7 @@ def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
 
 
 def with_attempts(error: UnisonoError, caller: Caller | None) -> UnisonoError:
-    """Return the error as `caller` may read it.
-
-    For the operator, its message names the failed attempts.
-    """
+    """Return the error. For the operator, its message includes the failed attempts."""
     # A virtual key belongs to a client. Only the operator may know the deployments.
     if not error.attempts or error.status < 500 or caller is None or caller.key:
         return error
@@ -146,7 +145,7 @@ def with_attempts(error: UnisonoError, caller: Caller | None) -> UnisonoError:
 
 
 def to_event(error: UnisonoError, scope: Scope) -> bytes:
-    """Return the error event for a stream of unknown content."""
+    """Return the event that reports `error` in a stream, in the error format of the request."""
     failure_format: FailureFormat = scope.get("state", {}).get(FORMAT, OPENAI)
     return failure_format.event % orjson.dumps(body_for(error, scope))
 
@@ -155,7 +154,7 @@ def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
     """Return the HTTP response for `error`, in the format of the API in `scope`."""
     quota = error.quota if isinstance(error, LimitReached) else None
     headers = {} if quota is None else limit_headers(quota)
-    # The same request would run its tools a second time.
+    # If the request has run tools, a retry would run them a second time.
     is_final = is_permanent(error) or _has_run_tools(scope)
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in BUSY:
@@ -173,7 +172,7 @@ def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
 
 
 def is_permanent(error: UnisonoError) -> bool:
-    """Return whether a repeated request fails again."""
+    """Return whether the same request would fail again if the client retried it."""
     # A spent budget may take days to renew, and some SDKs wait as long as `retry-after` says.
     return error.status in FINAL_STATUSES or isinstance(error, QuotaExceeded)
 
@@ -195,14 +194,14 @@ def failure_of(error: Exception) -> UnisonoError:
 
 
 def invalid(errors: Sequence[Any]) -> InvalidRequest:
-    """Convert the first of pydantic's findings to an error that names its field in dotted form.
+    """Convert the first of Pydantic's errors to an error with the dotted path of the field.
 
-    A finding of type `unsupported_value` becomes `UnsupportedValue`. The input itself is not repeated.
+    An error of type `unsupported_value` becomes `UnsupportedValue`. The message does not repeat the client's value.
     """
     if not errors:
         return InvalidRequest("The request is invalid.")
     first = errors[0]
-    # Pydantic marks a finding on a key itself with a last step "[key]".
+    # If a key itself is invalid, Pydantic appends the step "[key]" to the path.
     param = ".".join(str(step)[:MAX_STEP_LENGTH] for step in first["loc"] if step != "[key]") or None
     kind = UnsupportedValue if first["type"] == UnsupportedValue.code else InvalidRequest
     if first["type"] == "missing":
@@ -222,7 +221,7 @@ async def outcome(work: Awaitable[None]) -> UnisonoError | None:
     return None
 
 
-# Status of a request whose client disconnected before the response. It is never sent.
+# Status that is recorded for a request whose client disconnected before the response. No client receives it.
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -238,10 +237,10 @@ def _has_run_tools(scope: Scope | None) -> bool:
 class ErrorResponses:
     """ASGI layer that converts exceptions of the inner layers to responses.
 
-    After a response has started, the fault is logged and the connection is cut, so that the client cannot mistake a
-    partial response for a complete one. A write that fails because the client has disconnected is not logged. A
-    WebSocket before its acceptance is refused with the same HTTP response as a request. An open WebSocket is closed
-    with the error code as the reason.
+    If an exception occurs after the response has started, the connection is closed, so that the client cannot mistake a
+    partial response for a complete one. A failed write is not logged if the client has disconnected. A WebSocket that
+    is not accepted yet is refused with the HTTP response that a request would get. An open WebSocket is closed with the
+    error code as the reason.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -273,7 +272,7 @@ class ErrorResponses:
                 await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
         except Exception as error:
             if is_client_gone:
-                # After the start of a response, FastAPI raises another exception instead of ClientGone.
+                # After the start of a response, FastAPI raises a different exception instead of ClientGone.
                 return
             failure = failure_of(error)
             if has_started:
@@ -289,7 +288,8 @@ class ErrorResponses:
             try:
                 await send(message)
             except OSError:
-                # For an open WebSocket, Starlette converts it. Before, the exception reaches this layer.
+                # Starlette converts an OSError of an open WebSocket. Before the acceptance, the OSError reaches this
+                # layer.
                 is_client_gone = True
                 raise
 

@@ -49,7 +49,7 @@ def register(app: FastAPI) -> None:
 
     async def answer(request: Request, error: Exception) -> Response:
         if request.scope["type"] == "websocket":
-            # Only the outer layer knows if it was accepted already.
+            # Only the layer `ErrorResponses` knows whether the WebSocket was accepted already.
             raise error
         failure = _to_failure(error)
         if isinstance(failure, NotFound) and isinstance(error, HTTPException):
@@ -58,7 +58,7 @@ def register(app: FastAPI) -> None:
             failure = MethodNotAllowed(f"The method {request.method} is not allowed at {request.scope['path'][:200]}.")
         response = to_response(failure, request.scope)
         if isinstance(failure, MethodNotAllowed):
-            # Each method has a route of its own, and the framework lists the methods of one route only.
+            # Each method of a path is a separate route, and the framework lists the methods of one route only.
             routes = [each for each in app.router.routes if isinstance(each, Route)]
             path = next(each.path for each in routes if each.matches(request.scope)[0] is not Match.NONE)
             methods = {method for each in routes if each.path == path for method in each.methods or ()}
@@ -93,6 +93,6 @@ def register(app: FastAPI) -> None:
 
 def _to_failure(error: Exception) -> UnisonoError:
     if isinstance(error, RequestValidationError):
-        # The first step is the part of the request, such as `query`.
+        # The first step of the location is a part of the request, such as `query`, and not a field.
         return invalid([{**each, "loc": each["loc"][1:]} for each in error.errors()])
     return failure_of(error)

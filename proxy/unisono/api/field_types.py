@@ -1,7 +1,7 @@
 """Field types and validation errors shared by the requests of all API surfaces.
 
-Types are strict: a number written as a string is an error. A field with its neutral value (`n: 1`, `echo:
-false`) is always accepted.
+Types are strict: a number written as a string is an error. An unsupported field is accepted if its value has no effect
+(`echo: false`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_TOOLS = 512
 MAX_PARAMETERS_BYTES = 256 * 1024
 MAX_QUOTED_NAME_LENGTH = 128
 
-# Values of unsupported fields that request nothing.
+# Accepted values of unsupported fields: values without effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (None, [], ["text"]),
     "audio": (None,),
@@ -101,9 +101,9 @@ def invalid_field(reason: str) -> PydanticCustomError:
 
 @dataclass(frozen=True, slots=True)
 class FieldInput:
-    """Accepted input type of a field, if it differs from the parsed type.
+    """Annotation with the input type `form` of a field, if it differs from the parsed type.
 
-    Only the OpenAPI document evaluates it, so that it does not slow down the start.
+    `form` is evaluated only for the OpenAPI document, so it does not slow down startup.
     """
 
     form: Any
@@ -181,7 +181,7 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, le=VOCABULARY)]
 MinP = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
-# FastAPI writes limits as floats, which have no 2**63 - 1.
+# FastAPI writes limits as floats, which cannot represent 2**63 - 1. Therefore `lt` instead of `le`.
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, BeforeValidator(_to_token_id), FieldInput(Annotated[str, Field(pattern=r"^[0-9]{1,6}$")])]
 LogitBias = dict[TokenId, Annotated[float, Field(ge=-100, le=100)]]
@@ -189,15 +189,15 @@ ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class OpenModel(BaseModel):
-    """Object that may have unknown fields. A note reports fields without effect.
+    """Object in a request that may have unknown fields. A note reports fields without effect.
 
-    `FLATTENED` names fields of the class that the request does not have: their content is directly in the object.
-    The paths in notes leave these names out.
+    `FLATTENED` names fields that exist in the class but not in the request, which has their content directly in the
+    object. The paths in notes omit these names.
     """
 
     FLATTENED: ClassVar[frozenset[str]] = frozenset()
 
-    # Models are built on first use; those of the hot routes by `prepare_routes` at the start.
+    # Models are built on first use. `prepare_routes` builds the models of the most frequent routes at startup.
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True, defer_build=True)
 
     def unused(self) -> Mapping[str, Any]:
@@ -208,17 +208,17 @@ class OpenModel(BaseModel):
 class QueryModel(OpenModel):
     """Query parameters of a route."""
 
-    # FastAPI gives each parameter an alias. Pydantic warns about it if the model is not built before.
+    # FastAPI gives each parameter an alias. Pydantic warns about the alias if the model is not built yet.
     model_config = ConfigDict(defer_build=False)
 
 
 def shortened(name: str) -> str:
-    """Truncate a name or an id from outside for an error message."""
+    """Truncate a client's name or id for an error message, and replace lone surrogates."""
     return name[:MAX_QUOTED_NAME_LENGTH].encode(errors="replace").decode()
 
 
 def smallest(budgets: Iterable[int | None]) -> int | None:
-    """Return the smallest budget that is not negative, or None."""
+    """Return the smallest budget; None if all are None or negative, which means no limit."""
     least: int | None = None
     for budget in budgets:
         if budget is not None and budget >= 0 and (least is None or budget < least):
@@ -227,12 +227,12 @@ def smallest(budgets: Iterable[int | None]) -> int | None:
 
 
 def only_neutral(name: str) -> Any:
-    """Return the field definition of an unsupported field that `neutral` validates."""
+    """Return the definition of an unsupported field; the validator `neutral` checks its value."""
     return Field(None, json_schema_extra={"enum": [*NEUTRAL[name]]})
 
 
 def neutral(value: Any, info: ValidationInfo) -> None:
-    """Return None if the value is neutral; raise for any other value. For unsupported fields."""
+    """Validate an unsupported field: return None for a value without effect, else raise."""
     assert info.field_name is not None
     if value not in NEUTRAL[info.field_name]:
         raise refused(REFUSALS[info.field_name])

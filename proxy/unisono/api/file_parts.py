@@ -1,6 +1,6 @@
-"""Parts with files, for the OpenAPI document only.
+"""Content parts with files, for the OpenAPI document only.
 
-Before a request is validated, texts replace them.
+The gateway replaces these parts by text before it validates a request.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from pydantic import Field
 from unisono.api.field_types import OpenModel
 
 Data = Annotated[str | None, Field(description="Content as base64, or a `data:` URL.")]
-Url = Annotated[str | None, Field(description="Address whose host the operator allows.")]
-Name = Annotated[str | None, Field(description="Name; its ending is the type of a file without a media type.")]
+Url = Annotated[str | None, Field(description="URL of the file. The operator must allow its host.")]
+Name = Annotated[
+    str | None, Field(description="Name of the file. Without a media type, its extension determines the file's type.")
+]
 
 
 class InputFilePart(OpenModel):
@@ -43,7 +45,7 @@ class ChatFilePart(OpenModel):
 class DocumentSource(OpenModel):
     """Content of a document.
 
-    It is `data` for the types `base64` and `text`, else the field of the type.
+    The field `data` contains it for the types `base64` and `text`, else the field with the name of the type.
     """
 
     type: Literal["base64", "text", "url", "content"]
@@ -59,4 +61,4 @@ class DocumentPart(OpenModel):
     type: Literal["document"]
     source: DocumentSource
     title: Annotated[str | None, Field(description="Name of the file.")] = None
-    context: Annotated[str | None, Field(description="Text of the client about the file.")] = None
+    context: Annotated[str | None, Field(description="The client's text about the file.")] = None

@@ -37,12 +37,12 @@ LABEL: Final = "builtin:"
 _BROWSED: Final = f"{BROWSER}."
 SETTING: Final = "unisono.builtin_tools."
 
-# Fields of such tools that need no note, because their effect is implied.
+# Fields of builtin tools that cause no note about a missing effect, because the gateway always does what they request.
 MEANT: Final = frozenset({"container"})
 
 
 def builtin_for(kind: str) -> str:
-    """Return the builtin tool for a tool type, or ""."""
+    """Return the builtin tool for a tool type, or "" for any other type."""
     return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
 
 
@@ -52,12 +52,12 @@ def builtin_of(label: str) -> str:
 
 
 def public_label(label: str) -> str:
-    """Return a label in its public form."""
+    """Return the server label that clients see: for a builtin tool, the tool's name."""
     return builtin_of(label) or label
 
 
 def missing_setting(kind: str) -> str:
-    """Return the setting that enables a tool type, or ""."""
+    """Return the setting that enables a tool type, or "" if the type is not a builtin tool."""
     builtin = builtin_for(kind)
     return builtin and SETTING + builtin
 
@@ -67,7 +67,8 @@ def to_builtin_servers(
 ) -> tuple[ToolServer, ...]:
     """Return the available servers for builtin tools, each once.
 
-    Pages opened by a browser belong to the session `session`; local programs belong to `owner`.
+    `owner` shares local programs among all of its requests. Servers at a URL are separate for each `session`, to which
+    the pages opened by a browser belong.
     """
     return tuple(
         replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else session)
@@ -82,16 +83,16 @@ def browser_results(items: Iterable[Item]) -> tuple[str, ...]:
 
 
 def allowed(server: ToolServer, builtin: str) -> ToolServer:
-    """Return the server configured as a builtin tool.
+    """Return the server with the label and the approval rules of a builtin tool.
 
-    It needs no approval, unless the operator requires it.
+    Its calls need no approval, unless the operator requires it.
     """
     approval = Approval(otherwise=False) if server.approval == Approval() else server.approval
     return replace(server, label=LABEL + builtin, builtin=builtin, approval=approval)
 
 
 def builtin_notes(at: str, fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on fields that were accepted without effect."""
+    """Yield notes on fields of a builtin tool that were accepted without effect."""
     ignored = {name: value for name, value in fields.items() if name not in MEANT}
     container = fields.get("container")
     if isinstance(container, dict):
@@ -107,9 +108,10 @@ class GatewayOptions(OpenModel):
 
 @dataclass(frozen=True, slots=True)
 class RunnableTools:
-    """Servers whose tools run without approval, and the default for requests without the option.
+    """Servers whose tools run without approval.
 
-    `browser` is the server for web searches, which a request can enable by itself.
+    `by_default` applies to requests that do not set `run_tools`. `browser` is the server for web searches, which a
+    request can enable by itself.
     """
 
     servers: tuple[ToolServer, ...] = ()
@@ -117,14 +119,14 @@ class RunnableTools:
     browser: ToolServer | None = None
 
     def servers_for(self, requested: bool | None, tenant: str) -> tuple[ToolServer, ...]:
-        """Return the servers to use; `requested` is the request's option."""
+        """Return the servers to use; `requested` is the request's `run_tools`, or None if not set."""
         should_run = self.by_default if requested is None else requested
         return tuple(replace(server, owner=tenant) for server in self.servers) if should_run else ()
 
     def browser_for(self, at: str, tenant: str) -> tuple[ToolServer, ...]:
         """Return the server for web searches; `at` is the request field that enables it.
 
-        Raises UnsupportedValue if there is none.
+        Raises UnsupportedValue if the operator configured no such server.
         """
         if self.browser is None:
             setting = missing_setting("web_search")
@@ -138,5 +140,8 @@ NOTHING_TO_RUN = RunnableTools()
 
 
 def server_tools_of(servers: Sequence[ToolServer]) -> ServerTools | None:
-    """Return the servers as server tools without a tool listing for the client, or None."""
+    """Return the servers as server tools; None if there are no servers.
+
+    The answer does not list their tools for the client.
+    """
     return ServerTools(tuple(servers), announced=frozenset(server.label for server in servers)) if servers else None

@@ -1,8 +1,8 @@
 """Liveness and readiness of the gateway, open without a key, and its version.
 
 The paths are LiteLLM's, and `/ping` and `/version` those of vLLM.
-Open responses name no model, no backend and no address. They contain counts, error codes, and generic descriptions of
-a backend's fault and its remedy.
+Responses that need no key name no model, no backend and no address. They contain counts, error codes, and generic
+descriptions of a backend's fault and its remedy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ HEALTH = RouteTable("gateway", prefixes=("",))
 class Readiness:
     """State of the models.
 
-    `models` is True for each model with a working backend. `reasons` holds error codes or sentences about the
-    others.
+    `models` is True for each model with a working backend. `reasons` holds error codes or sentences about the models
+    without a working backend.
     """
 
     models: Mapping[str, bool]
@@ -35,16 +35,16 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """True if one model works.
+        """True if at least one model works.
 
-        Removing the whole gateway for one broken model would disable the others too.
+        If one broken model made the whole gateway unready, a load balancer would cut off the working models too.
         """
         return any(self.models.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ReadinessCheck:
-    """Source of the state, which is known at once: it calls no backend."""
+    """Source of the readiness. `readiness` returns at once, without a call to a backend."""
 
     readiness: Callable[[], Readiness]
 

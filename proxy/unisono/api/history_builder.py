@@ -1,4 +1,4 @@
-"""Builder of a conversation's history, which places every result after its call."""
+"""Builder of a conversation's history, which places every tool result after its call."""
 
 from __future__ import annotations
 
@@ -109,15 +109,15 @@ class _Pending:
 
 
 OUTPUT: Final = (AssistantReasoning, AssistantMessage, _Pending, ToolResult)
-# Name of the tool of a result without its call, if the client does not name it.
+# Tool name for a result whose call is missing, if the client does not name the tool.
 UNKNOWN_TOOL: Final = "unknown_tool"
 
 
 class History:
     """Items in the order that the model must see.
 
-    Results are placed after their calls if both belong to one exchange: the calls and results between two other
-    items. `notes` are for the client.
+    A result is placed after its call if both belong to the same exchange. An exchange is a sequence of calls and
+    results between two items of other kinds. `notes` are notes for the client.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class History:
 
     @property
     def has_output(self) -> bool:
-        """True if it contains an item of the model, or a result."""
+        """True if the history contains output of the model or a tool result."""
         return any(isinstance(entry, OUTPUT) for entry in self._entries)
 
     def clear(self) -> None:
@@ -173,10 +173,10 @@ class History:
     def name_of(
         self, call_id: str, param: str, *, sent: str = "", default: str = UNKNOWN_TOOL, missing: str = ""
     ) -> str:
-        """Return the name of the tool that was called under an id, or `default` with a note.
+        """Return the name of the tool of the call `call_id`, or `default` if the call is missing.
 
-        `param` is the field with the id, and `sent` the id in the client's spelling. `missing` says what is missing if
-        the client sent no id.
+        A missing call causes a note. `param` is the field with the id, and `sent` the id in the client's spelling.
+        `missing` says what is missing if the client sent no id.
         """
         name = self._names.get(call_id)
         if name is not None:
@@ -187,20 +187,23 @@ class History:
         return default
 
     def leave_out(self, error: InvalidRequest, reason: str) -> None:
-        """Leave out an item with a note; in the last exchange, `check_results` raises the error."""
+        """Record that an item was left out, with a note for the client.
+
+        If the current exchange is the last one, `check_results` raises `error`.
+        """
         self._left_out.append(error)
         self.notes.append(f"{error.param}: no effect, because {reason}")
 
-    # A client that cuts its history may cut between a call and its result. It sends the result again with every later
-    # request, so a refusal would end the session for good. The vendors' APIs refuse it everywhere.
+    # A client that truncates its history may remove a call but keep the call's result. It sends this result with every
+    # later request, so an error would end the session for good. The vendors' APIs always return an error.
     #
-    # A refusal remains where it can only be a mistake, which the client can correct in its next request: the last
-    # exchange has a result with an unknown id, and either a call there has no result, or the history before it is the
-    # gateway's own, which no client cuts.
+    # The gateway returns an error only for a mistake that the client can correct in its next request: the last exchange
+    # has a result with an unknown id, and either a call in this exchange has no result, or the earlier history is
+    # stored in the gateway, where no client truncates it.
     def check_results(self, *, has_stored_history: bool = False) -> None:
         """Raise InvalidRequest for a reference in the last exchange that must be a mistake.
 
-        `has_stored_history`: the items before the request's own are stored in the gateway.
+        `has_stored_history` is True if the items before those of the request are stored in the gateway.
         """
         if self._left_out:
             raise self._left_out[0]
@@ -212,20 +215,20 @@ class History:
         return any(not pending.results for same in self._exchange.values() for pending in same)
 
     def result(self, result: ToolResult) -> None:
-        """Add the result of a call.
-
-        Without its call in the current exchange, it stays at its position.
-        """
+        """Add a tool result after its call, or at the end if the exchange has no such call."""
         same = self._exchange.get(result.call_id)
         if same is None:
             self._entries.append(result)
             return
-        # Some clients give every call of a message the same id: then the results come in the calls' order, and surplus
-        # results belong to the last call.
+        # Some clients give every call of a message the same id. The results are then in the order of the calls, and
+        # surplus results belong to the last call.
         (same.popleft() if len(same) > 1 else same[0]).results.append(result.output)
 
     def pop_prefill(self) -> str | None:
-        """Remove and return the last final answer, which the model continues; None without one."""
+        """Remove a final answer at the end of the history, and return its text as the prefill.
+
+        Returns None if the last item is not a final answer.
+        """
         if self._entries:
             last = self._entries[-1]
             if isinstance(last, AssistantMessage) and last.phase is Phase.FINAL:
@@ -235,10 +238,10 @@ class History:
 
 
 def split_markers(text: str, visible: Phase) -> list[Item]:
-    """Convert an assistant's text to items.
+    """Convert an assistant's text, which may begin with raw Harmony messages, to items.
 
-    A client that once displayed raw Harmony sends it back as content. The leading messages of such a text are
-    restored; the rest is text.
+    A client that once received raw Harmony output as text sends it back as content. The messages at the beginning of
+    such a text are restored. The rest becomes one message of the phase `visible`.
     """
     items: list[Item] = []
     position = 0

@@ -1,7 +1,7 @@
 """Descriptions of images by a vision model, for a model that reads text only.
 
 The vision model is another model of this gateway, so that the limits and the usage of the caller's key apply to it.
-The gateway fetches nothing: the vision backend gets data and addresses as the client sent them.
+The gateway fetches no images: the vision backend gets image data and URLs as the client sent them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from unisono.core.requested_routing import NO_ROUTING
 from unisono.engine.request import GenerationService
 from unisono.errors import well_formed
 
-# Limit for all descriptions that one request waits for.
+# Maximum time that one request waits for all its descriptions.
 TIMEOUT_S: Final = 30.0
-# An image is not tried again for this time after a failure, so that a broken vision model does not slow every turn.
+# Time after a failure during which an image is not tried again, so that a broken vision model does not slow every turn.
 RETRY_AFTER_S: Final = 60.0
-# Images of one request that the vision model has not described yet; the newest ones come first.
+# Maximum number of images that one request sends to the vision model; the newest images have priority.
 MAX_NEW_IMAGES: Final = 16
-# Concurrent vision requests, of one request and of the whole process.
+# Maximum number of concurrent vision requests, for one client request and for the whole process.
 MAX_CONCURRENT, MAX_CONCURRENT_IN_PROCESS = 4, 16
 MAX_CACHED_DESCRIPTIONS: Final = 2_000
 MAX_DESCRIPTION_TOKENS, MAX_DESCRIPTION_CHARS = 400, 1_500
@@ -47,7 +47,7 @@ PROMPT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ImageDescription:
-    """Description of an image; `problem` is the reason why there is none."""
+    """Description of an image; `problem` is the reason if there is no description."""
 
     text: str = ""
     problem: str = ""
@@ -62,7 +62,7 @@ NO_TEXT: Final = ImageDescription(problem="the vision model gave no description"
 class VisionRequest:
     """Request for descriptions by `model`, on behalf of a client's request of `size` bytes.
 
-    Without `can_ask`, only descriptions that exist are used.
+    If `can_ask` is False, only cached descriptions are used.
     """
 
     model: str
@@ -89,7 +89,7 @@ class DescriptionCache:
 
     def put(self, key: bytes, description: ImageDescription) -> None:
         """Store a description or a failure, unless the key has a description."""
-        # Prompts in the caches of backends contain the first description.
+        # A different description would change the prompt, which backends have cached with the first description.
         before = self.get(key)
         if before is None or before.problem:
             self._entries[key] = (description, self._clock())
@@ -99,9 +99,9 @@ class DescriptionCache:
 
 
 class ImageDescriber:
-    """Source of descriptions, made by requests to `service` or found in the cache.
+    """Source of image descriptions, from the cache or from the vision model through `service`.
 
-    It never fails: an image without a description has a problem.
+    A failure raises no exception: the description then contains the problem.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ImageDescriber:
     async def describe(
         self, images: Mapping[str, Mapping[str, Any]], vision: VisionRequest
     ) -> dict[str, ImageDescription]:
-        """Return a description per image; `images` has parts by position, oldest first."""
+        """Return a description per image; `images` maps positions to image parts, oldest first."""
         urls = await off_loop(lambda: {at: url for at, part in images.items() if (url := _url_of(part))}, vision.size)
         keys = await off_loop(lambda: {at: _key(vision, url) for at, url in urls.items()}, vision.size)
         new = {keys[at]: urls[at] for at in reversed(keys) if self._cache.get(keys[at]) is None}
@@ -125,7 +125,7 @@ class ImageDescriber:
 
     async def _ask_for(self, urls: Mapping[bytes, str], vision: VisionRequest) -> None:
         """Fill the cache with descriptions of new images, or with problems."""
-        # The requests of one image each must not exceed the caller's limit of simultaneous requests by themselves.
+        # There is one vision request per image. These alone must not exceed the caller's limit of parallel requests.
         own_slots = asyncio.Semaphore(min(MAX_CONCURRENT, vision.caller.limits.max_parallel or MAX_CONCURRENT))
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as asking:
@@ -156,7 +156,7 @@ class ImageDescriber:
             "max_tokens": MAX_DESCRIPTION_TOKENS,
         }
         passthrough = to_passthrough(Api.CHAT, body, AnswerMode.PASSING)
-        # The client's own request keeps its id for its recording.
+        # A different id than the client's request, whose own id identifies its recording.
         request_id = vision.request_id and f"{vision.request_id}-image"
         # The routing that the client chose is for its own model.
         caller = replace(vision.caller, routing=NO_ROUTING)

@@ -1,7 +1,7 @@
-"""Files in requests: their content in each API's form, and the texts that replace them.
+"""Files in requests: reading the parts of each API, and replacing these parts by text.
 
-A text is quoted with the name of its file, between marks that the file cannot contain. The same file becomes the same
-text in every request and every process.
+The text of a file is quoted with the file's name, between two marks that the text does not contain. The same file
+becomes the same text in every request and every process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileField, FileReader, FileText, InputFile
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue, well_formed
 
-# Files of one request that are read; the newest ones have priority.
+# Maximum number of files of one request that are read; the newest ones have priority.
 MAX_FILES: Final = 64
-# Files of one request that are read at the same time, so that other requests find free processes.
+# Maximum number of files of one request that are read at the same time, so that other requests find free processes.
 MAX_CONCURRENT: Final = 2
 MAX_NAME_LENGTH: Final = 200
 DEFAULT_NAME: Final = "file"
@@ -44,7 +44,7 @@ SOURCE_FIELDS: Final = {
     FileField.URL: "source.url",
     FileField.ID: "source.file_id",
 }
-# Content of a file, in the order of the `Values`; the first one that is not empty is read.
+# Fields with the content of a file, in the order of `Values`. The first field that is not empty is read.
 CONTENT: Final = (FileField.DATA, FileField.URL, FileField.ID)
 # Types of sources in Messages that are files, with the field of their content.
 SOURCES: Final = {"base64": "data", "url": "url", "file": "file_id"}
@@ -70,21 +70,22 @@ Values: TypeAlias = tuple[Any, ...]
 class FilePart:
     """File part of a request.
 
-    `content` is its file or a problem; `fields` names its fields in the request.
+    `content` is the file, or a FileText with the problem. `fields` maps each FileField to the field's path within the
+    part, for error messages.
     """
 
     content: InputFile | FileText
     name: str = ""
-    # Text of the client about the file.
+    # The client's text about the file.
     context: str = ""
     fields: Mapping[FileField, str] = field(default_factory=lambda: FLAT_FIELDS)
-    # Fields without effect.
+    # Note on fields without effect.
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacedFile:
-    """Text in place of a file part, or the problem with the field `param`."""
+    """Text that replaces a file part, or the problem with the field `param`."""
 
     text: str = ""
     note: str = ""
@@ -93,7 +94,7 @@ class ReplacedFile:
     is_unsupported: bool = False
 
     def error(self) -> InvalidRequest:
-        """Return the error for the client: `problem`, and the field with it, `param`."""
+        """Return the error for the client, which states the problem and the field."""
         kind = UnsupportedValue if self.is_unsupported else InvalidRequest
         return kind(f"Invalid value for '{self.param}': {self.problem}.", param=self.param)
 
@@ -101,9 +102,9 @@ class ReplacedFile:
 async def replaced_files(
     parts: Mapping[str, Mapping[str, Any]], reader: FileReader, tenant: str, size: int
 ) -> dict[str, ReplacedFile]:
-    """Return the replacement of each file part; `parts` are by position, oldest first.
+    """Return the replacement of each file part; `parts` maps positions to parts, oldest first.
 
-    `size` is that of the request in bytes. Raises FilesBusy if too many files are waiting.
+    `size` is the size of the request in bytes. Raises FilesBusy if too many files are waiting to be read.
     """
     files = await off_loop(lambda: {at: to_file(part, reader.max_bytes) for at, part in parts.items()}, size)
     newest = list(files)[-MAX_FILES:]
@@ -121,7 +122,7 @@ async def replaced_files(
 
     with suppress(TimeoutError):
         async with asyncio.timeout(reader.timeout_s), asyncio.TaskGroup() as reading:
-            # A request without its newest files is refused, so they come first.
+            # A request is refused if its newest files cannot be read, so these are read first.
             for at in reversed(newest):
                 reading.create_task(read(at, files[at].content))
     if failures:
@@ -149,7 +150,7 @@ def to_file(part: Mapping[str, Any], max_bytes: int) -> FilePart:
     content = _content(values, name, "", max_bytes)
     note = _ignored(values, fields)
     if isinstance(content, InputFile) and content.media_type:
-        # The type stands in the `data:` URL.
+        # The media type is part of the `data:` URL, so an error about the type names the field with the URL.
         fields = {**fields, FileField.TYPE: fields[FileField.DATA]}
     return FilePart(content, _name_of(content), "", fields, note)
 
@@ -165,7 +166,7 @@ def _name_of(content: InputFile | FileText) -> str:
 
 
 def _source_values(source: Mapping[str, Any]) -> Values:
-    """Return the values of a source of Messages; its type selects one of them."""
+    """Return data, URL and id of a Messages source; those not of the source's type are None."""
     kind = source.get("type")
     return tuple(source.get(name) if kind == at else None for at, name in SOURCES.items())
 
@@ -175,7 +176,7 @@ def _text(value: Any) -> str:
 
 
 def _content(values: Values, name: str, media_type: str, max_bytes: int) -> InputFile | FileText:
-    """Return the file of `values`: its data, its URL and its id."""
+    """Return the file with the data, URL or id in `values`, or a FileText with the problem."""
     data, url, file_id = values
     for value, one in zip(values, CONTENT, strict=True):
         if value is not None and not isinstance(value, str):
@@ -183,7 +184,7 @@ def _content(values: Values, name: str, media_type: str, max_bytes: int) -> Inpu
     if data:
         return _data(data, name, media_type, max_bytes)
     if url:
-        # Some clients send the content in the field of the URL.
+        # Some clients send the content as a `data:` URL in the field for the URL.
         is_data = url[:5].lower() == "data:"
         return (
             _data(url, name, media_type, max_bytes) if is_data else InputFile(name or _last(url), url=well_formed(url))
@@ -236,7 +237,7 @@ def _replaced(at: str, part: FilePart, text: FileText) -> ReplacedFile:
 def quoted_file(name: str, text: str) -> str:
     """Return a file as text for the model: its name and its text between two lines with a mark.
 
-    The mark is derived from the file and does not occur in it, so that no file can seem to end early.
+    The mark is a hash of the file and does not occur in it, so the text cannot imitate the end of the file.
     """
     shown = _NOT_IN_NAME.sub("_", well_formed(name)).strip() or DEFAULT_NAME
     if len(shown) > MAX_NAME_LENGTH:

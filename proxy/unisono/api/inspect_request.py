@@ -15,7 +15,7 @@ MAX_TOOLS: Final = 64
 # Largest integer that all JSON parsers represent exactly.
 LARGEST: Final = 2**53 - 1
 
-# Any integer. A number that is no token id is reported as such.
+# Any integer: the response marks the numbers that are not token ids.
 TokenNumber = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 WireName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -23,8 +23,8 @@ WireName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 class InspectRequest(OpenModel):
     """A recording, its id, Harmony text, or token ids: exactly one of the first four fields.
 
-    In text and ids, everything before the model's output counts as the prompt, unless `all_output` is true. `tools`
-    names the tools that the model may call, by default all that it calls.
+    In text and token ids, everything before the model's output is the prompt, unless `all_output` is true. `tools`
+    names the tools that the model may call, by default every tool that it calls.
     """
 
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None

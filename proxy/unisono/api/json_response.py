@@ -29,7 +29,7 @@ class WholeResponse(Response):
         await super().__call__(scope, receive, send)
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        # Starlette also looks for a type and a length among the headers.
+        # Starlette's method would also search the headers for a type and a length.
         self.raw_headers = [
             *encoded(headers or {}),
             (b"content-length", b"%d" % len(self.body)),
@@ -38,5 +38,5 @@ class WholeResponse(Response):
 
 
 def to_whole(body: Mapping[str, Any], headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
-    """Return the response; the values of `body` are plain JSON."""
+    """Return a response with a JSON body. The values in `body` must have JSON's own types."""
     return WholeResponse(orjson.dumps(body), status, headers)

@@ -44,10 +44,10 @@ class LazyRoutes:
 class LayeredApp:
     """ASGI application with `layers`, outermost first, one of which must be `ErrorResponses`.
 
-    The application calls the WebSockets and the `direct` endpoints with fixed paths among `routes` and `lazy` itself,
-    because Starlette and FastAPI need ten more layers for a request. For all other requests, `build_fastapi` returns
-    the FastAPI application of all routes. It is called after all `lazy` routes are loaded. It must use the given
-    state, which is `state` of this application.
+    The application itself calls the WebSockets and those `direct` endpoints of `routes` and `lazy` whose paths are
+    fixed. Starlette and FastAPI would need ten more layers per request. For all other requests, `build_fastapi` returns
+    the FastAPI application of all routes. It is called after all `lazy` routes are loaded, with the `state` of this
+    application, which FastAPI must use too.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class LayeredApp:
         return self._load_and_enter(scope, receive, send)
 
     async def _load_and_enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Routes are loaded before the layers run, because the record of a request that they refuse names its route.
+        # Routes are loaded before the layers run, because the record of a request names the request's route, even if a
+        # layer refuses the request.
         async with self._loading:
             for lazy in [*self._lazy]:
                 if scope["path"].startswith(lazy.path_prefixes):
@@ -133,7 +134,7 @@ class LayeredApp:
 
 
 def _direct_methods(route: GatewayRoute | WebSocketRoute) -> Iterable[str | None]:
-    """Return the methods for which a route needs no FastAPI."""
+    """Return the methods that a route answers without FastAPI; for a WebSocket, only None."""
     if isinstance(route, WebSocketRoute):
         return (None,)
     return route.methods or () if route.is_direct else ()

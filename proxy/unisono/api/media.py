@@ -1,10 +1,10 @@
 """Removal of images and other media from the history of a request.
 
 gpt-oss reads text only. An image in the newest user message is refused, because the answer could not refer to it.
-Images before it, and images in tool results, come from programs that send their whole history again: a refusal would
-fail every later request of the session. Each of them is replaced by one line of text. If the operator names a vision
-model, the line describes the image, also in the newest message. The texts of files replace their parts in all messages.
-Descriptions are made and files are read before the validation, which does no I/O.
+Clients send earlier images, and images in tool results, again with every later request. Refusing these images would
+end the session, so each of them is replaced by one line of text. If the operator configured a vision model, the line
+describes the image, also in the newest message. Files in all messages are replaced by their texts. Images are described
+and files are read before validation, which does no I/O.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _never() -> bool:
 
 
 async def all_read(_: Sequence[Any]) -> int:
-    """Return 0: the model reads all items."""
+    """Return 0, the index of the first item that the model reads: it reads all items."""
     return 0
 
 
@@ -53,9 +53,9 @@ async def all_read(_: Sequence[Any]) -> int:
 class MediaRules:
     """Treatment of the media in one request.
 
-    `strips_newest` tells whether the newest user message loses its media too. `descriptions` are those of images, by
-    the positions of their parts, and `files` the texts of files. A compaction replaces the items before `begin`, so
-    that nothing is noted about them.
+    `strips_newest` returns whether media in the newest user message are replaced too, and not refused. `descriptions`
+    contains the descriptions of images, and `files` the texts of files, both by the positions of their parts. `begin`
+    is the index of the first item that the model reads. A compaction replaces earlier items, so they cause no notes.
     """
 
     strips_newest: Callable[[], bool] = _never
@@ -73,16 +73,17 @@ NOTHING_TO_REPLACE: Final = MediaRules()
 class MediaHistory(OpenModel):
     """Request whose history may contain media.
 
-    `HISTORY` is the field with the history, and `INSTRUCTIONS` one with parts before it, or "". Validation removes
-    media from both, except from the newest user message if it `KEEPS_NEWEST`.
+    `HISTORY` is the name of the field with the history. `INSTRUCTIONS` is the name of a field with parts that precede
+    the history, or "". Validation replaces media in both fields. With `KEEPS_NEWEST`, media in the newest user message
+    stay and are refused, unless the context contains different rules.
     """
 
     HISTORY: ClassVar[str] = "messages"
     INSTRUCTIONS: ClassVar[str] = ""
     KEEPS_NEWEST: ClassVar[bool] = True
 
-    # Notes on the replaced parts, and recovery rules that were applied to the request itself. The validation stores
-    # them in the instance if there are any. Private attributes of pydantic would cost every request 25 calls.
+    # Notes on the replaced parts, and recovery rules that were applied to the request itself. Validation stores notes
+    # and rules in the instance only if there are any. Private attributes of Pydantic would cost every request 25 calls.
     media_notes: ClassVar[tuple[str, ...]] = ()
     recoveries: ClassVar[tuple[str, ...]] = ()
 
@@ -111,11 +112,11 @@ class ModelWithRules(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """Body of a request whose media are to be replaced, with its sender.
+    """Body of a request whose media are to be replaced, with the caller who sent the body.
 
-    `kind` is the form of the body; `size` is in bytes. Without `can_ask`, no vision model is asked, as for a count of
-    tokens. `begin` returns the position of the first item of the history that the model reads. If the client of
-    `request` disconnects, no more files are read.
+    `kind` is the class of the request, and `size` the size of the body in bytes. If `can_ask` is False, the vision
+    model is not called, for example when only tokens are counted. `begin` returns the index of the first item of the
+    history that the model reads. If the client of `request` disconnects, no more files are read.
     """
 
     body: Mapping[str, Any]
@@ -128,9 +129,10 @@ class MediaSource:
     request: Request | None = None
 
     async def file_texts(self, media: MediaRemoval, reader: FileReader) -> dict[str, ReplacedFile]:
-        """Return the texts of the files of a body.
+        """Return the texts that replace the file parts in `media`.
 
-        Raises FilesBusy, and ClientGone if the client disconnects first: its files must not delay those of others.
+        Raises FilesBusy if too many files are waiting. Raises ClientGone if the client disconnects first, because its
+        files must not delay the files of other clients.
         """
         reading = replaced_files(media.files, reader, self.caller.tenant, self.size)
         return await (reading if self.request is None else until_disconnect(self.request, reading))
@@ -142,10 +144,11 @@ async def media_context(
     describer: ImageDescriber | None = None,
     reader: FileReader | None = None,
 ) -> dict[str, MediaRules]:
-    """Return the validation context for a body.
+    """Return Pydantic's validation context for a body, which contains its MediaRules.
 
-    It has the rules of the model, descriptions of images, and texts of files. Without media, the model is looked up
-    only if the newest user message has some, which the rule may strip. Raises FilesBusy.
+    The rules contain descriptions of images and texts of files. The model is looked up only if the body has images or
+    files, or if the newest user message has media that the model's rules may strip. Raises FilesBusy if too many files
+    are waiting.
     """
     is_large = source.size > OFF_LOOP_BYTES
     args = source.body, source.kind
@@ -182,7 +185,7 @@ async def media_context(
 
 
 def has_parts(body: Mapping[str, Any], kind: type[MediaHistory]) -> bool:
-    """Return False if all contents are plain texts, as nearly always in Chat Completions."""
+    """Return True if a body has lists of content parts. Most Chat requests have only strings."""
     if isinstance(body.get(kind.INSTRUCTIONS), list):
         return True
     items = body.get(kind.HISTORY)
@@ -197,9 +200,9 @@ def has_parts(body: Mapping[str, Any], kind: type[MediaHistory]) -> bool:
 
 
 async def file_context(source: MediaSource, reader: FileReader | None) -> dict[str, MediaRules]:
-    """Return the validation context for a body without a model: texts of files.
+    """Return the validation context for a body that names no model. It has only texts of files.
 
-    Raises FilesBusy.
+    Raises FilesBusy if too many files are waiting.
     """
     if reader is None:
         return {}
@@ -211,7 +214,7 @@ async def file_context(source: MediaSource, reader: FileReader | None) -> dict[s
 async def with_file_texts(source: MediaSource, reader: FileReader | None) -> Mapping[str, Any]:
     """Return the body with the texts of its files, for hooks before a pass-through model.
 
-    Without files or a reader, it is the body itself. Raises FilesBusy.
+    If there are no files or no reader, returns the body itself. Raises FilesBusy if too many files are waiting.
     """
     media = None if reader is None else await _media_in(source)
     if reader is None or media is None or not media.files:
@@ -222,7 +225,7 @@ async def with_file_texts(source: MediaSource, reader: FileReader | None) -> Map
 
 
 async def _media_in(source: MediaSource, begin: int = 0) -> MediaRemoval:
-    """Return the media parts of a body by position, oldest first."""
+    """Return a MediaRemoval whose `images` and `files` are those of the body, oldest first."""
     rules = replace(ALL_REPLACED, begin=begin) if begin else ALL_REPLACED
     removal = MediaRemoval(source.kind.HISTORY, rules, source.kind.INSTRUCTIONS)
     await off_loop(lambda: removal.body_without_media(source.body), source.size)
@@ -232,14 +235,15 @@ async def _media_in(source: MediaSource, begin: int = 0) -> MediaRemoval:
 class MediaRemoval:
     """Replacement of media in the items of one history, and in the `instructions` before it.
 
-    `notes` name what was replaced. `images` and `files` are the replaced parts by position. `has_lost_media` is True if
-    the model gets no description or text of a part.
+    `notes` tell the client which parts were replaced. `images` and `files` are the replaced parts by position.
+    `has_lost_media` is True if a part was replaced without a description of the image or the text of the file.
     """
 
     # Rules.
-    # - The newest user message keeps its media, so that validation refuses them. Results of tools in it lose theirs.
-    # - After a message of a tool, media of the user's message come from the tool: programs that use Chat Completions
-    #   send them there, because a tool's own message holds only text.
+    # - The newest user message keeps its media, so that validation refuses them. Tool results in this message do not
+    #   keep their media.
+    # - A tool message in Chat Completions can hold only text. Programs therefore send the media of a tool in the user
+    #   message after the tool message. Such a user message does not keep its media.
     # - Lists and objects are copied only where something is removed.
 
     def __init__(self, path: str, rules: MediaRules, instructions: str = "") -> None:
@@ -268,7 +272,7 @@ class MediaRemoval:
         remaining = []
         for index, item in enumerate(items):
             if isinstance(item, dict):
-                # The instructions remain after a compaction.
+                # A compaction does not replace instructions.
                 self._is_read = index >= self._rules.begin or item.get("role") in ("system", "developer")
                 for field in PART_FIELDS:
                     if isinstance(parts := item.get(field), list):
@@ -306,7 +310,7 @@ class MediaRemoval:
             self.images[path] = part
         elif self._is_read and kind == "file" and _can_be_read(part):
             self.files[path] = part
-        # The outputs of code have no parts with text.
+        # Among the outputs of code, text is in a part of type `logs`.
         text = "logs" if path.rpartition(".")[0].endswith(".outputs") else "text"
         if file is not None and file.text:
             self.notes += [f"{path}: {file.note}"] if file.note else []
@@ -315,7 +319,7 @@ class MediaRemoval:
         return {"type": text, text: "\n".join([*filter(_is_text, about), self._line(kind, path)])}
 
     def _within(self, part: dict[str, Any], field: str, path: str, *, keeps: bool) -> dict[str, Any]:
-        """Return a part without the media in one of its fields."""
+        """Return `part` without the media in its field `field`; `part` itself if nothing changes."""
         inner, at = part.get(field), f"{path}.{field}"
         without = self._parts(inner, at, keeps=keeps) if isinstance(inner, list) else self._part(inner, at, keeps=keeps)
         return part if without is inner else {**part, field: without}
@@ -344,7 +348,7 @@ def _on_own_lines(part: dict[str, Any], *, is_first: bool, is_last: bool) -> dic
 
 
 def _can_be_read(part: Mapping[str, Any]) -> bool:
-    """Return whether a file part has the form of a file. Validation refuses others."""
+    """Return whether a file part has the fields of a file. Validation refuses other file parts."""
     source = part.get("source")
     if part.get("type") == "document":
         return isinstance(source, dict) and source.get("type") in SOURCES

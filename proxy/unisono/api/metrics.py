@@ -34,7 +34,7 @@ METRICS = RouteTable("gateway", prefixes=("",))
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
-    """Source of the page; if it names keys, only the operator's own key may read it."""
+    """Source of the metrics. If they contain names of keys, only the master key may read them."""
 
     page: MetricsPage
     names_keys: bool
@@ -54,7 +54,7 @@ async def get_metrics(request: Request) -> Response:
 
 
 def listening_address(listen: str) -> tuple[str, int]:
-    """Parse `host:port`. Raises ValueError, also for a host that is not loopback."""
+    """Parse `host:port`. Raises ValueError for a wrong form, and if the host is not loopback."""
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) < 1 << 16:
@@ -68,7 +68,7 @@ def listening_address(listen: str) -> tuple[str, int]:
 class MetricsListener:
     """Server for `GET /metrics` at a loopback `address`, with one request per connection.
 
-    With `shared`, several processes listen on the address, and any of them answers with the metrics of all.
+    With `shared`, several processes listen on the address, and each of them answers with the metrics of all processes.
     """
 
     def __init__(self, address: str, page: MetricsPage, *, shared: bool = False) -> None:
@@ -103,7 +103,7 @@ class MetricsListener:
                     writer.write(await self._response_to(head))
                     await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            # The client does not speak HTTP and expects no response.
+            # The client sent no complete HTTP request in time, or did not read the response. It gets no error.
             pass
         finally:
             self._open_requests -= 1

@@ -74,7 +74,10 @@ class ModelGroupList(AnswerModel):
 
 
 def costs_per_token(card: ModelCard, prices: PriceList) -> tuple[float | None, float | None, float | None]:
-    """Return USD per token of input, output and cached input; None for the alias of a model."""
+    """Return USD per token of input, output and cached input; each None if it has no price.
+
+    The alias of a model has no price of its own.
+    """
     price = prices.of_model.get(card.id)
     if price is None:
         return None, None, None
@@ -82,7 +85,7 @@ def costs_per_token(card: ModelCard, prices: PriceList) -> tuple[float | None, f
 
 
 def costs_per_unit(card: ModelCard, prices: PriceList) -> dict[str, float | None]:
-    """Return USD per unit, by LiteLLM's keys; None for units that the model is not billed by."""
+    """Return USD per unit, by LiteLLM's keys; None for a unit without a price."""
     price = prices.of_model.get(card.id, FREE)
     units = {
         "input_cost_per_query": price.queries,

@@ -13,9 +13,9 @@ from unisono.engine.request import ForbiddenTools, GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class AnswerDefaults:
-    """Values of a model for fields that a request does not give; None or empty for no default.
+    """Defaults of a model for fields that a request does not set.
 
-    `sampling` has the names of `Sampling`.
+    None or an empty value means that the model has no such default. The keys of `sampling` are fields of `Sampling`.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -41,11 +41,11 @@ NO_DEFAULTS: Final = AnswerDefaults()
 class ModelRules:
     """Rules of one model.
 
-    `reasoning_budget` is the maximum number of reasoning tokens, None for no limit; a request may set a lower one.
-    `unmended` names disabled recovery rules. `failover` permits another deployment to continue after a failure when
-    output was already emitted. `forbidden_tools` applies to requests that allow no call. With `strips_media`, images in
-    the newest user message are replaced like earlier ones. `vision_model` is the group that describes them, or None.
-    `defaults` apply to fields that a request does not give.
+    `reasoning_budget` is the maximum number of reasoning tokens, None for no limit; a request may set a lower limit.
+    `unmended` names disabled recovery rules. If a deployment fails after output was emitted, `failover` permits a
+    different deployment to continue the answer. `forbidden_tools` applies to requests that allow no tool call. With
+    `strips_media`, images in the newest user message are replaced like earlier images, and not refused. `vision_model`
+    is the model group that describes images, or None. `defaults` apply to fields that a request does not set.
     """
 
     reasoning_budget: int | None = None
@@ -57,7 +57,10 @@ class ModelRules:
     defaults: AnswerDefaults = NO_DEFAULTS
 
     def applied_to(self, request: GenerationRequest, recoveries: tuple[str, ...] = ()) -> GenerationRequest:
-        """Apply the rules that a request cannot change; `recoveries` were applied to its body."""
+        """Apply the rules that a request cannot change.
+
+        `recoveries` are the recovery rules that were applied to the body of the request.
+        """
         answer, routing, origin = request.answer, request.routing, request.origin
         # Most models have no rules, and a copy of a request takes longer than the comparison.
         if (answer.disabled_rules, answer.forbidden_tools) != (self.unmended, self.forbidden_tools):

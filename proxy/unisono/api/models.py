@@ -1,7 +1,7 @@
 """List of models, `/v1/models`.
 
-It has the format of Anthropic for its clients, and that of OpenAI for all others. Codex finds its own catalogue beside
-the latter. A card contains no address and no key, so these lists cannot reveal backends.
+Anthropic's clients get Anthropic's format, all other clients OpenAI's. For Codex, OpenAI's list also contains Codex's
+catalogue. A card contains no address and no key, so these lists cannot reveal backends.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ NO_PRICES = PriceList()
 class ModelCards:
     """Source of the lists.
 
-    `cards` returns the current models of a caller. `created` is in seconds since the epoch, equal for all. `prices` are
-    those of the models.
+    `cards` returns the models that a caller may currently use. `created` is the creation time of all models in the
+    lists, as Unix time in seconds. `prices` are the prices of the models.
     """
 
     cards: Callable[[Caller], Sequence[ModelCard]]
@@ -130,7 +130,7 @@ def to_anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
 
 
 def select_page(cards: Sequence[ModelCard], query: Mapping[str, str]) -> tuple[Sequence[ModelCard], bool]:
-    """Return a page of Anthropic's list, and whether there are more models in its direction.
+    """Return a page of Anthropic's list, and whether more models follow in the paging direction.
 
     Raises InvalidRequest for an invalid page size or an unknown id.
     """
@@ -165,7 +165,7 @@ def to_anthropic_list(cards: Sequence[ModelCard], created: int, query: Mapping[s
 
 
 def to_codex_catalogue(cards: Sequence[ModelCard]) -> list[Object]:
-    # Codex knows more about the models of other providers than the gateway.
+    # The catalogue has only gpt-oss. Codex knows more about models of other providers than the gateway does.
     return [to_codex_model(card.id, card.context, place) for place, card in enumerate(cards) if not card.passes]
 
 
@@ -195,8 +195,8 @@ async def list_models(request: Request) -> Response:
     if ANTHROPIC_VERSION in request.headers:
         return to_whole(to_anthropic_list(cards, known.created, query).model_dump())
     listed = ModelList(object="list", data=[to_model(card, known.created) for card in cards])
-    # Every version of Codex that reads the list sends its version, whatever the name of its program. OpenAI's SDKs
-    # accept an unknown key, but strict clients may not, and the instructions for Codex are long.
+    # Every program based on Codex sends `client_version` when it reads the list. OpenAI's SDKs accept the unknown key
+    # `models`, but strict clients may not, and the instructions for Codex are long.
     if "client_version" in query:
         listed = listed.model_copy(update={"models": to_codex_catalogue(cards)})
     return to_whole(listed.model_dump(exclude_unset=True))

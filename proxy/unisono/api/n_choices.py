@@ -29,7 +29,7 @@ def chunk_source(streams: Sequence[GenerationStream], chunks: Chunks) -> EventSo
 
 
 class MergedStreams:
-    """Batches of several generations on arrival, with the index of the generation."""
+    """Batches of several generations as they arrive, each with the index of its generation."""
 
     def __init__(self, streams: Sequence[GenerationStream]) -> None:
         self._streams = streams
@@ -45,7 +45,7 @@ class MergedStreams:
 
 
 async def merged(streams: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, list[Event]], None]:
-    """Yield the batches of all generations on arrival, with the index of the generation.
+    """Yield the batches of all generations as they arrive, each with its generation's index.
 
     The next batch of a generation is read only after the previous one was consumed. The first failure ends all
     generations.
@@ -77,7 +77,7 @@ async def merged(streams: Sequence[GenerationStream]) -> AsyncGenerator[tuple[in
 async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnswer]:
     """Collect all generations concurrently.
 
-    The first failure ends all. Their backends are released when this returns.
+    The first failure ends all generations. All backends are released when this function returns or raises.
     """
     if len(streams) == 1:
         # The usual case needs no tasks.
@@ -92,13 +92,13 @@ async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnsw
         _note_failure(streams, error)
         raise
     finally:
-        # After a failure the others still run. They must end before their streams are closed.
+        # After the failure of one task, the other tasks still run. They must end before their streams are closed.
         await cancel_all(*tasks)
         await close_all(streams)
 
 
 def _note_failure(streams: Sequence[GenerationStream], error: Exception) -> None:
-    """Report the failure of one choice to all streams: it ends the others, not a disconnect."""
+    """Record in all reports that the failure of a choice ended the streams, not a disconnect."""
     for stream in streams:
         stream.report.facts.sibling_failure = error
 

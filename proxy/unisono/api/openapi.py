@@ -65,7 +65,8 @@ def _object(**fields: Schema) -> Schema:
     return {"type": "object", "properties": fields, "required": [*fields]}
 
 
-# Error bodies by format; the name of a format begins the names of its responses.
+# Name and schema of the error body, by error format. An error response is named after its format and status, such as
+# `Failure404`.
 FAILURES = {
     "Failure": (
         "Error",
@@ -84,7 +85,8 @@ FAILURES = {
         {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("Error", "MessagesError")]},
     ),
 }
-# Reference to an error response, and pydantic's names of models whose name occurs in several packages.
+# Patterns: a reference to an error response, a reference to a schema, and the qualified name that Pydantic gives to a
+# model whose name occurs in several packages.
 _FAILURE = re.compile(r'"#/components/responses/([A-Za-z]+)(\d+)"')
 _SCHEMA = re.compile(r'"#/components/schemas/([^"]+)"')
 _QUALIFIED = re.compile(r"unisono__api__(\w+?)__\w+__(\w+)")
@@ -126,7 +128,7 @@ def to_document(routes: Sequence[BaseRoute]) -> Schema:
 def _used(schemas: dict[str, Schema], *places: Schema) -> dict[str, Schema]:
     """Return the schemas that `places` refer to.
 
-    FastAPI also lists the types that fields only convert to.
+    FastAPI's own list also contains types to which fields are converted, and which never occur in a body.
     """
     places = tuple({name: value for name, value in each.items() if name != "schemas"} for each in places)
     found = list(dict.fromkeys(_SCHEMA.findall(json.dumps(places))))

@@ -1,7 +1,7 @@
 """Pass-through requests on all API surfaces: body and answer are forwarded unchanged.
 
-Only the fields that select the backend and the form of the answer are validated: `model` and `stream`. Usage is read
-from the answer on its way; the content is the backend's.
+Only the fields `model`, which selects the backend, and `stream` are validated. Usage is read from the answer while the
+answer is forwarded.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ from unisono.engine.request import (
 )
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
 
-# Select the answer mode of a model name. Raises UnknownModel, and ModelNotAllowed.
+# Returns the answer mode of the model that a request names. Raises UnknownModel, and ModelNotAllowed if the caller may
+# not use the model.
 FindWay = Callable[[str, Caller], ServedName]
 
-# Bytes per token of an estimate. Most text has more, so the estimate tends to be too high.
+# Bytes per token in estimates of the number of tokens. Most text has more, so the estimates tend to be too high.
 BYTES_PER_TOKEN: Final = 3
 # Kinds of parts with data instead of text. Only the backend knows their token count.
 NO_TEXT: Final = frozenset(
@@ -60,7 +61,7 @@ NO_TEXT: Final = frozenset(
 STRUCTURE: Final = frozenset(
     ("type", "role", "id", "call_id", "tool_call_id", "status", "phase", "name", "detail", "format", "cache_control")
 ) | {"encrypted_content", "signature"}
-# Fields beside the conversation whose texts the model reads.
+# Fields outside of the conversation whose texts the model reads.
 AROUND: Final = ("instructions", "prompt", "documents")
 STATEFUL: Final = ("background", "previous_response_id", "conversation")
 # Field of the conversation, name of the surface, and fields of the output limit, by API.
@@ -71,7 +72,7 @@ IN_BODY: Final[Mapping[Api, tuple[str, str, tuple[str, ...]]]] = {
 
 
 def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> ServedName:
-    """Return the answer mode for a body.
+    """Return the answer mode of the model that a body names; the default for other names.
 
     Errors are ignored here, because the engine reports them.
     """
@@ -83,9 +84,9 @@ def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> S
 
 
 def check_stateless(body: Mapping[str, Json]) -> None:
-    """Check that a request needs no state and no tools of the gateway.
+    """Raise UnsupportedValue if a request needs stored state or tools of the gateway.
 
-    Raises UnsupportedValue, naming the field: pass-through requests support neither.
+    Pass-through models support neither state nor such tools. The error names the field.
     """
     for field in STATEFUL:
         if body.get(field) not in (None, False):
@@ -100,7 +101,10 @@ def check_stateless(body: Mapping[str, Json]) -> None:
 
 
 def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> PassthroughRequest:
-    """Convert a body. Raises InvalidRequest for a body that cannot be forwarded."""
+    """Convert a body to a pass-through request.
+
+    Raises InvalidRequest if `stream` is not a boolean.
+    """
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("Invalid value for 'stream': must be true or false.", param="stream")
@@ -108,8 +112,8 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
     # The Responses API always reports usage, Chat Completions only on request.
     wants_usage = api is not Api.CHAT or (isinstance(options, dict) and options.get("include_usage") is True)
     choices = body.get("n")
-    # A backend may apply any of several limits.
     tokens = text_bytes(body) // BYTES_PER_TOKEN
+    # If a body has several output limits, a backend may apply any of them. The largest one is used here.
     bounds = [most for name in IN_BODY[api][2] if type(most := body.get(name)) is int and most > 0]
     return PassthroughRequest(
         api=api,
@@ -118,7 +122,7 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
         model=str(body.get("model") or ""),
         stream=bool(stream),
         tokens=tokens,
-        # The estimate is rather high. A quarter is subtracted, so that no deployment is excluded because of it.
+        # The estimate tends to be too high. A quarter is subtracted, so that no deployment is excluded without need.
         window_tokens=tokens * 3 // 4,
         choices=choices if type(choices) is int and choices > 1 else 1,
         max_tokens=max(bounds, default=None),
@@ -135,7 +139,8 @@ def to_generation_request(
 ) -> GenerationRequest:
     """Return the generation request of a pass-through request.
 
-    Its conversation is the readable part of the body, for hooks. `readable` is the body with the texts of its files.
+    The conversation of the result contains the texts of the body, for hooks. `readable` is the body with texts instead
+    of files; None if the body has no files.
     """
     field, surface, _ = IN_BODY[passthrough.api]
     return GenerationRequest(
@@ -164,8 +169,8 @@ async def passed_through(
 ) -> Response:
     """Forward a body and return the answer.
 
-    Hooks see `readable`, the body with the texts of its files. Raises InvalidRequest for a body that cannot be
-    forwarded, and the error with which the service refuses a request.
+    Hooks see `readable`, the body with texts instead of files; None if the body has no files. Raises InvalidRequest if
+    `stream` is not a boolean, and the errors with which the service refuses a request.
     """
 
     def understood() -> tuple[PassthroughRequest, GenerationRequest]:
@@ -192,7 +197,7 @@ async def _answer(
 
 
 async def whole(stream: GenerationStream) -> Mapping[str, Json]:
-    """Return the body of an answer that is not a stream."""
+    """Return the body of a pass-through answer that is not a stream; empty if there is none."""
     body: Mapping[str, Json] = {}
     async with aclosing(stream):
         async for batch in stream:
@@ -214,7 +219,7 @@ def passthrough_source(stream: GenerationStream, api: Api) -> EventSource[list[E
 
 
 def to_bytes(batch: Sequence[Event], api: Api) -> bytes:
-    """Return the events of a batch as bytes. Events of the Responses API are named."""
+    """Return a batch as server-sent events. In the Responses API, each has an `event:` line."""
     named = api is Api.RESPONSES
     return b"".join(_event(one.body, named=named) for one in batch if isinstance(one, Passed))
 
@@ -230,19 +235,19 @@ def _broken_response(error: UnisonoError) -> bytes:
     return _event({**error_object, "type": "error"}, named=True)
 
 
-# Last events of a stream that failed after its head.
+# Functions that write the last event of a stream that failed after its head was sent, by API.
 BROKEN: Final[Mapping[Api, Callable[[UnisonoError], bytes]]] = {
     Api.CHAT: error_event,
     Api.RESPONSES: _broken_response,
 }
 
 
-# End of a stream: only those of Chat Completions end with `[DONE]`.
+# Last bytes of a stream: only Chat Completions streams end with `[DONE]`.
 END: Final[Mapping[Api, bytes]] = {Api.CHAT: DONE, Api.RESPONSES: b""}
 
 
 class StartedStream(BatchStream):
-    """Generation stream whose first batch was already read; it is yielded first, then the rest.
+    """Generation stream that yields its first batch, which was already read, and then the rest.
 
     The first batch shows whether the answer is passed through (see `start_stream`).
     """
@@ -265,9 +270,9 @@ class StartedStream(BatchStream):
 
 
 async def start_whole(stream: GenerationStream) -> tuple[GenerationStream, Mapping[str, Json] | None]:
-    """Wait for the first batch, and read the whole body of a pass-through answer.
+    """Wait for the first batch, and read the whole body if the answer is passed through.
 
-    The stream is then closed, as it is after a failure.
+    Returns the stream, and the body or None. The stream is closed after the body is read, and after a failure.
     """
     try:
         first, passes = await start_stream(stream)
@@ -278,7 +283,7 @@ async def start_whole(stream: GenerationStream) -> tuple[GenerationStream, Mappi
 
 
 async def start_stream(stream: GenerationStream) -> tuple[StartedStream, bool]:
-    """Wait for the first batch; return the stream, and True if the batch is a pass-through one."""
+    """Wait for the first batch; return the stream, and whether the answer is passed through."""
     batches = aiter(stream)
     first = await anext(batches, None)
     return StartedStream(stream, first, batches), bool(first) and any(isinstance(one, Passed) for one in first or ())
@@ -287,9 +292,9 @@ async def start_stream(stream: GenerationStream) -> tuple[StartedStream, bool]:
 def either_source(
     stream: GenerationStream, api: Api, otherwise: Callable[[list[Event]], bytes]
 ) -> EventSource[list[Event]]:
-    """Return the source of a stream that passes through or not, depending on its first batch.
+    """Return the source of a stream that may be passed through, depending on its first batch.
 
-    `otherwise` writes the batches of a stream that does not.
+    `otherwise` converts a batch to bytes if the answer is not passed through.
     """
     passes: bool | None = None
 
@@ -306,7 +311,7 @@ def either_source(
 
 
 def _items(body: Mapping[str, Json], field: str) -> list[Item]:
-    """Return the conversation: the texts of each element, also those of calls and reasoning."""
+    """Return the texts of a body as conversation items, also the texts of calls and reasoning."""
     items: list[Item] = [DeveloperMessage(text) for name in AROUND if (text := readable_text(body.get(name)))]
     value = body.get(field)
     if isinstance(value, str):

@@ -1,6 +1,6 @@
 """Layer that maps paths of Azure and of older OpenAI clients to the paths of the gateway.
 
-Some of them name the model. It replaces the one of the body, as at Azure. The query, with its `api-version`, has no
+A model in such a path replaces the `model` in the body, as in Azure's API. The query, for example `api-version`, has no
 effect.
 """
 
@@ -11,9 +11,9 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# Beginnings of paths that continue with a model and an operation.
+# Prefixes of paths that continue with a model and an operation.
 WITH_MODEL: Final = ("/openai/deployments/", "/v1/engines/", "/engines/")
-# Operations after the model, longest first: the name of a model may contain slashes.
+# Operations that may follow the model. The longest match is used, because the name of a model may contain slashes.
 OPERATIONS: Final = tuple(
     sorted(
         (
@@ -24,14 +24,14 @@ OPERATIONS: Final = tuple(
         reverse=True,
     )
 )
-# Beginnings that stand for `/v1/`, longest first.
+# Prefixes that are replaced by `/v1/`, longest first.
 WITHOUT_MODEL: Final = ("/openai/v1/", "/openai/")
 # Key of the model in the state of a request.
 PATH_MODEL: Final = "path_model"
 
 
 class PathAliases:
-    """Layer that replaces the path of a request, in front of all layers that read it."""
+    """Layer that replaces the path of a request before all other layers read the path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -34,7 +34,8 @@ class RequestIds:
     """Layer that gives every request an id.
 
     The id is in `scope["state"]["request_id"]` and in the response header `x-request-id`. The layer also selects the
-    error format from `formats`, sets the trace context of the request, and hands its record to `sinks` when it ends.
+    error format from `formats`, sets the trace context, and passes the request's record to `sinks` when the request
+    ends.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RequestIds:
             nonlocal status
             if message["type"] in ANSWERS:
                 status = message.get("status", SWITCHED)
-                # Records and logs have this id, so it replaces one that a route has set.
+                # Records and logs contain this id, so it replaces an id that a route has set.
                 headers = [header for header in message.get("headers", ()) if header[0] not in id_headers]
                 headers += [(name, request_id.encode()) for name in id_headers]
                 if fields := _fields_with_notes(state):
@@ -90,7 +91,7 @@ class RequestIds:
         try:
             await self._app(scope, receive, named)
         finally:
-            # Receivers of the record read the trace and the generations of the request.
+            # The context variables are reset only after the sinks have read the trace and generations from them.
             if self._sinks:
                 record = _record(scope, at, monotonic() - started_at, status).with_generations(generations)
                 for sink in self._sinks:
@@ -127,6 +128,6 @@ def _fields_with_notes(state: Mapping[str, Any]) -> list[str]:
 
 
 def trace_of(headers: RequestHeaders) -> TraceContext | None:
-    """Return the trace context that the client sent."""
+    """Return the trace context that the client sent; None if it sent no valid one."""
     parents = headers.get(b"traceparent", ())
     return TraceContext.read(parents[0], ",".join(headers.get(b"tracestate", ()))) if len(parents) == 1 else None

@@ -14,14 +14,14 @@ MAX_NOTES = 32
 def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on fields without effect.
 
-    Also `false`, 0 or an empty value asks for something; null does not.
+    Every value except null causes a note. `false`, 0 and empty values are not ignored, because they request something.
     """
     return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value is not None)
 
 
-# Key of a request's notes in its state, from which the header and the metric are made.
+# Key in the request's state for its notes. The header and the metric are made from these notes.
 NOTES: Final = "notes"
-# Key of the notes about headers, which are about no field of the body.
+# Key in the request's state for notes about headers of the request.
 HEADER_NOTES: Final = "header_notes"
 MAX_HEADER_FIELDS: Final = 16
 # A note begins with the path of its field.

@@ -34,7 +34,7 @@ def request_fields(
     tool_schema: str = "parameters",
     logprobs: str = "logprobs",
 ) -> RequestFields:
-    """Return the fields of a surface whose conversation is in the field `conversation`."""
+    """Return the field names of an API surface. `conversation` is the field of the conversation."""
     return RequestFields(conversation, "tools", tool, tool_schema, "logit_bias", logprobs)
 
 
@@ -84,12 +84,12 @@ _SAMPLING_FIELDS: Final = frozenset(SamplingFields.model_fields)
 
 
 def to_sampling(fields: SamplingFields, defaults: AnswerDefaults = NO_DEFAULTS) -> Sampling:
-    """Return all sampling values. Other absent fields have the model's recommended values."""
+    """Return the sampling values: the request's, else the defaults, else those of `Sampling`."""
     return Sampling(**{**defaults.sampling, **sampling_in(fields)})
 
 
 def sampling_in(fields: SamplingFields) -> dict[str, Any]:
-    """Return the sampling values that a request gives."""
+    """Return the sampling values that a request sets to a value other than null."""
     sent = _SAMPLING_FIELDS & fields.__pydantic_fields_set__
     values = {name: value for name in sent if (value := getattr(fields, name)) is not None}
     if "top_k" in values:
@@ -101,7 +101,7 @@ def sampling_in(fields: SamplingFields) -> dict[str, Any]:
 
 
 class ReasoningField(StrEnum):
-    """Field name for reasoning. Clients disagree, so the default is both."""
+    """Name of the field with the reasoning. Clients expect different names; the default is both."""
 
     BOTH = "both"
     REASONING = "reasoning"
@@ -113,7 +113,7 @@ class ReasoningField(StrEnum):
         return REASONING_NAMES[self]
 
 
-# Fields by their names in the configuration.
+# Values by their names in the configuration.
 REASONING_FIELDS: Final = {each.value: each for each in ReasoningField}
 REASONING_NAMES: dict[ReasoningField, tuple[str, ...]] = {
     ReasoningField.BOTH: ("reasoning", "reasoning_content"),

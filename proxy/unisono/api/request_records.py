@@ -1,6 +1,7 @@
 """Routes `GET /v1/requests...`: records of requests, and their counts over time.
 
-The master key and admins see all records, an admin of a team those of the team, any other key its own.
+The master key and admins see all records. A team admin sees the records of the team, any other key only its own
+records.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from unisono.errors import InvalidRequest, NotFound
 REQUESTS = RouteTable("gateway")
 LISTED: Final = 20
 MAX_LISTED: Final = 200
-# Range of the counts without `since`, in seconds.
+# Length of the counted range in seconds if `since` is not set.
 DEFAULT_RANGE_S: Final = 3600.0
-# Sums in the counts.
+# Fields of the counts that are sums over the requests of an interval.
 COUNTED: Final = ("requests", "errors", "recovered", "input_tokens", "cached_tokens", "output_tokens")
-# Percentiles in the counts.
+# Percentiles of durations in the counts, by name.
 SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSource:
-    """Reader of stored records, which are kept for `kept_s` seconds.
+    """Reader of request records, which the store deletes after `kept_s` seconds.
 
-    `clock` returns seconds since 1970.
+    `clock` returns the Unix time in seconds.
     """
 
     store: RequestStore
@@ -49,9 +50,9 @@ class RequestSource:
 
 
 async def _actor(request: Request) -> Actor:
-    """Return the sender of a request with its role.
+    """Check the query parameters of a request, and return who sent the request, with their role.
 
-    Raises `UnsupportedValue` for an unknown query parameter.
+    Raises UnsupportedValue for an unknown or repeated parameter.
     """
     await check_query(request)
     return await dependency(request, Administration).actor(request.state.caller)
@@ -60,7 +61,7 @@ async def _actor(request: Request) -> Actor:
 CurrentActor = Annotated[Actor, Depends(_actor)]
 Source = Annotated[RequestSource, provided(RequestSource)]
 Name = Annotated[str, Query(max_length=256)]
-Time = Annotated[float, Query(ge=0, lt=2**40, description="Time in seconds since 1970.")]
+Time = Annotated[float, Query(ge=0, lt=2**40, description="Unix time in seconds.")]
 
 
 class RequestEntry(AnswerModel):
@@ -167,12 +168,12 @@ async def get_request_stats(
 ) -> RequestStats:
     """Return counts and times of requests by interval.
 
-    The range is from `since` (by default an hour before `until`) to `until` (by default now). By default an interval is
-    a minute up to a range of 6 hours, else an hour. Intervals without requests are omitted.
+    The range is from `since` (by default an hour before `until`) to `until` (by default now). By default, an interval
+    is a minute for ranges up to 6 hours, and an hour for longer ranges. Intervals without requests are omitted.
     """
     if None not in (team, key):
         raise InvalidRequest(
-            "Invalid value for 'team': counts are those of a team or of a key; omit one.", param="team"
+            "Invalid value for 'team': 'team' and 'key' cannot be combined; send only one of them.", param="team"
         )
     until = source.clock() if until is None else until
     since = max(0.0, until - DEFAULT_RANGE_S) if since is None else since
@@ -201,9 +202,9 @@ async def get_request(source: Source, actor: CurrentActor, id: PathId) -> Respon
 
 
 def visible_to(actor: Actor, wanted: RequestFilter) -> RequestFilter:
-    """Return the filter limited to the records that the caller may see.
+    """Return the filter restricted to the records that the actor may see.
 
-    A caller that asks for others finds none.
+    If the filter asks for a key or team whose records the actor may not see, the result matches no record.
     """
     if actor.sees_all or (wanted.tenant is not None and wanted.tenant in actor.teams):
         return wanted

@@ -1,6 +1,6 @@
-"""Required format of an answer: text, any JSON object, or JSON of a schema.
+"""Required format of an answer: text, any JSON object, or JSON that fits a schema.
 
-An unsupported schema is refused before generation, with the path of the keyword in the request.
+An unsupported schema is refused before generation. The error names the path of the unsupported keyword in the request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FormName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class SchemaSpec(OpenModel):
-    """A schema with its name. Without `schema` any object is valid."""
+    """Named JSON schema. If `schema` is missing, any JSON object is valid."""
 
     name: FormName | None = None
     description: Text | None = None
@@ -91,7 +91,7 @@ class TextFormat(SchemaSpec):
         return self.form(f"{at}.schema")
 
     def written(self) -> dict[str, Any]:
-        """Return the format as repeated in the response."""
+        """Return the format as the response repeats it."""
         if self.type != JSON_SCHEMA:
             return {"type": self.type}
         return {

@@ -1,9 +1,9 @@
 """Tables of the routes of the HTTP API, built once per process.
 
 A module has one table per API. Endpoints are functions that read their dependencies from the state of the application.
-FastAPI stores every endpoint in caches, so a closure would keep the gateway that a reload replaces. `direct` endpoints
-need no FastAPI, whose handler takes about 70 us (version 0.165, two cores). The first request to another route imports
-FastAPI.
+FastAPI caches every endpoint. An endpoint that was a closure would therefore keep the old gateway in memory after a
+reload. `direct` endpoints do not use FastAPI, whose handler takes about 70 us (version 0.165, two cores). The first
+request to any other route imports FastAPI.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EVENTS = "text/event-stream"
 PREFIXES = ("/v1", "")
-# Error statuses in the document, by the kind of operation; the names say what each tuple adds.
+# Error statuses in the OpenAPI document, by the kind of operation. The end of a name says which statuses are added.
 READ_ERRORS = (400, 401, 403, 503)  # any request with a key; 503 if the store is unavailable
 READ_404 = (*READ_ERRORS, 404)
 READ_404_409 = (*READ_404, 409)
@@ -54,10 +54,10 @@ Kind = TypeVar("Kind")
 class GatewayRoute(Route):
     """Route whose FastAPI route is built on first use.
 
-    FastAPI builds the models of a route when it is created, which took a quarter of the gateway's start. Here they are
-    built for the first request or for the document. `body` and `events` are models for the document; the handler does
-    not use them. A `body` of the type `Model | None` is optional. A `direct` endpoint parses its request and writes its
-    response itself, without FastAPI's handler.
+    FastAPI builds the models of a route when the route is created, which took a quarter of the gateway's startup. Here
+    the models are built for the first request or for the OpenAPI document. `body` and `events` are models that only the
+    document uses, not the handler. A `body` of the type `Model | None` is optional. A `direct` endpoint parses its
+    request and writes its response itself, without FastAPI's handler.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class GatewayRoute(Route):
 
         route = APIRoute(self.path, self.endpoint, methods=self.methods, **self._options)
         route.summary, route.description = " ".join((self.endpoint.__doc__ or "").split()), ""
-        # Set after the handler was built, which therefore reads no body.
+        # These fields are set after the handler was built, so the handler reads no body.
         if self._body is not None:
             info = params.Body(... if isinstance(self._body, type) else None, annotation=self._body)
             route.body_field = create_model_field("body", self._body, field_info=info)
@@ -116,12 +116,12 @@ class GatewayRoute(Route):
         await self._app(scope, receive, send)
 
     def prepare(self) -> None:
-        """Build the model of the bodies that a `direct` endpoint parses."""
+        """Build the model with which a `direct` endpoint parses bodies."""
         if self.is_direct and isinstance(self._body, type):
             self._body.model_rebuild()
 
     def alias(self, path: str, methods: Iterable[str]) -> GatewayRoute:
-        """Return the same route at another path or with other methods, which the document omits."""
+        """Return a copy of this route with a different path and methods, which the document omits."""
         route = copy(self)
         route.path, route.methods, route.include_in_schema = path, {*methods}, False
         route.path_regex, route.path_format, route.param_convertors = compile_path(path)
@@ -139,8 +139,8 @@ class GatewayRoute(Route):
 class RouteTable:
     """Routes of one API under `prefixes`; the document contains the first prefix only.
 
-    `failure` is the error format: `Failure`, `MessagesFailure` for Anthropic's API, or `ModelsFailure` for both, as the
-    header `anthropic-version` selects. `suffix` is appended to the names of the operations.
+    `failure` is the error format: `Failure`, `MessagesFailure` for Anthropic's API, or `ModelsFailure` if the header
+    `anthropic-version` selects one of these formats. `suffix` is appended to the names of the operations.
     """
 
     def __init__(
@@ -169,9 +169,10 @@ class RouteTable:
     ) -> Callable[[Endpoint], Endpoint]:
         """Return the decorator that adds an endpoint.
 
-        `answer` is the model of a successful answer if the return type of the endpoint does not name it. `links`
-        are `name parameter` pairs of operations that accept the id in the answer. `parameters` describes those that
-        a `direct` endpoint reads.
+        `failures` are the possible error statuses. `answer` is the model of a successful answer if the return type of
+        the endpoint does not name the model. Each entry of `links` has the name of an operation, a blank, and the
+        parameter of this operation that accepts the id in the answer. `parameters` describes the query parameters and
+        headers that a `direct` endpoint reads.
         """
         if answer is not None:
             options["response_model"] = answer
@@ -236,7 +237,7 @@ def _camel_case(name: str) -> str:
 
 
 def keep_properties(names: Collection[str], schema: dict[str, Any]) -> None:
-    """Remove all other properties from a schema, which is `json_schema_extra` of a model."""
+    """Remove all properties except `names` from a schema, as `json_schema_extra` of a model."""
     schema["properties"] = {name: each for name, each in schema["properties"].items() if name in names}
 
 
@@ -245,9 +246,9 @@ def header_refs(names: Iterable[str]) -> dict[str, Any]:
 
 
 def prepare_routes(routes: Iterable[BaseRoute]) -> None:
-    """Build what the first requests of models need, so that they need not wait."""
+    """Build the body models of `direct` endpoints, so that first requests need not wait."""
     for route in routes:
-        # Aliases share the models.
+        # Aliases share the models of their route.
         if isinstance(route, GatewayRoute) and route.include_in_schema:
             route.prepare()
 

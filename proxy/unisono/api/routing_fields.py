@@ -1,4 +1,4 @@
-"""LiteLLM's request fields for routing, on every API, and the header for a deployment.
+"""LiteLLM's request fields for routing, and the header that selects a deployment.
 
 The fields are read before the body is validated, and removed from it. A pass-through backend therefore never sees them.
 """
@@ -14,14 +14,14 @@ from unisono.core.frozen import dataclass
 from unisono.core.requested_routing import DEPLOYMENT_HEADER, RequestedRouting
 from unisono.errors import InvalidRequest, NotAllowed, UnisonoError, UnknownModel, UnsupportedValue
 
-# Each fallback may take as long as the model itself. LiteLLM follows as many.
+# Maximum number of fallbacks, as in LiteLLM. Each fallback may take as long as the model itself.
 MAX_FALLBACKS: Final = 5
 MAX_RETRIES: Final = 10
 MAX_TAGS: Final = 16
 MAX_TAG_LENGTH: Final = 128
 MAX_MODEL_LENGTH: Final = 256
 
-# `max_retries` is LiteLLM's other name of `num_retries`, which wins.
+# `max_retries` is LiteLLM's second name for `num_retries`. If both are set, `num_retries` applies.
 RETRY_FIELDS: Final = ("num_retries", "max_retries")
 FIELDS: Final = frozenset({"fallbacks", "disable_fallbacks", *RETRY_FIELDS})
 # All top-level fields that are read here, except the objects of `TAG_OBJECTS`.
@@ -30,8 +30,8 @@ ROUTING_FIELDS: Final = FIELDS | {"tags", "mock_response"}
 TAG_OBJECTS: Final = ("metadata", "litellm_metadata")
 TAG_HEADER: Final = "x-litellm-tags"
 
-# Return the group of a fallback that the caller may use for a model. The arguments are the names of the fallback and of
-# the model, and the caller. Raises the errors of an unknown, a forbidden or an unsuitable model.
+# Takes the name of a fallback, the name of the requested model, and the caller. Returns the model group of the
+# fallback. Raises an error if the fallback is unknown, forbidden to the caller, or unsuitable for the requested model.
 FindFallback: TypeAlias = Callable[[str, str, Caller], str]
 
 
@@ -41,16 +41,17 @@ def _no_fallback(name: str, _model: str, _caller: Caller) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RoutingFields:
-    """Reader of the fields. With `filters_tags`, tags select deployments."""
+    """Reader of the routing fields. Tags select deployments only if `filters_tags` is True."""
 
     find_fallback: FindFallback = _no_fallback
     filters_tags: bool = False
 
     def read(self, body: Mapping[str, Any], caller: Caller, tags: str = "", deployment: str = "") -> RequestedRouting:
-        """Return the routing that a body asks for.
+        """Return the routing that a body and the headers ask for.
 
-        `tags` is the value of the header with more tags, separated by commas, `deployment` that of the header which
-        selects a deployment. Raises InvalidRequest, naming the field, NotAllowed, and the errors of `find_fallback`.
+        `tags` is the value of the header with further tags, separated by commas. `deployment` is the value of the
+        header that selects a deployment. Raises InvalidRequest for an invalid field, NotAllowed if `deployment` is set
+        without the master key, and the errors of `find_fallback`. Each error names the field.
         """
         if body.get("mock_response") is not None:
             raise UnsupportedValue(
@@ -99,7 +100,10 @@ class RoutingFields:
         )
 
     def _fallback(self, value: Any, path: str, model: str, caller: Caller) -> str:
-        """Return the group of one entry for a model: a model name, or an object with nothing else."""
+        """Return the model group of one fallback for `model`. Errors name the field at `path`.
+
+        `value` must be the name of a model, or an object that contains only the field `model`.
+        """
         if isinstance(value, dict):
             for name in value:
                 if name != "model":
@@ -118,7 +122,7 @@ class RoutingFields:
 
 
 def chosen_fields(routing: RequestedRouting) -> list[str]:
-    """Return the names of the fields that differ from the operator's routing."""
+    """Return the names of the routing fields that a request sets."""
     values = {
         "fallbacks": routing.fallbacks is not None,
         "disable_fallbacks": routing.no_fallbacks,
@@ -143,7 +147,7 @@ def _retries(value: Any, field: str) -> int:
 
 
 def _tags(body: Mapping[str, Any], header: str) -> Iterator[str]:
-    """Yield the tags of a body and of the header. Raises InvalidRequest."""
+    """Yield the tags of a body and of the header. Raises InvalidRequest for invalid tags."""
     found = [("tags", body.get("tags")), (TAG_HEADER, [tag.strip() for tag in header.split(",") if tag.strip()])]
     for name in TAG_OBJECTS:
         if isinstance(inner := body.get(name), Mapping):
@@ -152,10 +156,10 @@ def _tags(body: Mapping[str, Any], header: str) -> Iterator[str]:
         if value is None:
             continue
         if not isinstance(value, list) or len(value) > MAX_TAGS:
-            raise _invalid(path, f"must be a list of at most {MAX_TAGS} texts")
+            raise _invalid(path, f"must be a list of at most {MAX_TAGS} strings")
         for index, tag in enumerate(value):
             if not isinstance(tag, str) or not 0 < len(tag) <= MAX_TAG_LENGTH:
-                raise _invalid(f"{path}.{index}", f"must be a text of 1 to {MAX_TAG_LENGTH} characters")
+                raise _invalid(f"{path}.{index}", f"must be a string of 1 to {MAX_TAG_LENGTH} characters")
             yield tag
 
 

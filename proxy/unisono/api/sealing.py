@@ -1,8 +1,8 @@
 """Sealed and signed reasoning, carried by clients instead of stored state.
 
-A seal contains items with their exact tokens. Only the gateway's key can make and open it, and only for the same
-tenant. Opening never raises: a foreign or damaged seal, and one of another tenant or key, gives None. The client
-then only loses its content. A signature proves that this gateway made a visible text for a tenant.
+A seal contains items with their exact tokens, encrypted with the gateway's key for one tenant. `open` never raises: it
+returns None for a seal that is damaged, or was made with a different key or for a different tenant. The client then
+loses only the content of the seal. A signature proves that this gateway generated a visible text for a tenant.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from unisono.errors import InternalError
 
 # Prefix of a seal: the version of the cipher and of the key derivation.
 PREFIX: Final = "uns1."
-# Version of the items inside.
+# Version of the format of the items in a seal.
 VERSION: Final = 1
-# Key derivation label, which separates this key from others of the same salt.
+# Key derivation label, which separates this key from other keys that are derived from the same salt.
 PURPOSE: Final = b"unisono sealed items 1"
 # Prefix of a signature.
 SIGNED: Final = "uns1s."
@@ -52,7 +52,7 @@ class Sealer:
         self._signing_key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=SIGNING).derive(salt)
 
     def seal(self, tenant: str, items: Sequence[Item], session: str = "") -> str:
-        """Return the seal as ASCII, equal for equal items.
+        """Return the items as a seal in ASCII. Equal items of a tenant give equal seals.
 
         `session` is the tool server session of the items. Raises InternalError for text that is not valid Unicode.
         """
@@ -68,14 +68,14 @@ class Sealer:
         # The nonce is derived from the content: another process that seals the same items makes the same bytes, and no
         # nonce is used for two contents.
         nonce = hmac.digest(self._nonce_key, _bound_to(owner) + b"\0" + content, "sha256")[:NONCE_BYTES]
-        # The owner is authenticated with the content, so no other one can open the seal.
+        # The owner is authenticated with the content, so the seal cannot be opened for a different owner.
         sealed = nonce + self._cipher.encrypt(nonce, zlib.compress(content, 1), _bound_to(owner))
         return PREFIX + _written(sealed)
 
     def decrypt(self, owner: str, text: str) -> bytes:
         """Return the content of a seal.
 
-        Raises ValueError if the seal is damaged, foreign or for another owner.
+        Raises ValueError if the seal is damaged, too long, or was made with a different key or for a different owner.
         """
         if len(text) > MAX_SEAL_LENGTH or not text.startswith(PREFIX):
             raise ValueError("not a seal")
@@ -86,23 +86,24 @@ class Sealer:
             raise ValueError("damaged, or sealed for another owner") from error
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
-        """Return the items that were sealed for `tenant`, or None."""
+        """Return the items that were sealed for `tenant`; None if the seal cannot be opened."""
         try:
             return tuple(map(to_item, self._record(tenant, text)["items"]))
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
     def session(self, tenant: str, text: str) -> str:
-        """Return the session in a seal, or ""."""
+        """Return the tool server session in a seal; "" without one, or for an invalid seal."""
         try:
             return str(self._record(tenant, text).get("talk", ""))
         except (KeyError, TypeError, ValueError, AttributeError):
             return ""
 
     def _record(self, tenant: str, text: str) -> Mapping[str, Any]:
-        """Decrypt a record.
+        """Return the record in a seal.
 
-        Raises ValueError, and for foreign content TypeError, KeyError and AttributeError.
+        Raises ValueError if the seal cannot be opened or its version is unknown. If the content of the seal is not a
+        record, may also raise TypeError, KeyError or AttributeError.
         """
         record: Mapping[str, Any] = orjson.loads(self.decrypt(tenant, text))
         if record["v"] != VERSION:
@@ -110,9 +111,9 @@ class Sealer:
         return record
 
     def sign(self, tenant: str, text: str) -> str:
-        """Return the signature as ASCII, equal for equal text."""
+        """Return the signature of a text in ASCII. Equal texts of a tenant get the same one."""
         owner, data = _bound_to(tenant), text.encode("utf-8", "surrogatepass")
-        # The length separates tenant and text. No other pair has the same bytes.
+        # The length separates tenant and text, so no two pairs have the same bytes.
         whole = len(owner).to_bytes(8, "big") + owner + data
         return SIGNED + _written(hmac.digest(self._signing_key, whole, "sha256"))
 
@@ -133,7 +134,7 @@ def _written(data: bytes) -> str:
 def _read(text: str) -> bytes:
     """Decode base64.
 
-    Raises ValueError for any text that `_written` does not produce, so that only one text has the same bytes.
+    Raises ValueError for a text that `_written` does not produce, so that no two texts decode to the same bytes.
     """
     try:
         data = b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -1,8 +1,8 @@
-"""Rules of the operator for the tool servers of requests, on all API surfaces.
+"""Operator's rules for the tool servers that requests name, on all API surfaces.
 
-A request can only narrow the rules. A server is configured by the operator and found by its label or exact address, or
-it is on a host that the operator allowed. Credentials of a request are sent only to the server they belong to; the
-caller's API key is sent to no server.
+A request can only narrow the rules. It may name a server that the operator configured, by label or exact URL, or give
+the URL of a server on a host that the operator allowed. The credentials that a request gives for a server are sent only
+to this server. The caller's API key is sent to no server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unisono.core.frozen import dataclass
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerNotAllowed
 
-# Maximum number of servers of a request. All of them list their tools before generation.
+# Maximum number of tool servers in a request. All of them are asked for their tools before generation.
 MAX_SERVERS = 16
 
 OWN_CREDENTIALS = frozenset({"authorization", "x-api-key"})
@@ -30,7 +30,8 @@ def _no_check(headers: Mapping[str, str], authorization: str | None) -> None:
 class RequestedServer:
     """Tool server as a request names it.
 
-    `fields` are the path of its object, and the names of the fields for label, address, headers and authorization.
+    `fields` contains the path of the server's object in the request, and the names of the fields in this object for
+    label, URL, headers and authorization.
     """
 
     fields: tuple[str, str, str, str, str]
@@ -44,9 +45,9 @@ class RequestedServer:
 class ServerRules:
     """The operator's rules for tool servers.
 
-    `configured` holds the servers by label. `builtins` maps tools that gpt-oss was trained on to server labels.
-    `may_name` returns True if a request may use a server that is not configured, by giving its URL. `check_headers`
-    raises InvalidRequest for headers that cannot be sent.
+    `configured` holds the operator's servers by label. `builtins` maps the tools that gpt-oss was trained on to the
+    labels of their servers. `may_name` takes the URL of a server that is not configured, and returns True if a request
+    may use this server. `check_headers` raises InvalidRequest for headers that cannot be sent.
     """
 
     configured: Mapping[str, ToolServer] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class ServerRules:
     def for_caller(self, caller: Caller) -> ServerRules:
         """Return the rules of a caller.
 
-        A caller that is restricted to some servers cannot use others by giving their URL.
+        A caller that is restricted to certain servers cannot use other servers by giving their URLs.
         """
         if caller.mcp_servers is None:
             return self
@@ -79,8 +80,9 @@ class ServerRules:
     def server_for(self, requested: RequestedServer) -> ToolServer:
         """Return the server with the request's credentials.
 
-        The server is configured, or the request gives its URL. Raises InvalidRequest, and ToolServerNotAllowed if the
-        gateway may not connect to it.
+        The server is one that the operator configured, or has the URL that the request gives. Raises InvalidRequest for
+        an unknown label or credentials that are not accepted. Raises ToolServerNotAllowed if the gateway may not
+        connect to the server.
         """
         return self._with_credentials(requested, self._configured(requested) or self._unconfigured(requested))
 
@@ -92,9 +94,9 @@ class ServerRules:
         return next((server for server in self.configured.values() if server.url == requested.url), None)
 
     def _unconfigured(self, requested: RequestedServer) -> ToolServer:
-        """Return a server that is not configured, at the URL that the request gives for it.
+        """Return a server that is not configured, with the URL that the request gives.
 
-        Raises InvalidRequest if the request gives no URL, and ToolServerNotAllowed.
+        Raises InvalidRequest if the request gives no URL, and ToolServerNotAllowed if the URL is not allowed.
         """
         at, label_field, url_field, *_ = requested.fields
         if requested.url is None:
@@ -115,14 +117,18 @@ class ServerRules:
         return ToolServer(requested.label, requested.url, transport=transport, at=f"{at}.{url_field}")
 
     def _with_credentials(self, requested: RequestedServer, server: ToolServer) -> ToolServer:
-        """Add the request's credentials. The operator's own credentials are never replaced."""
+        """Return the server with the request's credentials.
+
+        Raises InvalidRequest if these credentials would replace the operator's, or cannot be sent.
+        """
         at, _, _, headers_field, authorization_field = requested.fields
         headers, authorization = requested.headers, requested.authorization
         if not headers and authorization is None:
             return server
         if server.transport is ToolTransport.STDIO:
             raise InvalidRequest(
-                f"'{at}': this tool server accepts neither '{headers_field}' nor '{authorization_field}'.", param=at
+                f"'{at}': this tool server accepts neither '{headers_field}' nor '{authorization_field}'; omit both.",
+                param=at,
             )
         configured = {name.lower() for name in server.headers}
         has_own = server.authorization is not None or server.oauth is not None or bool(configured & OWN_CREDENTIALS)

@@ -1,11 +1,12 @@
 """Server-sent events for clients that may be slow or disconnected.
 
-The response head is sent with the first bytes or the first keep-alive, whichever comes first. A failure before both
-is a real HTTP error. A failure after the head ends the stream with the event `data: {"error": {...}}`, without
-`data: [DONE]`, which only signals success.
+The response head is sent with the first event or the first keep-alive. A failure before the head gets an HTTP error
+status. A failure after the head ends the stream with the event `data: {"error": {...}}`. `data: [DONE]` is then
+omitted, because it signals success.
 
-A disconnect closes the source at once, also before the first byte. The source is read only when the client has
-received the previous write. A client that reads nothing at all loses its connection (see `server/delivery.py`).
+When the client disconnects, the source is closed at once, even before the first byte. The source is read only when the
+client has received the previous write. A client that reads nothing at all loses its connection (see
+`server/delivery.py`).
 """
 
 from __future__ import annotations
@@ -43,31 +44,32 @@ HEADERS: Final = (
 )
 LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u0085", "\u2028", "\u2029"))
 
-# Key in the request's state of a function that writes a keep-alive now. The write detects a disconnected client.
+# Key in the request's state for a function that writes a keep-alive now. The write detects a disconnected client.
 PROBE = "probe_client"
 
-# Key in the request's state of a function that returns comments to write between the events, each a whole line of SSE.
-# They begin after the head, and the end of the response waits for the last of them for a moment.
+# Key in the request's state for a function that returns an iterator of comments, each a whole line of SSE. The comments
+# are written between the events, after the head. Before the response ends, the gateway waits at most `LAST_COMMENTS_S`
+# seconds for the remaining comments.
 COMMENTS = "stream_comments"
 LAST_COMMENTS_S = 0.5
 
 
 class Batches(Protocol[T_co]):
-    """Stream of batches, for example one of a generation."""
+    """Stream of batches, for example of the events of a generation."""
 
     def __aiter__(self) -> AsyncIterator[T_co]: ...
 
     async def aclose(self) -> None:
-        """Release the stream, also if it was never iterated."""
+        """Release the stream, even if it was never iterated."""
         ...
 
 
 class EventSource(Generic[T]):
-    """Batches of a stream, and the function that turns each into bytes to send.
+    """Batches of a stream, and the function that converts each batch to bytes.
 
-    `write` returns whole events or nothing (`b""`), and `end` what follows the last batch. The batches are not yielded
-    by another generator, which would cost two calls per token. `connect` receives the writer before the first batch, so
-    that the source can write single deltas itself.
+    `write` returns whole events, or `b""` if there is nothing to send. `end` returns the bytes after the last batch. A
+    second generator, which yields the bytes, would cost two calls per token. `connect` is called with the writer before
+    the first batch, so that the source can write single deltas itself.
     """
 
     def __init__(
@@ -142,9 +144,9 @@ class EventWriter:
         self.last_write_at = self.now()
 
     def sink_for(self, to_bytes: Callable[[T], bytes]) -> Callable[[T], bool] | None:
-        """Return a function that writes a batch at once, as whole events, and returns True.
+        """Return a function that writes a batch without waiting; None if there is no BodyWriter.
 
-        If it cannot be written at once, it does nothing and returns False. None if the server has no `BodyWriter`.
+        The function returns True if it wrote the batch. If it would have to wait, it writes nothing and returns False.
         """
         body = self._body
         if body is None:
@@ -165,7 +167,10 @@ class EventWriter:
         return take
 
     def write_now(self, data: bytes) -> bool:
-        """Write whole events at once and return True, or return False. Raises ClientGone."""
+        """Write whole events if this is possible without waiting; return whether they were written.
+
+        Raises ClientGone if the client has disconnected.
+        """
         body = self._body
         if body is None or self.is_writing or not self.is_head_sent or not body.is_ready():
             return False
@@ -177,13 +182,16 @@ class EventWriter:
         return True
 
     async def wait_for_head(self) -> None:
-        """Wait until the head is sent; for one task."""
+        """Wait until the head is sent. Only one task may wait."""
         if not self.is_head_sent:
             self._head_waiter = asyncio.get_running_loop().create_future()
             await self._head_waiter
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Write whole events; the `last` write ends the response. Raises ClientGone."""
+        """Write whole events; the `last` write ends the response.
+
+        Raises ClientGone if the client has disconnected.
+        """
         # asyncio's lock would add three calls per write.
         while self.is_writing:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -206,7 +214,7 @@ class EventWriter:
             raise ClientGone from None
         finally:
             self.is_writing = False
-            # All of them, since one may be cancelled at the same moment.
+            # All waiting tasks are woken, because a single one may be cancelled at the same moment.
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -214,9 +222,9 @@ class EventWriter:
 
 
 class KeepAlives:
-    """Keep-alives of one stream, after `interval_s` seconds of silence or on request.
+    """Writer of keep-alives for a stream, on request and after `interval_s` without output.
 
-    `content` returns the bytes of one. A write that waits for the client does not count as silence.
+    `content` returns the bytes of one keep-alive. While a write waits for the client, no keep-alive is written.
     """
 
     def __init__(self, writer: EventWriter, content: Callable[[], bytes], interval_s: float) -> None:
@@ -228,13 +236,16 @@ class KeepAlives:
         self._timer = self._call_later(interval_s, self._on_timer)
 
     def probe(self) -> None:
-        """Write a keep-alive now if the head was sent. A write in progress detects the same."""
+        """Write a keep-alive now, to detect a disconnected client.
+
+        Does nothing before the head is sent, and during another write, which also detects a disconnect.
+        """
         writer = self._writer
         if writer.is_head_sent and not (writer.is_writing or writer.is_complete):
             self._write()
 
     async def stop(self) -> None:
-        """End all keep-alives. Repeatable."""
+        """End all keep-alives. May be called more than once."""
         self._timer.cancel()
         if self._writes:
             await cancel_all(*self._writes)
@@ -247,7 +258,7 @@ class KeepAlives:
         self._timer = self._call_later(self._interval_s - (0.0 if is_silent else silent_s), self._on_timer)
 
     def _write(self) -> None:
-        # Failed writes stay, so that `stop` retrieves their errors.
+        # Failed writes stay in the list, so that `stop` retrieves their errors.
         self._writes = [task for task in self._writes if not task.done() or task.exception() is not None]
         self._writes.append(asyncio.create_task(self._writer.write(self._content())))
 
@@ -255,9 +266,9 @@ class KeepAlives:
 class EventStream(Response):
     """Response of server-sent events.
 
-    `headers` is called when the head is sent, because its values may not be known earlier. `broken` returns the
-    final events after a failure that follows the head. `keep_alive_s` is in seconds; `keep_alive` returns the bytes
-    to write after that long without output.
+    `headers` is called when the head is sent, because its values may not be known earlier. `broken` returns the last
+    events of a stream that fails after the head. After `keep_alive_s` seconds without output, the bytes that
+    `keep_alive` returns are written.
     """
 
     def __init__(
@@ -317,9 +328,10 @@ class EventStream(Response):
             await self._source.batches.aclose()
 
     async def _drain(self, writer: EventWriter, *, can_end: bool) -> UnisonoError | None:
-        """Write all events; return the client-visible error, if any. Raises ClientGone.
+        """Write all events; return the client-visible error, or None if there is no failure.
 
-        With `can_end`, the write of the last events also ends the response, which saves a system call.
+        With `can_end`, the write of the last events also ends the response, which saves a system call. Raises
+        ClientGone if the client disconnects.
         """
         write = self._source.write
         self._source.connect(writer)
@@ -346,7 +358,8 @@ class EventStream(Response):
 
 def _head(more_headers: Callable[[], Mapping[str, str]]) -> Message:
     """Return the head of a stream."""
-    # Not a method: the writer would refer to the response, whose source may refer to the writer. That is a cycle.
+    # A method would create a reference cycle: the writer would refer to the response, whose source may refer to the
+    # writer.
     return {"type": "http.response.start", "status": 200, "headers": [*HEADERS, *encoded(more_headers())]}
 
 

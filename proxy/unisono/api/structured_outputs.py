@@ -1,7 +1,7 @@
 """Structured output fields of vLLM, SGLang and llama.cpp on Chat Completions.
 
-They have the same effect as `response_format`: the form of the final answer. Reasoning and calls stay free. A backend
-that can enforce the form does so; otherwise the answer is validated and generated again.
+Like `response_format`, these fields require a form of the final answer, but not of reasoning and tool calls. A backend
+that can enforce the form does so. Otherwise the gateway validates the answer, and generates an invalid answer again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unisono.schemas import MAX_GRAMMAR_CHARACTERS, BadGrammar, check, check_gra
 MAX_CHOICES: Final = 1_000
 MAX_CHOICE_CHARACTERS: Final = 4_096
 
-# Name of the form in the prompt, because these fields give none.
+# Name of the form in the prompt, because these fields do not name it.
 UNNAMED: Final = "response"
 
 
@@ -43,7 +43,7 @@ Pattern = Annotated[Text, Field(min_length=1)]
 
 
 class StructuredOutputs(OpenModel):
-    """vLLM's `structured_outputs`. Exactly one of the fields may be set."""
+    """vLLM's `structured_outputs`. Only one of the fields may be set."""
 
     json_: Schema | None = Field(None, alias="json")
     regex: Pattern | None = None
@@ -74,9 +74,10 @@ _FIELDS: Final = frozenset(StructuredFields.model_fields)
 
 
 def to_answer_form(fields: StructuredFields, response_format: AnswerForm | None) -> AnswerForm | None:
-    """Return the required form of the answer, None for free text.
+    """Return the required form of the answer; None if any text is valid.
 
-    Raises InvalidRequest if several fields ask for a form, or if a form cannot be checked; the error names the field.
+    Raises InvalidRequest if several fields require a form, or if the gateway cannot check the form. The error names the
+    field.
     """
     if _FIELDS.isdisjoint(fields.__pydantic_fields_set__):
         return response_format
@@ -96,7 +97,10 @@ Converter = Callable[[Any, str], AnswerForm]
 
 
 def _requested(fields: StructuredFields) -> Iterator[tuple[str, Converter, Any]]:
-    """Yield the path, the converter and the value of each field that asks for a form."""
+    """Yield the path, the converter and the value of each field that requires a form.
+
+    Raises UnsupportedValue for a structural tag.
+    """
     outputs = fields.structured_outputs
     if outputs is not None:
         if outputs.structural_tag is not None:
@@ -126,7 +130,7 @@ def _regex(pattern: str, at: str) -> AnswerForm:
 
 
 def _grammar(definition: str, at: str) -> AnswerForm:
-    """Return the form of a grammar in the notation of Lark or GBNF, which vLLM calls EBNF."""
+    """Return the form for a grammar in the notation of Lark or GBNF. (vLLM calls GBNF "EBNF".)"""
     # Imported on first use: the module is only needed for grammars.
     from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
@@ -145,12 +149,12 @@ def _grammar(definition: str, at: str) -> AnswerForm:
     return _text(TextGrammar("lark", lark, gbnf=definition), at)
 
 
-# Escaped backslashes are skipped, so that `\\u0041` stays a text.
+# The pattern also matches an escaped backslash, so that `\\u0041` stays unchanged.
 _ESCAPED: Final = re.compile(r"\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})|\\.", re.DOTALL)
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    """Return the character of a long escape sequence, which llguidance's converter breaks."""
+    """Return the character of a long escape sequence, which the converter would misread."""
     code = int(found[1] or found[2] or "0", 16)
     if not code or code > sys.maxunicode or 0xD800 <= code < 0xE000:
         return found[0]

@@ -1,6 +1,7 @@
 """Summary of a conversation by the model, which replaces the conversation.
 
-The replacement is encrypted for its tenant. If the model writes no summary, it is the conversation itself.
+If the model writes no summary, the conversation stays as it is. In a compaction item, the items that replace the
+conversation are encrypted for their tenant.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class ItemSealing(Protocol):
     def seal(self, tenant: str, items: Sequence[Item]) -> str: ...
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
-        """Return the items, or None for a text that is foreign, damaged, or another tenant's."""
+        """Return the items; None if the text is damaged, or was not sealed here for this tenant."""
         ...
 
 
@@ -67,7 +68,7 @@ def summary_request(request: GenerationRequest, further: str = "") -> Generation
         request,
         conversation=replace(request.conversation, items=items, prefill=None),
         origin=replace(request.origin, key=RequestKey()),
-        # The tools are in the prompt that a backend has cached; none of them is run.
+        # The tools stay in the prompt, which a backend has cached, but no call is run.
         server_tools=None if request.server_tools is None else replace(request.server_tools, decisions=(), max_calls=0),
         answer=replace(
             request.answer,
@@ -103,11 +104,15 @@ class Replacement:
 
 
 def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> Replacement:
-    """Return what replaces a conversation with this summary, which may be empty."""
+    """Return the items that replace a conversation with this summary.
+
+    With an empty summary, they are the conversation itself. At most `room` characters of the user's messages are
+    preserved.
+    """
     bare = tuple(without_tokens(item) for item in items)
     if not summary:
         return Replacement(bare)
-    # The model must not rephrase instructions, and tools that were added remain.
+    # Instructions stay as they are, because the model must not rephrase them. Added tools stay too.
     kept = tuple(item for item in bare if isinstance(item, DeveloperMessage | AddedTools))
     return Replacement(kept, tuple(newest_messages(items, room)), (UserMessage(HEADING + summary),))
 
@@ -129,14 +134,14 @@ def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERV
     With an empty summary, they are the conversation itself. At most `room` characters of the user's messages before the
     summary are preserved.
     """
-    # The model has to answer what the user wrote last, so it stays behind the summary.
+    # The model has to answer the user's last messages, so these follow the summary.
     end = len(items) - len(newest_input(items))
     replacement = replacement_of(items[:end], summary, room)
     return (*replacement.kept, *replacement.newest, *replacement.summary, *items[end:])
 
 
 def newest_input(items: Sequence[Item]) -> Sequence[Item]:
-    """Return the end of the conversation to which the model has said nothing yet."""
+    """Return the items at the end of the conversation that the model has not answered yet."""
     start = len(items)
     while start and isinstance(items[start - 1], UserMessage | DeveloperMessage | AddedTools):
         start -= 1
@@ -144,7 +149,10 @@ def newest_input(items: Sequence[Item]) -> Sequence[Item]:
 
 
 def replaces_history(items: Iterable[Item]) -> bool:
-    """Return True if a compaction contains the user's messages too, not only their summary."""
+    """Return True if the items of a compaction include other items than a summary.
+
+    Instructions and added tools do not count, because a compaction always preserves them.
+    """
     return any(
         not isinstance(item, DeveloperMessage | AddedTools)
         and not (isinstance(item, UserMessage) and item.text.startswith(HEADING))
@@ -153,7 +161,7 @@ def replaces_history(items: Iterable[Item]) -> bool:
 
 
 def newest_messages(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS) -> list[UserMessage]:
-    """Return the user's newest messages, in order, within `room` characters."""
+    """Return the user's newest messages, oldest first, with at most `room` characters in total."""
     preserved: list[UserMessage] = []
     for message in reversed(items):
         if not isinstance(message, UserMessage) or message.text.startswith(HEADING):

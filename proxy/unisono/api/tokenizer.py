@@ -1,7 +1,7 @@
 """Routes `/tokenize` and `/detokenize` of vLLM, and `/utils/token_counter` of LiteLLM.
 
-Text is counted with the gpt-oss vocabulary, messages as the prompt that the gateway would render for them. No backend
-is asked.
+Text is counted with the gpt-oss vocabulary. Messages are counted as the prompt that the gateway would render for them.
+No backend is called.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_TOKEN_IDS = 1_000_000
 class Tokenizer:
     """Vocabulary and models of the gateway.
 
-    `check_model` raises for a model that the caller may not use, and returns the context window, None if unknown.
-    `count` returns the tokens of the prompt of a chat request. `encode` raises ValueError for text that the tokenizer
-    rejects, `decode` KeyError for an id outside of the vocabulary.
+    `check_model` returns the context window of a model in tokens, None if unknown. It raises an error for a model that
+    the caller may not use. `count` returns the number of prompt tokens of a chat request. `encode` raises ValueError
+    for text that the tokenizer rejects. `decode` raises KeyError for an id outside of the vocabulary.
     """
 
     check_model: Callable[[str, Caller], int | None]
@@ -55,7 +55,7 @@ class TokenizedInput(TokenizerBody):
 
 
 class TokenizeRequest(TokenizedInput):
-    """Body of `/tokenize`. Only text has tokens to return; of messages, the number is returned."""
+    """Body of `/tokenize`. `messages` are refused: only their number of tokens is available."""
 
     add_special_tokens: bool = True
     add_generation_prompt: Literal[True] = True
@@ -103,7 +103,7 @@ async def _encoded(tokenizer: Tokenizer, text: str) -> Sequence[int]:
 
 async def _count(tokenizer: Tokenizer, body: TokenizedInput, caller: Caller, request_id: str) -> int:
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("Send one of 'prompt' and 'messages'.", param="prompt")
+        raise InvalidRequest("Send either 'prompt' or 'messages'.", param="prompt")
     if body.prompt is not None:
         return len(await _encoded(tokenizer, body.prompt))
     chat = {"model": body.model, "messages": body.messages, "tools": body.tools}
@@ -117,7 +117,7 @@ async def count_tokens(
     request_id: RequestId,
     body: Annotated[TokenizedInput, parsed_body(TokenizedInput)],
 ) -> TokenCount:
-    """Count the tokens of a text, or of the prompt of messages."""
+    """Count the tokens of a text, or of the prompt for messages."""
     tokenizer.check_model(body.model, caller)
     total = await _count(tokenizer, body, caller, request_id)
     return TokenCount(

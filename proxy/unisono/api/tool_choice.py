@@ -1,7 +1,6 @@
 """Parser for every form of `tool_choice`, and its resolution against the declared tools.
 
-A choice that cannot be honoured is refused with the name of the field: an undeclared tool, or a required call
-without any tools.
+The choice of an undeclared tool is refused, and a required call in a request without tools. The error names the field.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ WORDS: Final = {**{mode.value: mode for mode in ChoiceMode}, "any": ChoiceMode.R
 class NamedTool:
     """Tool named in a tool choice.
 
-    `name` is a client tool, or a tool on the server with the label `server`. `kind` alone names a tool that can
-    exist only once.
+    `name` is the name of a client tool, or of a tool on the server with the label `server`. If a request can have only
+    one tool of a kind, `kind` alone identifies the tool.
     """
 
     kind: str
@@ -63,7 +62,8 @@ class NamedTool:
 class ToolChoice:
     """Requested tool choice.
 
-    Without `tools` it applies to all tools. `one` is true if a single tool was named directly, and not in a list.
+    If `tools` is None, the choice applies to all tools. `one` is True if the client named a single tool directly, and
+    not in a list.
     """
 
     mode: ChoiceMode = ChoiceMode.AUTO
@@ -80,9 +80,10 @@ class ToolChoice:
 
 
 def to_tool_choice(value: Any) -> ToolChoice | None:
-    """Parse any form of `tool_choice`. A tool may be named flat or within an object of its kind.
+    """Parse any form of `tool_choice`.
 
-    Raises an error that pydantic reports as a finding.
+    The name of a tool may be next to `type`, or in an object named after the type. Raises PydanticCustomError for an
+    invalid value.
     """
     if value is None:
         return None
@@ -95,7 +96,7 @@ def to_tool_choice(value: Any) -> ToolChoice | None:
         return ToolChoice(WORDS[kind])
     if kind != ALLOWED_TOOLS:
         return ToolChoice(ChoiceMode.REQUIRED, (_named(value),), one=True)
-    # Chat Completions has the list in an object of this name, the Responses API has it flat.
+    # In Chat Completions, the list is in an object of this name. In the Responses API, the list is next to `type`.
     listed = value.get(ALLOWED_TOOLS)
     listed = listed if isinstance(listed, dict) else value
     tools = listed.get("tools")
@@ -149,7 +150,7 @@ ChosenFunction: TypeAlias = Annotated[
     ToolChoice | None, PlainValidator(to_function_choice), WithJsonSchema({"anyOf": [_WORD, _FUNCTION]})
 ]
 
-# Server label and tool name. The name None stands for any tool of the server.
+# Server label and tool name. If the name is None, any tool of the server may be called.
 HostedTool: TypeAlias = tuple[str, str | None]
 
 
@@ -162,7 +163,7 @@ class OfferedTools:
     """Tools that a choice can name: client tools and, if `hosts` is true, server tools.
 
     `hosted` finds a server tool. It returns None for a declared tool that is unavailable, and raises InvalidRequest
-    for an undeclared one.
+    for an undeclared tool.
     """
 
     toolbox: Toolbox = field(default_factory=Toolbox)
@@ -194,7 +195,7 @@ def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool
         elif (found := offer.hosted(tool)) is not None:
             hosted.add(found)
     if choice.mode is ChoiceMode.AUTO:
-        # `auto` with a list is a restriction: the model calls these tools or none.
+        # With `auto` and a list, the model may call only these tools, but need not call any.
         return AllowedTools(frozenset(own), frozenset(hosted))
     if not (own or hosted):
         raise InvalidRequest(f"'{param}': none of the named tools is available.", param=param)
@@ -202,7 +203,7 @@ def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool
 
 
 def client_tool_name(tool: NamedTool, toolbox: Toolbox) -> str:
-    """Return the model's name for a client tool, or "" if the request has none.
+    """Return the model's name for a client tool, or "" if the request does not declare the tool.
 
     A tool in a namespace may be named without its namespace.
     """

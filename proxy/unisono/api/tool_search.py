@@ -1,7 +1,7 @@
 """Search for deferred tools, run by the gateway: by words (BM25) or by a regular expression.
 
-Deterministic: equal searches find equal tools. The words of a tool are those of its name, its description, its
-arguments, and of its namespace or server.
+The same search always finds the same tools. It reads the name, the description and the arguments of each tool, and the
+description of the tool's namespace or server.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from unisono.schemas.patterns import BadPattern, Expression
 MAX_FOUND: Final = 5
 MAX_TOOL_CHARACTERS: Final = 4_000
 MAX_NAMESPACES: Final = 50
-# The time of a search grows with the words, and a client that disconnects cannot stop it.
+# Maximum words of a query. The time of a search grows with them, and a search continues if the client disconnects.
 MAX_QUERY_WORDS: Final = 64
-# Maximum validation steps of a search, of about a microsecond.
+# Maximum steps of matching a regular expression with all tools. A step takes about a microsecond.
 MAX_STEPS: Final = 200_000
 # Usual parameters of BM25: the weight of repeated words, and of the length of the text.
 _REPETITION, _LENGTH = 1.2, 0.75
@@ -50,14 +50,14 @@ NOTHING_FOUND: Final = "No tool was found. Search in other words, or answer with
 
 
 def found_text(names: Sequence[str]) -> str:
-    """Return the result of a search, which the declarations of the found tools follow."""
-    # Clients send the names back without the text. Both must lead to the same prompt.
+    """Return the text of a search result. The declarations of the found tools follow this text."""
+    # Clients send back only the names. The text therefore contains nothing else that could change the prompt.
     return f"Found: {', '.join(names)}" if names else NOTHING_FOUND
 
 
 def search_by_words(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]) -> ToolOutcome:
     """Return the tools that match the query best."""
-    # Models call the argument `keywords`, or `paths` as in OpenAI's own search.
+    # All arguments are read, because models also use the names `keywords`, or `paths` as in OpenAI's own search.
     words = dict.fromkeys(word for value in arguments.values() for word in _words(_joined(value)))
     wanted = [*words][:MAX_QUERY_WORDS]
     texts = [Counter(_words(_text(tool))) for tool in tools]
@@ -73,7 +73,7 @@ def search_by_words(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]
 
     scores = [score(text) for text in texts]
     best = sorted((place for place, value in enumerate(scores) if value > 0), key=lambda place: (-scores[place], place))
-    # In the order of their declaration, in which clients send them back.
+    # The tools are returned in the order of their declaration, in which clients send them back.
     return _found(tools[place] for place in sorted(best[:MAX_FOUND]))
 
 
@@ -105,7 +105,7 @@ def _weight(with_word: int, total: int) -> float:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words in lower case, without the plural's `s`, and the words within names."""
+    """Return the words of a text in lower case, without plural `s`. Names are split into words."""
     words = (word.lower() for word in _WORD.findall(text))
     return [word.removesuffix("s") if len(word) > 3 else word for word in words]
 
@@ -130,7 +130,7 @@ def _bad(text: str) -> ToolOutcome:
 
 
 def found_on_servers(outcome: ToolOutcome) -> dict[str, tuple[str, str]]:
-    """Return label and own name of each found tool of a server, by the model's name."""
+    """Return the server tools that were found: (server label, name there) by the model's name."""
     structured = outcome.structured
     places = structured.get(FOUND_ON) if isinstance(structured, dict) else None
     if not isinstance(places, dict):
@@ -153,7 +153,10 @@ BY_PATTERN: Final = SearchMethod(PATTERN, search_by_pattern)
 def tool_search(
     name: str, method: SearchMethod, deferred: Sequence[FunctionTool], namespaces: Mapping[str, str] | None = None
 ) -> ToolSearch:
-    """Return the search for deferred tools; it describes their `namespaces` and servers."""
+    """Return the search for deferred tools.
+
+    `namespaces` maps the names of namespaces and servers to their descriptions, which the model reads.
+    """
     namespaces = namespaces or {}
     about = [f"{space}: {' '.join(text.split())}" if text else space for space, text in namespaces.items()]
     description = "Search for more tools. Tools that are found can be called afterwards."
@@ -163,7 +166,7 @@ def tool_search(
     tool = HostedTool(SEARCH_LABEL, name, description, method.parameters)
 
     def run(arguments: Mapping[str, Json], served: Sequence[FunctionTool]) -> ToolOutcome:
-        # The model searches for what it has read about a server, as it does for a namespace.
+        # The model may search for words from the description of a server, as from that of a namespace.
         known = (replace(each, namespace_description=namespaces.get(each.server, "")) for each in served)
         return method.run((*tools, *known), arguments)
 
@@ -171,7 +174,7 @@ def tool_search(
 
 
 def with_search(server_tools: ServerTools, search: ToolSearch) -> ServerTools:
-    """Add a search to the server tools. The client sees its calls, and no list of its tools."""
+    """Add a search to the server tools. The client sees its calls, but no list of its tools."""
     label = frozenset({SEARCH_LABEL})
     return replace(
         server_tools,

@@ -1,8 +1,8 @@
 """Conversion of declared tools to functions, and of calls back to the client's form.
 
-The model knows only functions. A custom (free text) tool is a function whose argument is a string. A namespace is
-flattened to `namespace__tool`, also within another namespace, and `Toolbox.origins` maps back. The legacy
-`functions` list declares tools whose calls are returned in the legacy form.
+The model knows only functions. A custom (free text) tool is a function whose argument is a string. A tool in a
+namespace is named `namespace__tool`, also if the namespace is nested; `Toolbox.origins` maps these names back. The
+legacy `functions` list declares tools whose calls are returned in the legacy form.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from unisono.errors import InvalidRequest, UnsupportedValue
 from unisono.schemas import BadGrammar, check, check_grammar
 
 MAX_NAME = 128
-# Limit for the schemas of all tools together. Rendering time on the event loop is proportional to it.
+# Limit for the schemas of all tools together. The time to render them on the event loop is proportional to their size.
 MAX_SCHEMAS_BYTES = 1024 * 1024
 
-# Note on a tool that should be found by a search.
+# Note on a tool with `defer_loading`, which only a search could find.
 NOT_DEFERRED: Final = "no effect, because the request has no search for tools"
 
 # Default namespace of all tools. Its tools keep their names.
 PLAIN_NAMESPACE = "functions"
 
-# A custom tool takes the content of the call itself, as gpt-oss was trained for `apply_patch`.
+# The content of a call is the input of the custom tool itself, as gpt-oss was trained for `apply_patch`.
 CUSTOM_PARAMETERS: dict[str, Json] = {"type": "string"}
 
 SEARCH_PARAMETERS: dict[str, Json] = {
@@ -54,7 +54,7 @@ class CustomSpec(OpenModel):
     name: ToolName
     description: Text | None = None
     defer_loading: bool | None = None
-    # `to_toolbox` reads it, and adds a note if it has no effect.
+    # `to_toolbox` reads the format, and adds a note if the format has no effect.
     format: Any = None
 
 
@@ -63,7 +63,7 @@ TOOL_SEARCH = "tool_search"
 
 
 class SearchSpec(OpenModel):
-    """Search for tools, run by the client; without `execution: client` by the server."""
+    """Search for tools. The client runs it if `execution` is `client`, else the gateway."""
 
     execution: Literal["server", "client"] | None = None
     description: Text | None = None
@@ -71,7 +71,7 @@ class SearchSpec(OpenModel):
 
     @property
     def function(self) -> FunctionSpec:
-        """The search as the model knows it."""
+        """Function that the model calls to search."""
         description = self.description or "Search for more tools. Tools that are found can be called afterwards."
         return FunctionSpec(name=TOOL_SEARCH, description=description, parameters=self.parameters or SEARCH_PARAMETERS)
 
@@ -79,9 +79,9 @@ class SearchSpec(OpenModel):
 def described(
     tool: JsonSchemaValue, specs: Mapping[str, type[BaseModel]], handler: GetJsonSchemaHandler
 ) -> JsonSchemaValue:
-    """Add the fields of each kind of tool to its schema in the OpenAPI document.
+    """Add the fields of each kind of tool to the schema of a tool in the OpenAPI document.
 
-    The fields may be flat or in an object of the tool's kind.
+    A request has these fields directly in the tool, or in an object named after the kind.
     """
     forms: list[dict[str, Any]] = [{"properties": {"type": {"not": {"enum": [*specs]}}}}]
     for kind, spec in specs.items():
@@ -113,9 +113,9 @@ CLIENT_FORMS = frozenset({CallForm.SEARCH, CallForm.SHELL, CallForm.LOCAL_SHELL,
 class DeclaredTool:
     """Tool declared in a request.
 
-    `path` is its position in the request, `at` that of its name, and `schema_field` the field of its schema. A tool
-    without `spec` and without `inner` tools of a namespace is of an unavailable kind. `setting` names the setting
-    that enables it. `description` is that of a namespace.
+    `path` is the path of the tool in the request, `at` the path of the object with the tool's name and schema, and
+    `schema_field` the field of the schema in this object. A namespace has `inner` tools and a `description`. Any other
+    tool without `spec` is of an unavailable kind. The operator can enable this kind with `setting`, if not "".
     """
 
     kind: str
@@ -144,7 +144,7 @@ class Toolbox:
     origins: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def with_added(self, items: Iterable[Item]) -> Toolbox:
-        """Return the tools with those that a conversation adds. The last definition counts."""
+        """Return the toolbox with the tools that `items` add. The last definition of a name applies."""
         tools_of_items = (tool for item in items if isinstance(item, AddedTools) for tool in item.tools)
         added = {tool.name: tool for tool in tools_of_items if not tool.server}
         if not added:
@@ -163,7 +163,7 @@ class Toolbox:
         return Toolbox(tuple(tools.values()), forms, self.notes, origins)
 
     def name_of(self, kind: str) -> str:
-        """Return the name of the client's built-in tool of a type, or ""."""
+        """Return the name of the client's built-in tool of a type, or "" if it is not declared."""
         return next((tool.name for tool in self.tools if tool.kind == kind), "")
 
     def form_of(self, name: str) -> CallForm:
@@ -171,7 +171,7 @@ class Toolbox:
 
 
 class _Collected:
-    """Accumulator of tools that checks unique names and bounded sizes.
+    """Accumulator of tools, which checks that names are unique and sizes within the limits.
 
     `are_sent_again` and `can_defer` are the parameters of `to_toolbox`.
     """
@@ -195,13 +195,17 @@ class _Collected:
                 param=f"{path}.name",
             )
         if tool.name in self._names:
-            raise InvalidRequest(f"'{path}.name': another tool has the same name '{tool.name}'.", param=f"{path}.name")
+            raise InvalidRequest(
+                f"'{path}.name': another tool has the same name '{tool.name}'; rename one of them.",
+                param=f"{path}.name",
+            )
         if len(self.tools) >= MAX_TOOLS:
             raise InvalidRequest(f"'tools' contains more than {MAX_TOOLS} tools.", param="tools")
         self._schema_bytes += len(orjson.dumps(tool.parameters))
         if self._schema_bytes > MAX_SCHEMAS_BYTES:
             raise InvalidRequest(
-                f"'tools': the schemas have more than {MAX_SCHEMAS_BYTES:,} bytes in total.", param="tools"
+                f"'tools': the schemas have more than {MAX_SCHEMAS_BYTES:,} bytes in total; shorten them.",
+                param="tools",
             )
         self._names.add(tool.name)
         self.tools.append(tool)
@@ -214,16 +218,17 @@ def to_toolbox(
 ) -> Toolbox:
     """Convert all declared tools, in the client's order.
 
-    If they `are_sent_again` with every later request, a schema that cannot be strict is not enforced, with a note.
-    Unless the request `can_defer` tools, the model sees deferred ones from the start, with a note.
-    Raises InvalidRequest for duplicate names. Raises UnsupportedValue if all tools are of unavailable kinds and
-    there are no `others`.
+    `are_sent_again` is True if clients send the tools again with every later request. A strict schema that cannot be
+    enforced then causes a note instead of an error. If `can_defer` is False, the model sees deferred tools from the
+    start, and a note reports this. Raises InvalidRequest for invalid or duplicate names, and for too many or too large
+    tools. Raises UnsupportedValue if all tools are of unavailable kinds, and `others` does not say that the request has
+    tools elsewhere.
     """
     found = _Collected(are_sent_again=are_sent_again, can_defer=can_defer)
     for declared in tools:
         _add(found, declared, None)
-    # An agent that declares one unavailable tool among others can still work. With only unavailable tools, the
-    # request cannot mean anything else.
+    # An agent can still work if one of its tools is unavailable. If all tools are unavailable, the request would fail
+    # to do what it is for.
     if found.skipped and not found.tools and not others:
         path, reason = found.skipped[0]
         raise UnsupportedValue(f"'{path}': {reason}.", param=path)
@@ -232,7 +237,10 @@ def to_toolbox(
 
 
 def _add(found: _Collected, declared: DeclaredTool, namespace: str | None, about: str = "") -> None:
-    """Add a declared tool, or the tools of a namespace; `about` describes the latter."""
+    """Add a declared tool, or the tools of a declared namespace.
+
+    `namespace` is the namespace that contains the tool, and `about` the description of this namespace.
+    """
     spec = declared.spec
     if spec is not None:
         name = in_namespace(namespace, spec.name)
@@ -244,7 +252,7 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None, about
             kind=declared.form.value if declared.form in CLIENT_FORMS else "",
             deferred=bool(spec.defer_loading),
         )
-        # Their calls have fields of their own, which need arguments that match.
+        # Calls of built-in tools have fields of their own, which can be filled only from arguments that fit the schema.
         tool = replace(tool, strict=tool.strict or declared.form in CLIENT_FORMS - {CallForm.SEARCH})
         found.add(tool, declared.form, declared.at)
         if namespace is not None:
@@ -267,8 +275,8 @@ def _to_enforceable_tool(
 ) -> FunctionTool:
     """Convert one tool.
 
-    Raises InvalidRequest for a schema that cannot be strict. If the tools are sent again, it is not enforced instead,
-    with a note.
+    Raises InvalidRequest for a strict schema that cannot be enforced. If the tools are sent again with every later
+    request, the schema is not enforced instead, and a note reports this.
     """
     at = f"{declared.at}.{declared.schema_field}"
     try:
@@ -308,9 +316,9 @@ def _is_name(name: str) -> bool:
 
 
 def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionTool:
-    """Convert one tool, with its schema at `at`.
+    """Convert one tool; `at` is the path of its schema in the request.
 
-    Raises InvalidRequest for an unsupported strict schema.
+    Raises InvalidRequest for a strict schema that cannot be enforced.
     """
     if isinstance(spec, CustomSpec):
         grammar = _grammar(spec)
@@ -323,15 +331,15 @@ def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionToo
         return FunctionTool(
             name, description, CUSTOM_PARAMETERS, strict=grammar is not None, free_text=True, grammar=grammar
         )
-    # Without `strict`, a schema is a description for the model. With it, the arguments must match, so the schema must
-    # be enforceable.
+    # Without `strict`, a schema is a description for the model. With `strict`, the arguments must match, so the gateway
+    # must be able to enforce the schema.
     if spec.strict and spec.parameters is not None:
         check(spec.parameters, at, strict=True)
     return FunctionTool(name, spec.description or "", spec.parameters, bool(spec.strict))
 
 
 def _grammar(spec: CustomSpec) -> TextGrammar | None:
-    """Return the grammar of a custom tool's input."""
+    """Return the grammar of a custom tool's input, or None."""
     # Chat Completions nests the definition, Responses does not.
     match spec.format:
         case {"type": "grammar", "grammar": {"definition": str(definition), "syntax": "regex" | "lark" as syntax}}:
@@ -352,7 +360,7 @@ def _format_notes(spec: CustomSpec, at: str) -> Iterator[str]:
 
 
 def _refusal(grammar: TextGrammar) -> str:
-    """Return why a grammar cannot be enforced, or ""."""
+    """Return the reason why a grammar cannot be enforced, or "" if it can be."""
     try:
         check_grammar(grammar)
     except BadGrammar as error:

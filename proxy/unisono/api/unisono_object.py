@@ -47,8 +47,8 @@ def answer_origin(reports: Sequence[GenerationReport]) -> AnswerOrigin:
 def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[str, Any]:
     """Return the `unisono` object.
 
-    `left_out` counts the oldest messages that exceeded the context. `unmet` names a requirement that was not met.
-    `hooks` holds the values that hooks add.
+    Its field `left_out` is the number of oldest messages that were left out because the prompt exceeded the context
+    window. `unmet` names the requirements that the answer does not meet. `hooks` holds the values that hooks add.
     """
     origin = answer_origin(reports)
     about: dict[str, Any] = {
@@ -78,7 +78,7 @@ def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[
 
 
 def _hooks(reports: Sequence[GenerationReport]) -> dict[str, Any]:
-    """Return the values of hooks by name; for several choices a list per name."""
+    """Return the values of hooks by name. With several choices, each is a list of their values."""
     if len(reports) == 1:
         return dict(reports[0].hooks)
     names = dict.fromkeys(name for report in reports for name in report.hooks)

@@ -1,7 +1,8 @@
 """Notes on the fields of a request that have no effect, found in the whole validated body.
 
-Every object of a request is an `OpenModel`, which names its unused fields. A note has the path of the first place. An
-agent with a hundred tools would otherwise fill the notes with one field.
+Every object in a request is an `OpenModel`, which names its unused fields. If the same field is unused in several
+entries of a list, only one note reports it, with the path of the first entry. Otherwise an agent with a hundred tools
+would fill the notes with one field.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from unisono.api.field_types import OpenModel
 from unisono.api.request_notes import without_effect
 from unisono.errors import UnsupportedValue
 
-# Histories are read item by item, with notes of their own.
+# Fields with the history. Their items are converted one by one, which adds notes on unused fields of the items.
 HISTORIES: Final = frozenset({"messages", "input", "system"})
 # Fields of Chat Completions that require a form of the answer.
 FORM_FIELDS: Final = frozenset(
@@ -25,14 +26,15 @@ FORM_FIELDS: Final = frozenset(
     }
 )
 _INDEX: Final = re.compile(r"\.\d+(?=\.|$)")
-# Types of most values. They contain no objects, so that a request with a hundred tools is read in a millisecond.
+# Types of most values, which cannot contain objects. These values are skipped, so that the search of a request with a
+# hundred tools takes a millisecond.
 _PLAIN: Final = frozenset({NoneType, str, int, float, bool})
 
 
 def refuse_forms(request: OpenModel, remedy: str) -> None:
     """Raise UnsupportedValue if a field of Chat Completions requires a form of the answer.
 
-    A note would not suffice: the client would read a text of any form as one of the required form.
+    A note would not suffice, because the client would parse the answer as if it had the required form.
     """
     fields = request.model_extra or {}
     for name in FORM_FIELDS & fields.keys():
@@ -43,7 +45,7 @@ def refuse_forms(request: OpenModel, remedy: str) -> None:
 def notes_on_unused(request: OpenModel, skipped: Set[str] = HISTORIES) -> Iterator[str]:
     """Yield a note on each unused field of a request and of the objects in it.
 
-    The fields in `skipped` are not read.
+    The top-level fields in `skipped` are not searched.
     """
     found: list[str] = []
     _collect(request, "", skipped, found)
@@ -57,13 +59,17 @@ def notes_on_unused(request: OpenModel, skipped: Set[str] = HISTORIES) -> Iterat
 
 
 def _collect(model: OpenModel, path: str, skipped: Set[str], found: list[str]) -> None:
-    """Add the notes on an object and on those in it; `path` is empty or ends with a dot."""
+    """Add notes on the unused fields of an object, and of all objects in it, to `found`.
+
+    `path` is the path of the object; it is empty or ends with a dot.
+    """
     if unused := model.unused():
         found += without_effect(path, unused)
     values = model.__dict__
-    # Objects in defaults have no unknown fields. The set includes unknown fields, which have no value here.
+    # Only fields that were sent can contain objects with unknown fields. The set also contains this object's unknown
+    # fields, which are not in `values` and therefore skipped.
     sent = [name for name in model.__pydantic_fields_set__ - skipped if type(values.get(name)) not in _PLAIN]
-    # In the order of the fields: that of a set varies.
+    # Sorted in the order of the fields, because the order of a set varies.
     for name in sorted(sent, key=[*values].index):
         if inner := _objects_in(values[name]):
             step = "" if name in model.FLATTENED else f"{type(model).model_fields[name].alias or name}."
@@ -77,7 +83,8 @@ def _objects_in(value: Any) -> list[tuple[str, OpenModel]]:
         return [("", value)]
     if isinstance(value, list):
         return [(f"{index}.", each) for index, each in enumerate(value) if isinstance(each, OpenModel)]
-    # A map has values of one type. A schema of a tool is a map without objects.
+    # All values of a mapping have the same type, so the first value is enough. A tool's schema contains no objects of
+    # this type.
     if isinstance(value, dict) and isinstance(next(iter(value.values()), None), OpenModel):
         return [(f"{str(key)[:64]}.", each) for key, each in value.items()]
     return []

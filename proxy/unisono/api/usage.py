@@ -29,7 +29,7 @@ Ledger = Callable[[str, str, Account | None], Awaitable[tuple[LedgerLine, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class UsageSource:
-    """Reader of stored usage records. `clock` returns seconds since 1970."""
+    """Reader of stored usage records. `clock` returns the Unix time in seconds."""
 
     ledger: Ledger
     clock: Callable[[], float]
