@@ -78,7 +78,7 @@ ERROR_CODE: Final = "error_code"
 
 # ASGI extension of servers that can answer a WebSocket handshake with any HTTP response.
 WEBSOCKET_HTTP_RESPONSE = "websocket.http.response"
-# WebSocket close codes for the client's fault and the gateway's.
+# WebSocket close codes for a fault of the client, and for a fault of the gateway.
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
 
 # Maximum characters of each key in the path of a field. Clients choose keys, which may be of any length.

@@ -165,7 +165,7 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Id = Annotated[Text, Field(min_length=1)]
 Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
 Stops = Annotated[list[Stop], Field(max_length=16)]
-# One stop string, a list, or none.
+# One stop string, a list of stop strings, or null.
 StopStrings = Annotated[Stops, BeforeValidator(_to_stops), FieldInput(Stop | Stops | None)]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 Arguments = Annotated[Text, BeforeValidator(_to_arguments), FieldInput(str | dict[str, Any] | None)]

@@ -19,9 +19,10 @@ Name = Annotated[
 
 
 class InputFilePart(OpenModel):
-    """File in the Responses API, with `file_data` or `file_url`, which are strings.
+    """File in the Responses API: text, Markdown, JSON, CSV, HTML or PDF.
 
-    It is text, Markdown, JSON, CSV, HTML or PDF. In a conversation, a line of text replaces a file that cannot be read.
+    The string `file_data` or `file_url` contains the file or its URL. If a file in an earlier message cannot be read, a
+    line of text replaces it.
     """
 
     type: Literal["input_file"]

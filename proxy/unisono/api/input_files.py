@@ -35,7 +35,7 @@ _NOT_IN_NAME: Final = re.compile('[\x00-\x1f\x7f-\x9f"<>\u200b-\u200f\u2028-\u20
 _DATA_URL: Final = re.compile(r"data:([^,;]{0,128})((?:;[^,;]{0,128}){0,8}),", re.IGNORECASE)
 
 _FLAT: Final = {FileField.DATA: "file_data", FileField.TYPE: "filename", FileField.URL: "file_url"}
-# Names of the fields in each form of a part.
+# Paths of a file's fields within a part, for each form of file parts.
 FLAT_FIELDS: Final = {**_FLAT, FileField.ID: "file_id"}
 NESTED_FIELDS: Final = {one: f"file.{name}" for one, name in FLAT_FIELDS.items()}
 SOURCE_FIELDS: Final = {
@@ -134,7 +134,7 @@ async def replaced_files(
 
 
 def to_file(part: Mapping[str, Any], max_bytes: int) -> FilePart:
-    """Return the file of a part of any API."""
+    """Return the file in a content part of any API."""
     inner, source = part.get("file"), part.get("source")
     if isinstance(source, dict):
         name, context = _text(part.get("title")), _text(part.get("context"))

@@ -30,7 +30,7 @@ from unisono.core.input_files import FileReader
 from unisono.core.recovery_rules import MEDIA_LEFT_OUT
 from unisono.errors import UnisonoError
 
-# Sources of a document that the model can read.
+# Types of document sources that the model can read.
 TEXT_SOURCES: Final = frozenset({"text", "content"})
 # Fields of a message, a call's output or a tool result that hold parts.
 PART_FIELDS: Final = ("content", "output", "outputs")
@@ -249,7 +249,7 @@ class MediaRemoval:
     def __init__(self, path: str, rules: MediaRules, instructions: str = "") -> None:
         self._path = path
         self._instructions = instructions
-        self._is_read = True  # by the model
+        self._is_read = True  # the model reads the current item
         self._rules = rules
         self.notes: list[str] = []
         self.images: dict[str, Mapping[str, Any]] = {}

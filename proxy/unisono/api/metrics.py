@@ -1,4 +1,4 @@
-"""Prometheus metrics: `/metrics` with a key, and on a local listener without one."""
+"""Prometheus metrics: `/metrics` with a key, and on a local listener without a key."""
 
 from __future__ import annotations
 

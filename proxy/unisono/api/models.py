@@ -174,7 +174,7 @@ def _query_parameter(name: str, description: str) -> dict[str, Any]:
 
 
 ANTHROPIC_VERSION: Final = "anthropic-version"
-# Codex sends `client_version`; Anthropic's clients send the others.
+# Codex sends `client_version`; Anthropic's clients send the other parameters.
 PARAMETERS: Final = (
     _query_parameter("client_version", "Version of Codex; adds its catalogue `models`."),
     _query_parameter("limit", "Page size in Anthropic's format; by default all models."),

@@ -52,8 +52,8 @@ Kind = Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(
 class ResponseFormat(OpenModel):
     """`response_format` of Chat Completions.
 
-    A schema may also be given next to the type `json_object`, or flat next to the type `json_schema` as in the
-    Responses API.
+    The schema may also be directly in this object: with the type `json_object`, or with the type `json_schema` as in
+    the Responses API.
     """
 
     type: Kind
@@ -66,7 +66,7 @@ class ResponseFormat(OpenModel):
     def form(self, at: str) -> AnswerForm | None:
         """Return the format, None for text; `at` is the path of the format in the request.
 
-        Raises InvalidRequest for an unsupported schema, naming a field below `at`.
+        Raises InvalidRequest for an unsupported schema. The error names a field below `at`.
         """
         if self.type == "text":
             return None
@@ -84,7 +84,7 @@ class TextFormat(SchemaSpec):
     def to_answer_form(self, at: str) -> AnswerForm | None:
         """Return the format, None for text; `at` is the path of the format in the request.
 
-        Raises InvalidRequest for an unsupported schema, naming a field below `at`.
+        Raises InvalidRequest for an unsupported schema. The error names a field below `at`.
         """
         if self.type == "text":
             return None

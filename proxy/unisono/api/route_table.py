@@ -129,7 +129,8 @@ class GatewayRoute(Route):
         return route
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        # The application tries every route in turn: Starlette's matching takes 1 us per route.
+        # The application tries every route in turn, and Starlette's matching takes 1 us per route. This comparison
+        # excludes most routes faster.
         if not scope["path"].startswith(self._start):
             return NO_MATCH
         match, found = super().matches(scope)

@@ -209,7 +209,7 @@ async def _actor(request: Request) -> Actor:
         )
     actor = await admin.actor(request.state.caller)
     if actor.role not in PERMISSIONS.get(route_of(request.scope), frozenset()):
-        raise NotAllowed(f"The role of this key, '{actor.role}', may not use {route_of(request.scope)}.")
+        raise NotAllowed(f"A key with the role '{actor.role}' may not use {route_of(request.scope)}.")
     await check_query(request)
     return actor
 

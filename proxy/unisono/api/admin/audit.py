@@ -45,7 +45,7 @@ def audit_answer(record: AuditRecord) -> dict[str, Json]:
 @ADMIN.add("GET", "/audit")
 async def list_audit_records(admin: AdminDeps, actor: CurrentActor, query: Annotated[AuditQuery, Query()]) -> AuditPage:
     """List all changes of keys, teams, users, customers, budgets and models, newest first."""
-    del actor  # its role is checked
+    del actor  # only the check of its role is needed
     total, records = await admin.store.audit_records((query.page - 1) * query.page_size, query.page_size)
     return AuditPage(
         audit_logs=[audit_answer(record) for record in records],

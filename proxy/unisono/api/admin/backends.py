@@ -41,7 +41,7 @@ async def get_backend_health(
     model_id: Annotated[str | None, Query(description="Id of a deployment.")] = None,
 ) -> HealthReport:
     """Return the healthy and the unhealthy deployments."""
-    del actor  # its role is checked
+    del actor  # only the check of its role is needed
     found = [
         each
         for each in source.deployments()

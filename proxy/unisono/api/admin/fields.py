@@ -94,7 +94,7 @@ class AdminBody(BaseModel):
         return {name: each for name, each in value.items() if name not in others}
 
     def changes(self, *names: str) -> dict[str, Any]:
-        """Return the sent fields among `names`, by name; the value None removes a setting."""
+        """Return those of the fields `names` that the body contains; None removes a setting."""
         return {name: getattr(self, name) for name in names if name in self.model_fields_set}
 
 

@@ -1,7 +1,7 @@
 """Routes `/key/*`: virtual keys in LiteLLM's format.
 
-A key is named by its secret, or by its id, which LiteLLM calls the token or the hash. Deleting a key revokes it for
-good; its usage stays attributed to it.
+A request names a key by its secret, or by its id, which LiteLLM calls the token or the hash. Deleting a key revokes it
+permanently; the usage stays attributed to the key.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ async def _import_key(
     body = GenerateKey.model_validate(
         {field: value for field, value in sent.items() if field in known or value not in NEUTRAL_VALUES}
     )
-    await _check_owners(admin, actor, body, creates_owners=creates_owners)
+    await _ensure_owners(admin, actor, body, creates_owners=creates_owners)
     if body.key_alias:
         await claim_alias(admin, body.key_alias, token, key_id, is_fixed=True)
     now = admin.clock()
@@ -187,8 +187,11 @@ async def _import_key(
     return ImportedKey(name, key_id)
 
 
-async def _check_owners(admin: Administration, actor: Actor, body: GenerateKey, *, creates_owners: bool) -> None:
-    """Create the missing team and user of a key. Raises `InvalidRequest` if they must exist."""
+async def _ensure_owners(admin: Administration, actor: Actor, body: GenerateKey, *, creates_owners: bool) -> None:
+    """Create the team and the user of a key if they are missing.
+
+    Raises `InvalidRequest` for a missing budget, and for a missing team or user unless `creates_owners` is True.
+    """
     for kind, id, role in (
         (EntryKind.TEAM, body.team_id, ""),
         (EntryKind.USER, body.user_id, UserRole.USER.value),

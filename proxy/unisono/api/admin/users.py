@@ -156,7 +156,7 @@ async def list_budgets(
     admin: AdminDeps, actor: CurrentActor, query: Annotated[ListQuery, Query()]
 ) -> list[BudgetObject]:
     """List named budgets, oldest first."""
-    del actor  # its role is checked
+    del actor  # only the check of its role is needed
     page, _ = page_of(await admin.store.directory(EntryKind.BUDGET), query.page, query.page_size)
     return [BudgetObject.model_validate(admin.view(budget)) for budget in page]
 

@@ -364,7 +364,7 @@ class MessageEvents:
         return start + (self._delta + orjson.dumps(arguments) + _END if arguments else b"") + self._stop()
 
     def _whole_block(self, block: dict[str, Any]) -> bytes:
-        """Return a block without deltas."""
+        """Return the start and the stop event of a block that is sent without deltas."""
         return self._start(block, _TEXT) + self._stop()
 
     def _compacted(self, compacted: Compacted) -> bytes:
