@@ -16,7 +16,7 @@ from unisono.core.frozen import dataclass
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerNotAllowed
 
-# Maximum number of tool servers in a request. All of them are asked for their tools before generation.
+# Maximum number of tool servers in a request. The gateway lists the tools of all servers before generation.
 MAX_SERVERS = 16
 
 OWN_CREDENTIALS = frozenset({"authorization", "x-api-key"})
