@@ -18,7 +18,7 @@ from unisono.core.requested_routing import DEPLOYMENT_HEADER
 from unisono.errors import InvalidRequest
 
 # Takes the caller, the id of an end user, and the request field with this id. Returns the caller with the end user's
-# limits. Raises NotAllowed if the end user may not use the gateway.
+# limits. Raises NotAllowed if the end user is blocked.
 ApplyEndUser: TypeAlias = Callable[[Caller, str, str], Awaitable[Caller]]
 
 
