@@ -1,4 +1,4 @@
-"""Backend abilities that a request requires, and the recorder of log probabilities."""
+"""Backend abilities that a request requires, and recorders of log probabilities."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendProtocolError, InvalidRequest, UnsupportedValue
 from unisono.harmony.encoding import Encoding
 
-# Log probabilities of one prompt. Backends send all of them in one event, whose size is limited.
+# Largest number of log probabilities that a backend may send for one prompt. A backend sends all log probabilities of a
+# prompt in one event, and the size of an event is limited.
 MAX_PROMPT_LOGPROBS: Final = 200_000
 
 
 def required_abilities(request: GenerationRequest, *, prompt_logprobs: bool = False) -> frozenset[str]:
-    """Return the names of abilities that the backend of a request needs for its next generation."""
+    """Return the names of the abilities that a backend needs for the request's next generation.
+
+    `prompt_logprobs`: the backend must also report log probabilities of the prompt.
+    """
     needed: set[str] = set()
     if request.answer.sampling.logit_bias:
         needed.add("logit_bias")
@@ -28,7 +32,10 @@ def required_abilities(request: GenerationRequest, *, prompt_logprobs: bool = Fa
 
 
 def check_abilities(request: GenerationRequest, capabilities: Capabilities, *, prompt_logprobs: bool = False) -> None:
-    """Raise UnsupportedValue if the backend lacks an ability that the request needs."""
+    """Raise UnsupportedValue if the backend lacks an ability that the request needs.
+
+    `prompt_logprobs`: the backend must also report log probabilities of the prompt.
+    """
     answer, fields = request.answer, request.prompt.fields
     if answer.sampling.logit_bias and not capabilities.logit_bias:
         raise UnsupportedValue(
@@ -46,15 +53,19 @@ def check_abilities(request: GenerationRequest, capabilities: Capabilities, *, p
 
 
 def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> None:
-    """Raise InvalidRequest if a backend cannot send as many log probabilities of a prompt."""
+    """Raise InvalidRequest if the prompt is too long to report its log probabilities.
+
+    Does nothing if the request does not ask for log probabilities of its prompt.
+    """
     if request.raw is None or not request.raw.has_prompt_logprobs or request.logprobs is None:
         return
-    # A backend reports the token itself, its alternatives, and the token among them.
+    # For each prompt token, a backend reports the token, the alternatives, and the token again among the alternatives.
     limit = MAX_PROMPT_LOGPROBS // (request.logprobs + 2)
     if prompt_tokens > limit:
         raise InvalidRequest(
-            f"'logprobs': with {request.logprobs} alternatives, log probabilities of a prompt are limited to {limit} "
-            f"tokens, and this prompt has {prompt_tokens}; request fewer alternatives or shorten the prompt.",
+            f"'logprobs': with {request.logprobs} alternatives per token, log probabilities are available for prompts "
+            f"of at most {limit} tokens, but this prompt has {prompt_tokens} tokens; request fewer alternatives or "
+            "shorten the prompt.",
             param=request.prompt.fields.logprobs,
         )
 
@@ -62,10 +73,10 @@ def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> Non
 def logprob_recorder(
     request: GenerationRequest, report: GenerationReport, encoding: Encoding
 ) -> Callable[[Sequence[int], Chunk], None] | None:
-    """Return a function that records a chunk's tokens and their log probabilities.
+    """Return a function that records the log probabilities of generated tokens, or None if none are requested.
 
-    Returns None if the request asks for no log probabilities. An answer may consist of several generations, and each
-    needs a function of its own. All these functions record into `report.facts.logprobs`.
+    The function takes the tokens of a chunk and the chunk. An answer may consist of several generations: call
+    `logprob_recorder` once for each generation. All returned functions record into `report.facts.logprobs`.
     """
     if request.logprobs is None:
         return None
@@ -77,9 +88,10 @@ def logprob_recorder(
 
 
 def prompt_recorder(job: CompletionJob, report: GenerationReport) -> Callable[[Chunk], None]:
-    """Return a function that records the prompt's log probabilities from a job's chunks.
+    """Return a function that records the prompt's log probabilities; call it with every chunk of the job.
 
-    It raises BackendProtocolError if the first tokens arrive without them.
+    If the job requests no log probabilities of the prompt, the function does nothing. Otherwise it raises
+    BackendProtocolError if the first chunk with content lacks a log probability for any token of the prompt.
     """
     log = report.facts.logprobs
     if log is None or not job.prompt_logprobs:
@@ -89,11 +101,11 @@ def prompt_recorder(job: CompletionJob, report: GenerationReport) -> Callable[[C
         if log.prompt or not (chunk.tokens or chunk.finish or chunk.prompt_logprobs):
             return
         if len(chunk.prompt_logprobs) != len(job.prompt.tokens):
-            raise BackendProtocolError("the backend sent no log probabilities of the prompt")
+            raise BackendProtocolError("the backend did not send a log probability for each token of the prompt")
         log.prompt = list(zip(job.prompt.tokens, chunk.prompt_logprobs, strict=True))
 
     return record
 
 
 def _ignore_chunk(chunk: Chunk) -> None:
-    """Record nothing."""
+    """Do nothing with the chunk."""

@@ -1,7 +1,7 @@
-"""Attempts of one answer: slots, recovery from failures and telemetry.
+"""Attempts to generate one answer: slots, failover and telemetry.
 
-A slot is acquired when something has to be generated, and held until it is released. All attempts share one deadline:
-each gets the time left for the answer.
+A slot is acquired before a step if the answer holds no slot. It is released after a failed attempt, while server tools
+run, and at the end of the answer. All attempts share one deadline: an attempt may take the time left for the answer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from unisono.errors import BackendTimeout, ContextTooLong, UnisonoError
 from unisono.harmony.decode import Decoder
 from unisono.harmony.token_counter import TokenCap
 
-NEXT_ATTEMPTS = frozenset(
-    {Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT}
-)  # actions that lead to another attempt
+# actions that lead to another attempt
+NEXT_ATTEMPTS = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})
 
 
 class SlotSession:
-    """Slots and attempts of one answer."""
+    """Slot of one answer in progress, and failover to other slots."""
 
     def __init__(
         self, pool: DeploymentPool, request: GenerationRequest, report: GenerationReport, *, passing: bool = False
     ) -> None:
-        """`passing` selects deployments that answer in OpenAI's own API."""
+        """`passing`: use only deployments that answer in the OpenAI API, instead of Harmony deployments."""
         self._request = request
         self._report = report
         caller = request.origin.caller
@@ -57,7 +56,7 @@ class SlotSession:
                 has_both_kinds=request.passthrough is not None,
             )
         )
-        # An answer that cannot continue elsewhere must not get a shortened silence limit either.
+        # A shortened silence limit is useful only if the answer can continue on another deployment.
         self._can_resume = request.routing.failover and not passing
         self._earlier = tuple(report.tries)
         self._now = asyncio.get_running_loop().time
@@ -66,9 +65,8 @@ class SlotSession:
         self._is_used = False
         self._timeouts: Timeouts | None = None
         self._is_failover = False  # the next slot counts as a failover
-        self.has_moved = bool(
-            request.resumption.journal
-        )  # the answer's tokens so far come from another deployment or a journal
+        # the answer's tokens so far come from another deployment or a journal
+        self.has_moved = bool(request.resumption.journal)
 
     @property
     def has_alternative(self) -> bool:
@@ -77,9 +75,9 @@ class SlotSession:
 
     @property
     def remaining_s(self) -> float:
-        """Return the seconds until the deadline of the answer; 0 after it.
+        """Return the seconds until the deadline of the answer; 0 after the deadline.
 
-        The time is infinite before the first slot, whose deployment has the time limits.
+        Returns infinity before the first slot is acquired, because the deployment of that slot sets the time limits.
         """
         return inf if self._timeouts is None else self._deadline.remaining(self._timeouts, self._now()).total_s
 
@@ -89,9 +87,10 @@ class SlotSession:
         return self.slot is not None
 
     async def acquire(self, demand: RouteRequirements) -> Slot:
-        """Acquire the next slot. No slot may be held yet.
+        """Wait for the next slot and hold it. The session must not hold a slot yet.
 
-        If no slot is available, raises the error of the last attempt or of the queue.
+        If no deployment can be used, raises the error of the last attempt, or of the queue if there was no attempt.
+        Raises BackendTimeout if the answer's time limit expires while waiting.
         """
         slot = await self._wait_for_slot(demand, None if self._timeouts is None else self.remaining_s)
         # The slot is held until `release`, across several calls, so no `with` block can hold it.
@@ -128,10 +127,7 @@ class SlotSession:
             self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
 
     def start_attempt(self, slot: Slot) -> Timeouts:
-        """Begin an attempt and return its time limits.
-
-        Raises BackendTimeout if no time is left for the answer.
-        """
+        """Begin an attempt and return its time limits. Raises BackendTimeout if the answer's deadline has passed."""
         configured = slot.deployment.timeouts
         timeouts = self._deadline.remaining(configured, self._now())
         route = self._route
@@ -150,9 +146,9 @@ class SlotSession:
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
     def record_first_token(self, slot: Slot) -> str:
-        """Report the first token, and return the deployment that sent it.
+        """Record that the first token has arrived, and return the name of the deployment that sent it.
 
-        With hedging, it may be another one than before.
+        With hedging, this may be a different deployment from the one on which the attempt began.
         """
         slot.record_first_token()
         if (name := slot.deployment.name) != self._report.backend:
@@ -161,7 +157,7 @@ class SlotSession:
         return name
 
     def trace_span(self, step: int) -> TraceContext | None:
-        """Return the trace span of the next generation, a child of its step's span."""
+        """Return the trace span for the next attempt at step number `step`; None if the request is not traced."""
         if self._request.origin.span is None:
             return None
         return self._request.origin.span.child(step_span(step)).child(try_span(len(self._report.facts.steps)))
@@ -169,10 +165,11 @@ class SlotSession:
     async def recover(
         self, error: AttemptError, progress: Progress, *, resumable: bool, regenerable: bool = False
     ) -> Action:
-        """Apply the failover policy to an attempt that failed; raise `error` if nothing follows.
+        """Apply the failover policy after a failed attempt, and return the action for the caller.
 
-        The action is never WAIT: this method waits itself. The slot is released, except for a RESTART on the same
-        deployment; then `has_slot` is still true.
+        Raises `error` if the policy ends the request. Never returns WAIT: this method waits itself and returns the
+        action after the pause. Releases the slot, except for a RESTART on the same deployment; then `has_slot` is still
+        true. `resumable` and `regenerable` have the meaning that they have in `Options`.
         """
         if not (self.has_slot or self._route.tries):
             # No attempt was made: `error` is the reason why no slot is available.
@@ -189,8 +186,8 @@ class SlotSession:
             regenerable=regenerable and self.has_slot,
         )
         action = decide(kind, progress, options)
-        # The same deployment generates again: its slot stays held, and it did not fail. Elsewhere, an answer that the
-        # client has seen would start over.
+        # The same deployment generates the message again, so its slot stays held and is not reported as failed. An
+        # answer that the client has partly seen cannot move: another deployment would begin it anew.
         if action is Action.RESTART and (progress is Progress.SEEN or not options.available):
             return action
         self.fail(error, moves=action in NEXT_ATTEMPTS)
@@ -201,21 +198,21 @@ class SlotSession:
             assert found.later_s is not None
             await asyncio.sleep(found.later_s)
             self._route.retry_failed()
-            # After the pause, the deployment that failed counts as available.
+            # After the pause, the deployments that failed may be used again.
             return decide(kind, progress, replace(options, available=True))
         return action
 
     def _name_attempts(self, error: UnisonoError) -> None:
-        """Add the failed attempts to an error, for the operator."""
+        """Add the deployments and failures of all failed attempts to `error`, for the operator."""
         tries = (*self._earlier, *self._route.tries)
         # Without an attempt, the error already names the deployments whose probe failed.
         if failed := tuple((each.deployment, each.failure) for each in tries if each.failure):
             error.attempts = failed
 
     def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
-        """Report the held slot as failed and release it.
+        """Report `error` as the failure of the held slot, if any, and release the slot.
 
-        `moves`: another attempt follows on the next slot.
+        `moves`: another attempt follows, so the next slot counts as a failover.
         """
         if self.slot is not None:
             self.slot.failed(error)
@@ -225,15 +222,15 @@ class SlotSession:
         self.release()
 
     def pause(self) -> None:
-        """Release the held slot, if any, as successful; stop the clock until one is acquired."""
-        # A slot on which no request was sent tells nothing about its deployment.
+        """Release the held slot, if any, as successful, and stop the answer's clock until `resume`."""
+        # A slot through which no request was sent is no evidence that its deployment works.
         if self.slot is not None and self._is_used:
             self.slot.succeeded()
         self.release()
         self._deadline.stop(self._now())
 
     def resume(self) -> None:
-        """Resume the clock of the answer."""
+        """Start the answer's clock again after `pause`."""
         self._deadline.resume(self._now())
 
     def release(self) -> None:
@@ -244,10 +241,10 @@ class SlotSession:
 
 
 class AttemptTelemetry:
-    """Telemetry of an attempt for step number `step`, which begins now on `slot`.
+    """Telemetry of one attempt to generate step number `step` on `slot`; the attempt begins now.
 
-    It is a context for reading `stream`, the output of the attempt. At its end, the attempt is added to the report, the
-    slot is informed, and the stream is closed.
+    Use it as an asynchronous context manager while reading `stream`, the output of the attempt. On exit, it adds the
+    attempt to the report, reports usage and times to the slot, and closes the stream.
     """
 
     def __init__(
@@ -288,17 +285,17 @@ class AttemptTelemetry:
             await self._stream.aclose()
 
     def _add_counts(self, error: ContextTooLong, limit: int) -> None:
-        """Add the gateway's own counts to a backend's report.
+        """Add the gateway's token counts to a backend's error, and `limit` if the error contains no limit.
 
-        The limit that the backend reports takes precedence.
+        `limit` is the known context window of the backend in tokens; 0 if unknown.
         """
         prompt_tokens = len(self._job.prompt.tokens)
         error.limit = error.limit or limit
-        # A prompt that exceeds the limit by itself is the exact reason, whatever the backend counted.
+        # If the prompt alone exceeds the limit, its length is the reason, even if the backend counted other tokens.
         if prompt_tokens >= error.limit:
             error.tokens = prompt_tokens
         elif not error.tokens:
-            # A prompt that fits is refused when it leaves too little room for the output.
+            # A backend refuses a prompt that fits if the prompt and `max_tokens` together exceed the limit.
             error.tokens = prompt_tokens + self._job.max_tokens
 
     def _record_times(self) -> None:
@@ -331,9 +328,10 @@ class AttemptTelemetry:
         )
 
 
-LONG_MESSAGE_TOKENS: Final = 1_000  # tokens of a message whose end takes up to 1 ms under a schema of usual size
+# Number of tokens of a message up to which the end of the message takes at most 1 ms, with a schema of usual size.
+LONG_MESSAGE_TOKENS: Final = 1_000
 LONG_CHUNK_CHARS: Final = 8_000  # characters that take about 2 ms to encode
-# Tokens that take less than 1 ms to read while their message is open; other tasks run in between.
+# Number of tokens inside a message that are read in less than 1 ms. Other tasks run between two portions.
 PORTION_TOKENS: Final = 256
 
 
@@ -345,10 +343,11 @@ def portions(tokens: Sequence[int]) -> Iterable[Sequence[int]]:
 
 
 class ChunkReader:
-    """Reader of the chunks of an attempt, whose tokens it decodes, limits, times and records.
+    """Reader of an attempt's chunks, which decodes, limits, times and records their tokens.
 
-    `decoder` converts text to tokens; None if the backend sends token ids. `record_first` reports the first token and
-    returns the deployment that sent it.
+    `cap` limits the number of generated tokens. `decoder` converts text to tokens; it is None if the backend sends
+    token ids. `record_first` is called when the first token arrives, and returns the name of the deployment that sent
+    this token. `add_logprobs` records log probabilities; it is None if the request asks for none.
     """
 
     def __init__(
@@ -367,7 +366,7 @@ class ChunkReader:
         self._add_logprobs = add_logprobs
 
     async def read(self, chunk: Chunk) -> tuple[Sequence[int], FinishReason | None]:
-        """Return the tokens of a chunk, and the reason if the generation ends with it."""
+        """Return the tokens of a chunk, and the finish reason if the generation ends with this chunk, else None."""
         telemetry, cap = self._telemetry, self._cap
         if not self._has_begun and (chunk.tokens or chunk.text):
             self._has_begun = True
@@ -383,7 +382,7 @@ class ChunkReader:
         if finish is None:
             return tokens, None
         telemetry.finish = finish.value
-        # Neither the tokens that the decoder buffered nor a stop token that the backend hides were sent yet.
+        # Add the tokens that the decoder has buffered, and a stop token that the backend leaves out of its output.
         buffered = () if self._decoder is None or cap.room < 0 else self._decoder.end()
         hidden_stop = () if chunk.stop_token is None or cap.room < 0 else (chunk.stop_token,)
         telemetry.pace.tokens += len(buffered) + len(hidden_stop)
@@ -391,7 +390,7 @@ class ChunkReader:
 
     async def _decode(self, chunk: Chunk, decoder: Decoder) -> Sequence[int]:
         """Return the tokens of a text chunk, limited by the cap. Long texts are encoded in a thread."""
-        # `decoder` and `cap` belong to one generation, so a thread whose caller was cancelled changes nothing else.
+        # A thread continues after its caller is cancelled. It then changes only `decoder` and `cap` of this generation.
         is_long = len(chunk.text) > LONG_CHUNK_CHARS
         tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)
         if self._cap.tokens_to_encode(tokens) > LONG_MESSAGE_TOKENS:

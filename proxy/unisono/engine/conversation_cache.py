@@ -1,9 +1,12 @@
-"""Cache of stateless conversations, so that their prompts stay token-exact.
+"""Cache of generated messages, so that prompts of stateless conversations stay token-exact.
 
-A Chat client sends its history back as text. The cache finds the generated token ids again: tool turns by the call's id
-and content, answers by content. A continued conversation then extends the tokens that a backend has cached. The
-reasoning of a running tool turn also survives clients that do not send it back. Eviction is always safe: an unknown
-message is rendered from its text. Bounded, in process, per tenant.
+A Chat client sends its history back as text. The cache finds the token ids that the model generated for this text: it
+finds a turn with a tool call by the id and content of the call, and an answer by its content. The prompt of the
+continued conversation then begins with exactly the tokens that a backend has cached. The cache also restores the
+reasoning of an unfinished tool turn if the client does not send this reasoning back.
+
+An evicted entry causes no error: a message that the cache does not know is rendered from its text. The cache is in
+memory, limited in size, and separates tenants.
 """
 
 from __future__ import annotations
@@ -39,20 +42,20 @@ Generated = AssistantReasoning | AssistantMessage | AssistantCall
 _GENERATED: Final = frozenset({AssistantReasoning, AssistantMessage, AssistantCall})
 _ANSWERED: Final = frozenset({AssistantMessage, AssistantCall})
 
-# An item of an answer: results of server tools stand between the model's own items.
+# An item of an answer. Results of server tools are stored between the items that the model generated.
 StoredItem = Generated | ToolResult
 
 MAX_DATES = 10_000
 MAX_BYTES = 32 * 1024 * 1024
-ENTRY_BYTES = 480  # key, entry, tuples, and the slot in an ordered dictionary
-MAX_ENTRY_SHARE = 1 / 8
+ENTRY_BYTES = 480  # overhead of one entry: its key, the `_Entry`, its tuples, and its place in the ordered dictionary
+MAX_ENTRY_SHARE = 1 / 8  # larger entries, as a share of the cache's `max_bytes`, are not stored
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Items without their tokens, and the tokens of each item as 4 bytes per id.
+    """Items without their tokens, and separately the token ids of each item, packed into 4 bytes per id.
 
-    As objects, tokens take 40 bytes each.
+    As Python integers in a tuple, token ids would take 40 bytes each.
     """
 
     items: tuple[StoredItem, ...]
@@ -82,7 +85,7 @@ class _Entry:
 
 
 def _with_tokens(item: Generated, tokens: Tokens) -> Generated:
-    """Return the item with other tokens."""
+    """Return a copy of the item with `tokens` instead of its own tokens."""
     match item:
         case AssistantReasoning():
             return AssistantReasoning(item.text, tokens)
@@ -110,7 +113,7 @@ def _texts(item: StoredItem) -> tuple[str, ...]:
             return (item.text,)
 
 
-# Values of optional arguments that a client may add to a call without changing it.
+# A client may add arguments with these values to a call that it sends back. The call is still recognised.
 EMPTY: Final[tuple[Json, ...]] = (None, False, "", [], {})
 
 
@@ -128,13 +131,13 @@ class ConversationCache:
 
     @property
     def size(self) -> int:
-        """Return the bytes of all entries, without the dates."""
+        """Return the estimated memory of all entries in bytes. The dates are not included."""
         return self._size
 
     def recall(self, tenant: str, conversation: Conversation, *, dated: bool = False) -> Conversation:
-        """Return the conversation with the model's generated token ids and its first day.
+        """Return the conversation with the token ids that the model generated, and the date of its first request.
 
-        A `dated` conversation keeps its own date.
+        With `dated`, the conversation keeps the date that it already has.
         """
         preamble, items = conversation.preamble, conversation.items
         if not _GENERATED.isdisjoint(map(type, items)):
@@ -152,7 +155,8 @@ class ConversationCache:
         sent = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
         for position, item in enumerate(conversation.items):
             if position == conversation.reasoning_from:
-                # Here, because the cache restores reasoning that the client left out.
+                # Drop all reasoning before this position. This happens after the look-up of the earlier items, because
+                # the cache also restores reasoning that the client left out.
                 items = [known for known in items if not isinstance(known, AssistantReasoning)]
             match item:
                 case AssistantReasoning() | AssistantMessage():
@@ -177,9 +181,10 @@ class ConversationCache:
         visible: Collection[str] = (),
     ) -> None:
         """Store the items that the model generated for one request."""
-        # `opened` is the beginning of the first message, if the client wrote it. The message's tokens include it, its
-        # text does not. `results` are the results of server tools, by call id. `visible` are labels of servers whose
-        # calls and results the client sends back. The client never sees calls of other servers, although the model did.
+        # `opened` is the beginning of the first message, if the client wrote this beginning (prefill). The tokens of
+        # the message include `opened`, but the text of its event does not. `results` are the results of server tools,
+        # by call id. `visible` are the labels of the tool servers whose calls and results the client sees and sends
+        # back. Calls to other servers are part of the prompt, but hidden from the client.
         turn: list[StoredItem] = []
         messages: list[AssistantMessage] = []
         before = 0  # index in `turn` of the first item after the last emitted call
@@ -187,7 +192,7 @@ class ConversationCache:
         for event in closed:
             if isinstance(event.item, HostedCall) and event.item.approval:
                 continue  # the call is in the conversation already
-            # An incomplete item has no tokens. What follows it cannot be restored exactly.
+            # An incomplete item has no tokens. The items after it cannot be restored exactly.
             if not event.tokens:
                 return
             opened, begun = "", opened
@@ -214,7 +219,7 @@ class ConversationCache:
                         turn.append(results[call_id])
                     before = len(turn) if server in visible else before
         if handed is not None and turn and all(isinstance(item, AssistantCall | ToolResult) for item in turn):
-            # Server calls made beside the client's calls are restored with the last of those.
+            # Calls to server tools that follow the last call to a client's tool are stored under that client call.
             key, items = handed
             self._store(key, (*items, *turn))
 
@@ -242,9 +247,9 @@ class ConversationCache:
         return self._find(_key(tenant, "answer", message.text)) or (message,)
 
     def _date(self, tenant: str, conversation: Conversation) -> str:
-        """Return the conversation's first day if known.
+        """Return the date of the conversation's first request if known, else the date that the conversation has.
 
-        A change at midnight would invalidate prefix caches.
+        If the date in the prompt changed at midnight, backends could not use their prefix caches.
         """
         today = conversation.preamble.date
         key = _key(tenant, "date", conversation.preamble.instructions, _first_text(conversation.items))
@@ -276,10 +281,10 @@ class ConversationCache:
 
 
 def _without_sent(stored: Sequence[StoredItem], call_id: str, sent: Collection[str]) -> Sequence[StoredItem]:
-    """Return the part of a turn that belongs to a call, without what the client sends itself.
+    """Return the part of a stored turn that restores one call, without calls and results that the client sends.
 
-    `sent` are the ids of the calls that the client sends. The part begins after the last of them before this call. It
-    also includes items after the call that belong to none of them.
+    `sent` are the ids of all calls that the client sends. The part begins after the last item before the call whose
+    call id is in `sent`. After the call, the part includes all items whose call ids are not in `sent`.
     """
 
     def is_sent(item: StoredItem) -> bool:
@@ -295,9 +300,10 @@ def _is_call(item: StoredItem, call_id: str) -> bool:
 
 
 def _same_turn(stored: Sequence[StoredItem], turn: Sequence[Generated], call: AssistantCall) -> bool:
-    """Return whether a client's version of a turn matches the stored one.
+    """Return whether a client's version of a turn matches the stored turn.
 
-    All parts that the client sends must be equal. It may omit reasoning and preambles, which it need not know.
+    Every part that the client sends must be equal to the stored part. The client may omit reasoning and preambles,
+    because it may not have seen them.
     """
     own = next((item for item in stored if _is_call(item, call.call_id)), None)
     if (
@@ -315,10 +321,11 @@ def _same_turn(stored: Sequence[StoredItem], turn: Sequence[Generated], call: As
 
 
 def _same_arguments(stored: str, given: str) -> bool:
-    """Return whether both are the same text, or the same JSON.
+    """Return whether the arguments that a client sends back are the same text or the same JSON as the stored arguments.
 
-    Members that clients add are ignored. Some APIs pass arguments as an object, and the client then serializes it
-    differently. Numbers are compared with the precision of common JSON readers.
+    Members that the client added with an empty value (`EMPTY`) are ignored. JSON is compared because some APIs pass
+    arguments as an object, which the client may serialize differently. Numbers are compared as double-precision floats,
+    because common JSON parsers round them.
     """
     if stored == given:
         return True
@@ -333,6 +340,6 @@ def _same_arguments(stored: str, given: str) -> bool:
 
 
 def _key(*parts: str) -> bytes:
-    # The lengths in front of the text separate the parts.
+    # The lengths in front keep different lists of parts from producing the same text.
     text = f"{[*map(len, parts)]}{''.join(parts)}"
     return hashlib.blake2b(text.encode("utf-8", errors="surrogatepass"), digest_size=16).digest()

@@ -1,6 +1,6 @@
 """Dependencies shared by all generations, and preparation of a request before rendering.
 
-The cache of prompts that token counts rendered is bounded.
+A prompt that was rendered to count its tokens is stored until its request is deleted, so the generation can reuse it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from unisono.harmony.tools import NO_TOOLS, ToolSet, plan_tools
 
 @dataclass(frozen=True, slots=True)
 class PreparedConversation:
-    """A request's conversation as it is rendered, and its checked tools with their names.
+    """A request's conversation, ready to be rendered, and its checked tools with their names.
 
-    `has_left_out`: some server tools could not be declared. `left_out_tools` lists them by server. `hosted` are the
-    server tools and `loop` runs them; both are None without server tools. `rendered` is the first prompt, if a token
-    count rendered it.
+    `has_left_out`: some server tools could not be declared to the model. `left_out_tools` lists these tools by the
+    label of their server. `hosted` are the server tools and `loop` runs them; both are None if the request has no
+    server tools. `rendered` is the first prompt if it was already rendered to count its tokens, else None.
     """
 
     conversation: Conversation
@@ -48,7 +48,7 @@ class PreparedConversation:
 
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
-    """Prompt that was rendered to count its tokens, with the request fields it depends on."""
+    """Prompt that was rendered to count its tokens, with the request fields on which the prompt depends."""
 
     conversation: Conversation
     form: AnswerForm | None
@@ -58,7 +58,7 @@ class CountedPrompt:
 class CountedPrompts:
     """Table of counted prompts by request.
 
-    A request and its modified copies share one entry. The entry is dropped with the last of them.
+    A request and its modified copies share one entry. The entry disappears when the request and all copies are deleted.
     """
 
     def __init__(self) -> None:
@@ -71,9 +71,10 @@ class CountedPrompts:
         self._prompts[request.origin.key] = CountedPrompt(request.conversation, request.answer.form, prepared)
 
     def find(self, request: GenerationRequest) -> PreparedConversation | None:
-        """Return the counted prompt of a request.
+        """Return the prepared conversation of a request whose prompt was counted.
 
-        None if it was not counted, or if a hook changed the conversation or the required answer format afterwards.
+        Returns None if the prompt was not counted, or if a hook later changed the conversation or the required answer
+        format.
         """
         counted = self._prompts.get(request.origin.key)
         if (
@@ -87,7 +88,7 @@ class CountedPrompts:
 
 NO_CALLS: Final = "Do not call any tool now. Answer the last message directly."
 
-# Callback that logs the tools of a server that the model is not offered.
+# Callback that logs the tools of one server that are not offered to the model; takes the server's label and the tools.
 LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
 
 
@@ -95,7 +96,8 @@ LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
 class EngineDeps:
     """Dependencies of the engine's generations.
 
-    `violation` describes why a JSON text does not match a schema. Without it, only the JSON syntax is checked.
+    `violation` returns a description of how a JSON text violates a schema. If it is None, only the JSON syntax of
+    answers is checked. If `tools` is None, the gateway runs no tools itself.
     """
 
     encoding: Encoding
@@ -112,8 +114,9 @@ class EngineDeps:
     async def prepare(self, request: GenerationRequest, report: GenerationReport) -> PreparedConversation:
         """Prepare a request for its generation.
 
-        Server tools are those offered now or, with a journal, those offered when it was begun. Tools that could not be
-        declared are noted in the report.
+        If the request resumes a journal, the server tools are those that were offered when the journal was begun.
+        Otherwise, they are the tools that the servers offer now. The report lists tools that could not be declared.
+        Raises UnsupportedValue if the request has server tools and this gateway runs none.
         """
         loop = None if request.server_tools is None else self._tool_loop(request, report)
         if loop is None and (counted := self.counted_prompts.find(request)) is not None:
@@ -128,7 +131,7 @@ class EngineDeps:
         return prepared
 
     async def count(self, request: GenerationRequest, salt: str) -> int:
-        """Return the number of tokens of the request's first prompt."""
+        """Return the number of tokens of the request's first prompt; `salt` as for `render`."""
         loop = self._tool_loop(request, GenerationReport())
         prepared = await self._prepared(request, loop)
         rendered = await render(self.renderer, prepared.conversation, prepared.tools, salt)
@@ -171,9 +174,9 @@ class EngineDeps:
         )
 
     def _tool_loop(self, request: GenerationRequest, report: GenerationReport) -> ToolLoop | None:
-        """Return the runner of the request's server tools, or None if it has none.
+        """Return the loop that runs the request's server tools, or None if the request has no server tools.
 
-        Raises UnsupportedValue if the gateway runs no tools.
+        Raises UnsupportedValue if the request has server tools and this gateway runs none.
         """
         server_tools = request.server_tools
         if server_tools is None or not (server_tools.servers or server_tools.decisions):

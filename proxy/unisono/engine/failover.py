@@ -1,8 +1,8 @@
-"""The failover policy: action after a failed attempt, as a pure table for all generations.
+"""The failover policy: a pure table of the action after a failed attempt, for all generations.
 
 Harmony generations, raw completions and pass-through requests use the same table. Its input is the kind of failure, the
-progress of the answer and the available options. It knows no clock, no deployment and no budget. The route decides
-whether another attempt is possible, and reports it in `Options`.
+progress of the answer and the available options. The table does not depend on a clock, a deployment or a budget. The
+route decides which further attempts are possible, and the caller passes this as `Options`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class FailureKind(Enum):
     """Kind of failure of an attempt."""
 
     UNREACHABLE = auto()  # refused, reset or closed
-    TIMEOUT = auto()  # a limit of the attempt passed
+    TIMEOUT = auto()  # a time limit of the attempt expired
     OVERLOADED = auto()  # 429, 503 or a full queue
     PROTOCOL = auto()  # invalid bytes, or an answer without an end
     ERROR = auto()  # any other failure of the backend, such as a 500
     REJECTED = auto()  # the backend says that the request is invalid
     UNFIT = auto()  # a probe found that the backend's answers cannot be trusted
-    CANNOT_CONTINUE = auto()  # the backend would not read the answer so far as the same tokens
+    CANNOT_CONTINUE = auto()  # the backend would tokenize the answer so far differently, or cannot continue there
     CONTEXT_TOO_LONG = auto()  # the prompt does not fit into this backend's context window
 
 
@@ -64,20 +64,20 @@ KINDS: Final[tuple[tuple[type[AttemptError], FailureKind], ...]] = (
 class Progress(Enum):
     """Progress of the answer at the time of the failure."""
 
-    NOTHING = auto()  # no token
-    UNSEEN = auto()  # tokens, none of which the client has seen
-    SEEN = auto()  # the client has seen some of it
-    COMPLETE = auto()  # all of it; the attempt failed after the last token
+    NOTHING = auto()  # no token was generated
+    UNSEEN = auto()  # tokens were generated, but the client has seen none of them
+    SEEN = auto()  # the client has seen a part of the answer
+    COMPLETE = auto()  # the answer is complete; the attempt failed after the last token
 
 
 class Action(Enum):
     """Action after a failed attempt."""
 
     RESUME = auto()  # continue after the last token, in another attempt
-    RESTART = auto()  # discard what the client has not seen and generate it again
-    RETRY = auto()  # begin the answer in another attempt
+    RESTART = auto()  # discard the output that the client has not seen, and generate it again
+    RETRY = auto()  # generate the answer from its beginning, in another attempt
     WAIT = auto()  # pause, then retry a deployment that failed before
-    STOP = auto()  # end the answer normally with its content so far
+    STOP = auto()  # end the answer without an error, with the content generated so far
     RAISE = auto()  # end the request with the error
 
 
@@ -85,9 +85,9 @@ class Action(Enum):
 class Options:
     """Options after a failed attempt.
 
-    `available`: another deployment may be used now. `later`: one that failed before may be retried after a pause.
-    `resumable`: another attempt can continue after the last token. `regenerable`: the deployment that cannot continue
-    may regenerate the content that the client has not seen.
+    `available`: another deployment may be used now. `later`: a deployment that failed before may be retried after a
+    pause. `resumable`: another attempt can continue after the last token. `regenerable`: a deployment that cannot
+    continue the answer may generate the output again that the client has not seen.
     """
 
     available: bool = False
@@ -107,11 +107,11 @@ TRANSIENT_FAILURES: Final = frozenset(
     }
 )
 
-# Failures after which nothing can be added to the answer, although neither it nor the deployment is at fault.
+# Failures after which this deployment cannot add to the answer, although neither answer nor deployment is at fault.
 NO_ROOM: Final = frozenset({FailureKind.CANNOT_CONTINUE, FailureKind.CONTEXT_TOO_LONG})
 
-# Action that continues the answer, by progress and resumability. There is no row for an answer that the client has
-# seen and that is not resumable: sent output cannot be withdrawn.
+# Action that continues the answer, by progress and `Options.resumable`. An answer that the client has seen and that is
+# not resumable has no row, because output that was sent cannot be withdrawn.
 ONWARD: Final[Mapping[tuple[Progress, bool], Action]] = {
     (Progress.NOTHING, True): Action.RETRY,
     (Progress.NOTHING, False): Action.RETRY,
@@ -120,9 +120,10 @@ ONWARD: Final[Mapping[tuple[Progress, bool], Action]] = {
     (Progress.SEEN, True): Action.RESUME,
 }
 
-# Regenerations of text that no backend can continue. Without sampling, it is the same every time.
+# Largest number of times that one answer generates text again which no backend can continue. The number is small,
+# because without sampling the text is the same every time.
 MAX_REGENERATIONS: Final = 3
-# note for the client about an answer that the policy stopped before its end
+# note in the report about an answer that the policy stopped before its end
 ENDS_EARLY: Final = "answer: ends early, since no backend can continue it"
 
 
@@ -132,7 +133,7 @@ def failure_kind(error: AttemptError) -> FailureKind:
 
 
 def decide(kind: FailureKind, progress: Progress, options: Options) -> Action:
-    """Return the action after an attempt that failed in this way."""
+    """Return the action after an attempt that failed with this kind of failure."""
     if progress is Progress.COMPLETE:
         return Action.STOP
     onward = ONWARD.get((progress, options.resumable))
@@ -149,9 +150,9 @@ def decide(kind: FailureKind, progress: Progress, options: Options) -> Action:
 
 
 USUAL: Final = Sampling()
-# The seed is left out: it may differ with every repetition of a request.
+# The seed is excluded, because a client may send a different seed each time it repeats a request.
 SAMPLING_OPTIONS: Final = tuple(field.name for field in fields(Sampling) if field.name != "seed")
-# body fields of pass-through requests that a backend may fail on
+# body fields of pass-through requests that may cause a backend to fail
 UNUSUAL_FIELDS: Final = (
     "logit_bias",
     "stop",
@@ -166,19 +167,17 @@ UNUSUAL_FIELDS: Final = (
 )
 
 
-# Characters of each text that an identity is made of. The next attempt waits for it, so its cost must not grow with the
-# prompt.
+# Number of characters that each text contributes to an identity. The next attempt waits while the identity is computed,
+# so the time must not grow with the prompt.
 IDENTITY_CHARS: Final = 1_000
 
 
 def identity_of(request: GenerationRequest) -> str:
-    """Return the identity of the client for routing.
+    """Return the identity of the requester for routing: the public id of its key, or a digest of the request.
 
-    It is the key's public id, or a digest of the request without a key.
-
-    Failures of a single identity do not make a deployment unavailable to others. The digest is that of the unusual
-    options, or else of the beginning of the conversation. A client that repeats or continues a request therefore has
-    the same identity.
+    If only the requests of a single identity fail, the deployment stays available to other requesters. A request
+    without a key is identified by a digest of its unusual options. If it has no unusual options, the digest is that of
+    the beginning of its conversation. The identity therefore stays the same if a client repeats or continues a request.
     """
     if request.origin.caller is not None and request.origin.caller.key:
         return request.origin.caller.key
@@ -187,7 +186,7 @@ def identity_of(request: GenerationRequest) -> str:
 
 
 def _options(request: GenerationRequest) -> Mapping[str, object]:
-    """Return the options that differ from the defaults."""
+    """Return the request's options that differ from the defaults, by name."""
     if request.passthrough is not None:
         return {
             name: request.passthrough.body[name]

@@ -1,11 +1,12 @@
 """Harmony generation: the loop over the steps of an answer, with failover.
 
-An answer is a loop over steps. A step is one generation on one backend. It continues the step's prompt and the step's
-tokens so far. The end of a step determines the next one (see `steps.py`), including calls of server tools.
+An answer is generated in a loop over steps. In each step, the model continues the prompt of the step. The end of a step
+determines the next action (see `steps.py`): another step, calls to server tools, or the end of the answer.
 
-If a backend fails, the next deployment continues after the last token: the reader keeps its state, and the client sees
-one answer. A message that cannot be continued there is generated again if none of it was emitted. If no deployment is
-left, the stream ends with the error after all events so far.
+If a backend fails during a step, the next deployment continues after the last token. The reader keeps its state, so the
+client sees one answer. If the next deployment cannot continue an unfinished message, the message is generated again,
+provided that no part of it was emitted. If no deployment is left, the stream ends with the error after all events so
+far.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class HarmonyGeneration(BatchStream):
         self.report = GenerationReport(recoveries=[*request.origin.recoveries])
         self._deps = deps
         self._request = request
-        # A journal is replayed once for each attempt, with the same call ids.
+        # A journal may be replayed several times, once per restart. The seed makes the call ids the same each time.
         self._seed = request.resumption.seed or (deps.new_call_id() if request.resumption.journal else "")
         self._buffered: list[Event] = []  # events that were not emitted yet
         self._lost_tokens = 0  # generated tokens that are not part of the answer
@@ -98,16 +99,16 @@ class HarmonyGeneration(BatchStream):
             yield self._buffered
 
     def _to_emit(self, batch: list[Event], reader: OutputReader, runner: StepRunner) -> list[Event]:
-        """Return the events to emit after another batch, including the buffered ones.
+        """Return the events to emit after `batch` was read: buffered events and the batch, or none.
 
-        Events that no client sees are buffered until a visible one follows. If an answer is cut inside a message of
-        which nothing was emitted, that message is generated again from its beginning.
+        Events that the client does not see are buffered until a visible event follows. If a backend fails before any
+        part of a message was emitted, this message can therefore be generated again from its beginning.
         """
-        # A complete answer is built from its items at the end. One delta per item is enough for that.
+        # An answer that is not streamed is built from its items at the end, so one delta per item is enough.
         if self._request.answer.whole:
             _add_whole(batch, self._buffered)
             return []
-        # A client does not see a repair while the answer is in progress.
+        # The client does not see `Repaired` events while the answer is in progress.
         if not batch or (type(batch[0]) is Repaired and all(type(event) is Repaired for event in batch)):
             self._buffered += batch
             runner.sink = None
@@ -117,30 +118,32 @@ class HarmonyGeneration(BatchStream):
             self._publish(reader, runner)
         if self._buffered:
             batch, self._buffered = self._buffered + batch, []
-        # From now on, this method would return deltas unchanged.
+        # From now on, this method would return deltas unchanged, so the runner may send them directly to the sink.
         runner.sink = self.sink
         return batch
 
     async def _recover(
         self, error: AttemptError, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader
     ) -> OutputReader:
-        """Carry out the failover policy's action for an error of the backend.
+        """Carry out the failover policy's action after `error`, and return the reader for the next attempt.
 
-        Raises the error if the request ends.
+        Raises `error` if the policy ends the request.
         """
         transcript = reader.transcript
-        # A text backend cannot continue inside a character. Without its first bytes, the same backend may continue.
+        # A backend that accepts only text cannot continue in the middle of a character. If the incomplete character is
+        # dropped, the same backend may continue.
         continues_here = runner.session.has_slot and isinstance(error, CannotGoOn) and not reader.is_step_complete
         if continues_here and await settled(reader, transcript.drop_incomplete_character):
             return reader
-        # Server tools may have had effects, so an answer with tools never starts over. Neither does emitted output.
+        # An answer with server tools never starts over, because their calls may have had effects. An answer of which
+        # output was emitted never starts over either.
         can_restart = prepared.loop is None and not runner.has_output
         has_generated = can_restart and len(transcript.journal.numbers) > reader.known_length
         regenerable = self._regenerations < MAX_REGENERATIONS and (transcript.can_drop or has_generated)
         action = await runner.session.recover(
             error,
             _progress(reader, has_output=runner.has_output),
-            # Server tools must not run again, so the answer continues after their results.
+            # If the answer cannot start over, it can only continue after its last token.
             resumable=self._request.routing.failover or not (can_restart or runner.has_output),
             regenerable=regenerable,
         )
@@ -163,8 +166,8 @@ class HarmonyGeneration(BatchStream):
     ) -> AsyncGenerator[list[Event]]:
         """Yield the batches that precede the first generation.
 
-        These are the lists of server tools, approved calls, and calls that an interrupted process had generated but not
-        made.
+        They contain the lists of server tools, the calls that the client approved, and the calls that an interrupted
+        process had read but not run.
         """
         runner.session.pause()
         if not self._request.resumption.journal and (lists := reader.list_tools()):
@@ -175,7 +178,10 @@ class HarmonyGeneration(BatchStream):
         runner.session.resume()
 
     async def _new_reader(self, prepared: PreparedConversation) -> tuple[OutputReader, list[Event]]:
-        """Return a reader at the beginning or after the request's journal, and the journal's events."""
+        """Return a new reader, and the events that it returned for the journal of the request.
+
+        Without a journal, the reader is at the beginning of the answer, and there are no events.
+        """
         request, deps, conversation = self._request, self._deps, prepared.conversation
         new_call_id = deps.new_call_id
         if self._seed:
@@ -201,7 +207,7 @@ class HarmonyGeneration(BatchStream):
 
         Nothing of that attempt was emitted.
         """
-        # A client must not read about recoveries of an attempt that it never sees.
+        # The report must not contain the recoveries of an attempt whose output the client never sees.
         left_out = [LEFT_OUT] if prepared.has_left_out else []
         self.report.recoveries[:] = [*self._request.origin.recoveries, *left_out]
         self._buffered = []
@@ -211,9 +217,10 @@ class HarmonyGeneration(BatchStream):
         return restarted
 
     def _publish(self, reader: OutputReader, runner: StepRunner) -> None:
-        """Publish the tokens read so far in the report, for the batch that is yielded next.
+        """Add the journal up to now to the report's journal, before the matching batch is yielded.
 
-        Once output was emitted, nothing can be withdrawn, and the reader appends to the report's journal directly.
+        Once output was emitted, the answer cannot start over. From then on, the reader appends to the report's journal
+        directly.
         """
         journal = reader.transcript.journal
         self.report.journal += journal.numbers[len(self.report.journal) :]
@@ -230,7 +237,7 @@ class HarmonyGeneration(BatchStream):
     ) -> AsyncGenerator[list[Event]]:
         """Yield the last `events` of a step, and the batches before the next step."""
         if reader.has_pending_edit:
-            # One batch: there is no token between its events at which a journal could be cut.
+            # Emit one batch: a journal can be cut only at a token, and there is no token between these events.
             if events := [*events, *await settled(reader, reader.apply_edit)]:
                 yield events
             return
@@ -245,15 +252,15 @@ class HarmonyGeneration(BatchStream):
                 runner.session.resume()
             case ContinueTurn() | OpenFinal():
                 context, has_room = reader.items.next_context(reader.next_step), True
-                # If there is no slot, the next step raises the error. The failover policy ignores errors of this one,
-                # because it is complete.
+                # Errors are ignored here, because the current step is complete. If no slot is available, the next step
+                # raises the error.
                 with suppress(BackendError, ContextTooLong):
                     slot = await runner.slot(builder, reader)
                     has_room = await builder.has_room(context, slot.capabilities, reader.token_count)
                 if not has_room:
                     yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
                     return
-                # One batch: there is no token between its events at which a journal could be cut.
+                # Emit one batch: a journal can be cut only at a token, and there is no token between these events.
                 yield [*events, *reader.start_next_step()]
 
     async def _finish(
@@ -261,7 +268,8 @@ class HarmonyGeneration(BatchStream):
     ) -> Finished:
         """Record the answer in the conversation cache and return the last event.
 
-        The record precedes the event: the client may disconnect or send its next request right after the last event.
+        The answer is recorded before the event is returned, because the client may disconnect or send its next request
+        right after the last event.
         """
         runner.session.pause()
         request = self._request
@@ -283,8 +291,8 @@ class HarmonyGeneration(BatchStream):
 
 
 def _add_whole(batch: list[Event], events: list[Event]) -> None:
-    """Add the events of a batch to `events`, with a single delta for each item, before its end."""
-    # One object per token until the end of the answer would prolong garbage collections.
+    """Add the events of a batch to `events`, but with a single delta for each item, just before the item is closed."""
+    # One stored object per token until the end of the answer would make garbage collections slower.
     for event in batch:
         if isinstance(event, Delta):
             continue
@@ -302,9 +310,9 @@ def _progress(reader: OutputReader, *, has_output: bool) -> Progress:
 
 
 async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
-    """Run the current round of server tool calls, or the rest of it.
+    """Run the remaining calls of the current round of server tool calls, and yield their batches of events.
 
-    A call runs when the batch after its announcement is requested.
+    One batch announces a call. The call runs when the consumer requests the next batch.
     """
     loop, calls = prepared.loop, reader.round
     assert loop is not None

@@ -1,11 +1,11 @@
-"""Journal of an answer: its tokens in reading order, with the marks needed for a replay.
+"""Journal of an answer: the tokens in the order in which they were read, and the marks needed for a replay.
 
-The meaning of a token depends on three facts: the end of the step, the source of the ids (the model, or guesses from
-text), and the visibility of stop tokens. The first is recorded as `STEP_ENDED`; changes of the other two have marks of
-their own. A backend that returns ids and its stop tokens needs no marks.
+A journal is a list of 32-bit numbers. Most of them are token ids. Two kinds of marks stand between the tokens:
+`STEP_ENDED` marks the end of a step, and a `TokenSource` mark states how the following tokens were obtained. A backend
+that returns token ids and stop tokens needs no `TokenSource` mark.
 
-Actions of the gateway between two steps are recorded as notes: JSON bytes, three per number, after a mark and the byte
-count.
+Facts that no token expresses, such as the gateway's own actions, are recorded as notes. A note is a mark, a byte count,
+and JSON packed into numbers of three bytes each.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from unisono.core.frozen import dataclass
 from unisono.core.generation import ALL_STOP_TOKENS, Capabilities, OutputForm
 from unisono.errors import StoreUnreadable
 
-# Journal number after the last token of a step that another step followed. No token has this id.
+# Mark after the last token of a step that was followed by tool calls or another step. No token has this id.
 STEP_ENDED = 0xFFFF_FFFF
 
 
-# Numbers from here on are marks. They are far above every token id, and fit into 32 bits.
+# Every journal number from this one upwards is a mark. Marks are far above every token id, and fit into 32 bits.
 FIRST_MARK: Final = 0xFFFF_FFF0
 NOTE: Final = FIRST_MARK + 8
-# key of a note that belongs to the component that started the request; it does not affect the answer
+# key of a note that holds data of the component that started the request; this note does not affect the answer
 NOTED: Final = "noted"
-BYTES_PER_NUMBER: Final = 3  # bytes of a note per number, so that no number can be a mark
+# A journal number holds this many bytes of a note. With three bytes, the number is always below `FIRST_MARK`.
+BYTES_PER_NUMBER: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """Source of a backend's tokens.
+    """How a backend's tokens were obtained.
 
-    `guessed`: the ids were derived from the backend's text. `stop_hidden`: the stop token is missing.
+    `guessed`: the token ids were derived from the backend's text. `stop_hidden`: the backend's output does not include
+    the stop token.
     """
 
     guessed: bool = False
@@ -49,7 +51,7 @@ class TokenSource:
         return FIRST_MARK + 2 * self.guessed + self.stop_hidden
 
 
-MODEL_SOURCE: Final = TokenSource()  # token ids as the model generated them, with stop tokens
+MODEL_SOURCE: Final = TokenSource()  # token ids exactly as the model generated them, including stop tokens
 
 SOURCES_BY_MARK: Final = {
     source.mark: source
@@ -58,7 +60,7 @@ SOURCES_BY_MARK: Final = {
 
 
 def source_of(capabilities: Capabilities) -> TokenSource:
-    """Return the source of the tokens of a backend with these capabilities."""
+    """Return how tokens are obtained from a backend with these capabilities."""
     if capabilities.output is OutputForm.IDS and capabilities.stop_visible:
         return MODEL_SOURCE
     return TokenSource(capabilities.output is not OutputForm.IDS, not capabilities.stop_visible)
@@ -70,7 +72,7 @@ class JournalMarker(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """A fact that no token expresses, as a JSON object."""
+    """A fact that no token expresses, as a JSON object; stored in the journal as a note."""
 
     value: Mapping[str, Json]
 
@@ -78,7 +80,7 @@ class JournalEntry:
         """Encode this entry as journal numbers: a mark, the number of bytes, and the bytes."""
         text = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
         data = text.encode("utf-8", "surrogatepass")
-        # The number of bytes stands before them, so that the padding is not read.
+        # The byte count in front tells the reader where the padding begins.
         padded = data + bytes(-len(data) % BYTES_PER_NUMBER)
         packed = [a << 16 | b << 8 | c for a, b, c in zip(padded[::3], padded[1::3], padded[2::3], strict=True)]
         return [NOTE, len(data), *packed]
@@ -88,9 +90,9 @@ Part: TypeAlias = "Sequence[int] | TokenSource | JournalEntry | JournalMarker"
 
 
 def parts_of(journal: Sequence[int]) -> Iterator[Part]:
-    """Yield the parts of a journal: non-empty token sequences, and the marks and notes between.
+    """Yield the parts of a journal in order: non-empty token sequences, and the marks and notes between them.
 
-    Unknown marks are skipped. Raises StoreUnreadable for a damaged note.
+    Unknown marks are skipped. Raises StoreUnreadable if a note is damaged.
     """
     begin = 0
     for at in [at for at, number in enumerate(journal) if number >= FIRST_MARK]:
@@ -110,10 +112,10 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
 
 @dataclass(frozen=True, slots=True)
 class JournalSegment:
-    """The current step up to the last note.
+    """State of the current step just after its last note, or at its beginning if it has no note.
 
-    `start` is the position in the journal after that note. `tail` is the tail of the step's prompt at that position.
-    `generated` is the number of tokens generated in the step before it.
+    `start` is the 0-based position in the journal after the note. `tail` are the tokens of the step up to `start` that
+    its prompt continues. `generated` is the number of tokens that the model generated in the step before `start`.
     """
 
     start: int = 0
@@ -127,8 +129,8 @@ FIRST_SEGMENT: Final = JournalSegment()
 class JournalWriter:
     """Writer of a journal, which also tracks the tail of the current step's prompt.
 
-    The tail consists of the step's generated tokens and the inserted ones. An entry separates the tail so far from the
-    tokens that follow in the journal.
+    The tail are the tokens after the rendered prompt: those that the model generated in the step, and those that the
+    gateway inserted. An entry may replace the tail; tokens that are added later extend the tail.
     """
 
     def __init__(self) -> None:
@@ -138,12 +140,12 @@ class JournalWriter:
 
     @property
     def read(self) -> int:
-        """Return the number of journal numbers after the last entry or step mark."""
+        """Return how many journal numbers follow the last entry or the last `STEP_ENDED`."""
         return len(self.numbers) - self._segment.start
 
     @property
     def new_tokens(self) -> list[int]:
-        """Return the tokens after the last entry."""
+        """Return the tokens that the model generated after the last entry, in the current step."""
         if len(self.numbers) == self._segment.start:
             return []
         return [number for number in self.numbers[self._segment.start :] if number < FIRST_MARK]
@@ -159,20 +161,20 @@ class JournalWriter:
 
     @property
     def inserted(self) -> int:
-        """Return the tail's length minus the number of tokens generated in the step.
+        """Return how many more tokens the tail has than the model generated in the step.
 
-        It is negative if tokens were cut.
+        The number is negative if the gateway removed more tokens than it inserted.
         """
         return len(self._segment.tail) - self._segment.generated
 
     @property
     def is_ended(self) -> bool:
-        """Return whether the step's last token ends every generation."""
+        """Return whether the step's last token is a stop token of the model."""
         last = self.numbers[-1:] if len(self.numbers) > self._segment.start else self._segment.tail[-1:]
         return bool(last) and last[0] in ALL_STOP_TOKENS
 
     def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:
-        """Add an entry; `tail` replaces the tail if it is changed."""
+        """Add an entry. `tail` is the new tail of the current step; None leaves the tail unchanged."""
         generated = self._segment.generated + len(self.new_tokens)
         tail = self.tail if tail is None else list(tail)
         self.numbers += entry.numbers()
@@ -189,17 +191,17 @@ class JournalWriter:
 
 
 def generated_in(journal: Sequence[int]) -> int:
-    """Return the number of tokens in a journal.
+    """Return the number of tokens in a journal, without marks and notes.
 
-    Raises StoreUnreadable for a damaged note.
+    Raises StoreUnreadable if a note is damaged.
     """
     return sum(len(part) for part in parts_of(journal) if isinstance(part, Sequence))
 
 
 def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
-    """Return the data about the request from the journal's first entry, or None.
+    """Return `Resumption.journal_note` of the request that began the journal, or None if there was no such note.
 
-    Raises StoreUnreadable for a damaged note.
+    Raises StoreUnreadable if the journal's first note is damaged.
     """
     first = next(parts_of(journal), None)
     noted = first.value.get(NOTED) if isinstance(first, JournalEntry) else None
@@ -207,7 +209,7 @@ def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
 
 
 def _note_at(journal: Sequence[int], at: int) -> tuple[JournalEntry, int]:
-    """Return the note whose mark is at `at`, and the position of the next part."""
+    """Return the note whose mark is at the 0-based position `at`, and the position of the next part."""
     size = journal[at + 1] if at + 1 < len(journal) else 0
     end = at + 2 + -(-size // BYTES_PER_NUMBER)
     try:
@@ -224,7 +226,10 @@ Piece: TypeAlias = "Sequence[int] | Repaired"
 
 
 def with_repairs(parts: Iterable[Part], repairs: Iterable[Repaired]) -> Iterator[Part | Repaired]:
-    """Yield the parts of a journal with all repairs; repairs after the last token come last."""
+    """Yield the parts of a journal with all `repairs` inserted at their positions.
+
+    Repairs beyond the last token are yielded at the end.
+    """
     waiting = deque(repairs)
     position = 0
     for part in parts:
@@ -237,9 +242,10 @@ def with_repairs(parts: Iterable[Part], repairs: Iterable[Repaired]) -> Iterator
 
 
 def mended(tokens: Sequence[int], waiting: deque[Repaired], position: int = 0) -> Iterator[Piece]:
-    """Split tokens that begin at `position` at the waiting repairs.
+    """Yield `tokens`, split where repairs apply, with each repair at its position.
 
-    Repairs up to the end of the tokens are yielded and removed from `waiting`.
+    `position` is the number of tokens in the journal before `tokens`. `waiting` is sorted by position; repairs are
+    removed from it when they are yielded. Repairs beyond the end of `tokens` remain.
     """
     begin = 0
     while waiting and waiting[0].position <= position + len(tokens):
@@ -251,9 +257,10 @@ def mended(tokens: Sequence[int], waiting: deque[Repaired], position: int = 0) -
 
 
 def must_be_kept(batch: Sequence[Event]) -> bool:
-    """Return whether a batch's journal must be stored before the next batch is requested.
+    """Return whether the journal must be stored after this batch, before the next batch is requested.
 
-    The next batch runs a server tool. A stream that continues an older journal would make that call again.
+    This is true if the next batch runs a server tool. If only an older journal were stored, a stream that continues the
+    answer would run the same call again.
     """
     return any(
         isinstance(event, Closed) and isinstance(event.item, HostedCall) and not event.item.needs_approval

@@ -1,7 +1,7 @@
 """Reader of an answer: converts tokens to events, and writes the journal.
 
-Tokens of a backend and tokens of a journal take the same path. Both therefore lead to the same events, call ids, counts
-and next steps. The same holds for results of tools. No I/O; the conversation is not known here.
+Tokens from a backend and tokens from a journal are processed by the same code. They therefore produce the same events,
+call ids, counts and next steps. The same is true for the results of tools. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OutputReader:
 
     Call order for each step: `start_generation`, `transcript.set_source`, `feed` (repeatedly), `end_generation`. Then
     act on `next_step`: call `start_next_step`, or run the calls of `round`. `final_header` returns the tokens that open
-    an answer on `final`. `recoveries` collects rule names, each once.
+    a message on the channel `final`. The reader adds the rule name of each recovery to `recoveries` once.
     """
 
     def __init__(
@@ -80,13 +80,14 @@ class OutputReader:
         self.recoveries = recoveries
         self._wire_name = tools.wire
         self._final_header = final_header
-        self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)  # journal at start
+        # length of the journal before anything is generated
+        self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)
         calls = () if self.round is None else tuple(self.round.calls)
         self._state = AnswerState(calls=calls) if calls else INITIAL_STATE  # at the end of the last step
 
     @property
     def stop_sequence(self) -> str | None:
-        """Return the client's stop string that ended the answer."""
+        """Return the client's stop string that ended the answer, or None."""
         return None if self._stops is None else self._stops.matched
 
     @property
@@ -100,18 +101,21 @@ class OutputReader:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether a pending edit or a stop string ends the reading of the current step."""
+        """Return whether the current generation must stop because of a pending edit or a stop string."""
         is_matched = self._stops is not None and self._stops.matched is not None
         return is_matched or self.transcript.controller.step.pending is not None
 
     @property
     def token_count(self) -> int:
-        """Return the number of generated tokens of all steps so far."""
+        """Return the number of tokens that the model generated in all steps so far."""
         return self.transcript.router.output_tokens
 
     @property
     def unsettled(self) -> int:
-        """Return the number of tokens that the next marker, end or edit may parse, check and encode."""
+        """Return how many tokens may have to be parsed or encoded at the next marker, end or edit.
+
+        The caller uses this number to decide whether to do that work in a thread.
+        """
         edit = self.transcript.controller.step.pending
         return max(self.transcript.router.unsettled, 0 if edit is None else len(edit.body))
 
@@ -122,7 +126,7 @@ class OutputReader:
 
     @property
     def is_handed_back(self) -> bool:
-        """Return whether the answer ends after its tools were run, without another generation."""
+        """Return whether the answer ends because calls were run and nothing more is generated in this request."""
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
 
     @property
@@ -135,25 +139,25 @@ class OutputReader:
     # -- generation
 
     def start_generation(self, opening: Tokens) -> None:
-        """Begin a generation; `opening` are the tokens of the message that its prompt leaves open."""
+        """Begin a generation. `opening` are the tokens of the unfinished message at the prompt's end; empty if none."""
         self.items.start_generation()
         self.transcript.start_step(opening, is_first=not self.items.context.number)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
-        """Return the events to emit for more tokens."""
+        """Read more generated tokens and return the events to emit."""
         events = self.transcript.feed(share_ids(tokens))
-        # Nearly always a single delta, which needs no record.
+        # Nearly always, there is only one delta. `_record` has nothing to do for a delta.
         if self._filter is None and self._stops is None and len(events) == 1 and type(events[0]) is Delta:
             return events
         return self._emit(events)
 
     def apply_edit(self) -> list[Event]:
-        """Make the pending prompt edit and return the events to emit."""
+        """Apply the pending prompt edit and return the events to emit."""
         return self._emit(self.transcript.apply_edit())
 
     def end_generation(self, reason: FinishReason) -> list[Event]:
-        """Return the events to emit at a generation's end."""
-        # Unless a prompt edit is pending, the step ends too, and `next_step` holds the next action.
+        """End the current generation and return the events to emit."""
+        # If no prompt edit is pending, the step ends too, and `next_step` then returns the next action.
         events = self._emit(self.transcript.end_generation(reason))
         if self.has_pending_edit:
             return events
@@ -171,7 +175,7 @@ class OutputReader:
         return events
 
     def start_next_step(self) -> list[Event]:
-        """Begin the step that follows without calls: the model continues, or its answer is opened."""
+        """Begin the next step if no calls run before it: the model continues, or a message on `final` is opened."""
         step = self.next_step
         assert isinstance(step, ContinueTurn | OpenFinal)
         self._end_step()
@@ -180,14 +184,16 @@ class OutputReader:
     def finish(self, reason: FinishReason, added: Usage) -> Finished:
         """Return the last event of the answer.
 
-        Its usage counts the tokens of the output, and `added`: those of the prompts and of discarded output.
+        The usage in this event is the sum of the output tokens and `added`, which counts the tokens of the prompts and
+        of discarded output.
         """
         stop = self.stop_sequence
         if stop is not None:
             reason = FinishReason.STOP
         paused = self.next_step == AnswerDone(paused=True)
         self.transcript.controller.finish(handed=paused or (self._state.needs_client and self.is_handed_back))
-        # A required call that the gateway opened was not cut off if the model wrote its answer instead.
+        # The gateway opened a message for a required call, but the model may have written its answer instead. Then
+        # the call is missing, not cut off.
         is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED
         has_cut_tools = self._state.has_cut_tools and stop is None
         cut_call = (self.transcript.router.cut_call and not is_answered) or has_cut_tools
@@ -196,18 +202,21 @@ class OutputReader:
     # -- server tools
 
     def list_tools(self) -> list[Event]:
-        """List the tools of the servers for the client, before anything else."""
+        """Return the events that list the servers' tools for the client. They are the first events of an answer."""
         assert self.round is not None
         return self._record_note(self.round.tools.note(), self.round.tool_lists())
 
     def announce_call(self, arguments: ToolArguments, *, late: bool) -> list[Event]:
-        """Begin the next call of the round. With `late`, it is announced but not made."""
+        """Begin the next call of the round and return its events.
+
+        With `late`, no time is left: the call is announced, but does not run.
+        """
         assert self.round is not None
         assert self._filter is not None
         return self._announce(*self.round.call(arguments, self._filter.next_index(), late=late))
 
     def record_outcome(self, outcome: CallOutcome) -> list[Event]:
-        """Report the outcome of the call that was emitted last."""
+        """Record the outcome of the call that was announced last, and return the events to emit."""
         assert self.round is not None
         note, events, added = self.round.record(outcome, self.token_count)
         self.items.add_results(added)
@@ -218,18 +227,19 @@ class OutputReader:
         return self._record_note(note, events) + self._end_round()
 
     def _record_note(self, note: Note, events: list[Event]) -> list[Event]:
-        """Add a note to the journal, and record the events that a replay derives from it."""
+        """Add a note to the journal, and record and return the events that a replay derives from this note."""
         self.transcript.add_entry(JournalEntry(note))
         return self._record(events)
 
     def _end_round(self) -> list[Event]:
-        """Decide on the next step and begin it, if the round is complete."""
+        """If the round is complete, determine the next step and begin it. Returns the events to emit."""
         assert self.round is not None
         if not self.round.is_complete:
             return []
         needs_approval = self.items.end_round()
         if not self.items.context.number:
-            # These were approved calls; the first generation follows them, unless a tool asks the user.
+            # The round consisted of approved calls before the first generation. That generation follows, unless a tool
+            # asks the user a question.
             self._state = AnswerState(has_run=True, needs_client=needs_approval)
             return []
         budget = self.round.budget
@@ -247,11 +257,11 @@ class OutputReader:
     # -- replay of a journal
 
     def replay_entry(self, entry: JournalEntry) -> list[Event]:
-        """Repeat what a journal entry records and return its events.
+        """Repeat the action that a journal entry records, and return its events.
 
-        Raises StoreUnreadable for a damaged entry.
+        Raises StoreUnreadable if the content of the entry is invalid.
         """
-        # An entry that does not fit is ignored here; the comparison at the end finds it.
+        # An entry that does not fit the request is ignored here. `replay` detects it, because it compares the journals.
         try:
             if (events := self.transcript.replay_entry(entry)) is not None:
                 return self._emit(events)
@@ -293,9 +303,9 @@ class OutputReader:
 
 @contextmanager
 def detached(reader: OutputReader) -> Iterator[None]:
-    """Work on copies of the reader's journal and recoveries.
+    """Let the block work on copies of the reader's journal and recoveries.
 
-    They are merged if the block raises no error.
+    The additions are merged into the originals if the block raises no error.
     """
     journal = reader.transcript.journal
     numbers, recoveries = journal.numbers, reader.recoveries
@@ -307,10 +317,10 @@ def detached(reader: OutputReader) -> Iterator[None]:
 
 
 def replay(reader: OutputReader, journal: Sequence[int], opening: Tokens) -> list[Event]:
-    """Replay the journal of an earlier stream of the same request; return all of its events.
+    """Feed the journal of an earlier stream of the same request to the reader, and return all events.
 
-    It replaces a backend's first tokens. `opening` as for `start_generation`. Raises StoreUnreadable for a journal
-    that does not fit the request.
+    The answer then continues after the last token of the journal. `opening` as for `start_generation`. Raises
+    StoreUnreadable if the journal does not fit the request.
     """
     events: list[Event] = []
     reader.start_generation(opening)
@@ -339,7 +349,7 @@ def transcript_of(
     new_call_id: Callable[[], str],
     violation: Violation | None,
 ) -> Transcript:
-    """Return the transcript of an answer to `request`, at its beginning."""
+    """Return a new transcript for an answer to `request`."""
     approved: Sequence[str] = ()
     if request.server_tools is not None:
         approved = [call.name for call in decided_calls(request.conversation, request.server_tools)[0]]
@@ -353,7 +363,7 @@ def transcript_of(
         new_call_id,
         hold_calls=request.answer.hold_calls,
         calls_allowed=request.answer.calls_allowed,
-        # Calls of server tools are separated after the router.
+        # With server tools, `ServerToolFilter` limits the calls after the router.
         parallel_calls=request.answer.parallel_calls or hosted is not None,
         gate=MessageGate(controller, violation),
     )

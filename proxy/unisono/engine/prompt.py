@@ -34,26 +34,27 @@ from unisono.harmony.render import PromptPlan, Renderer
 from unisono.harmony.retokenize import retokenized
 from unisono.harmony.tools import ToolSet
 
-# characters of text not rendered before; from this length on, encode in a thread (about 2 ms of work)
+# If more characters than this must be encoded that are not cached, they are encoded in a thread (about 2 ms of work).
 OFF_LOOP_CHARS = 8_000
 
-# Number of items from which a prompt is assembled in a thread, even if little text is new. The structure of a text
-# backend's prompt is checked item by item, at about 0.2 ms each.
+# A prompt of more items than this is assembled in a thread, even if little text is new. A prompt for a text backend is
+# checked item by item, which takes about 0.2 ms per item.
 OFF_LOOP_ITEMS = 200
 
-# Number of generated tokens from which they are re-encoded or spelled in a thread. The work takes a few milliseconds.
+# More tokens than this are encoded again or converted to text in a thread, because the work takes a few milliseconds.
 OFF_LOOP_TOKENS = 2_000
 
 
-_HEADER = frozenset({START, CHANNEL, CONSTRAIN})  # markers that are followed by more of the header
+_HEADER = frozenset({START, CHANNEL, CONSTRAIN})  # after these control tokens, the message header continues
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
     """The rendered prompt of a step.
 
-    `opening` are the tokens of the message that the prompt leaves open, from its `<|start|>`; empty if there is none.
-    `blocks` are the hash numbers of the prompt's blocks. The prompt includes its text once a backend needed it.
+    `opening` are the tokens of the unfinished message at the prompt's end, from its `<|start|>`; empty if the prompt
+    ends with a complete message. `blocks` are the hashes of the prompt's token blocks. The prompt contains its text
+    only after `with_text`.
     """
 
     prompt: Prompt
@@ -63,7 +64,10 @@ class RenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class FittedConversation:
-    """A conversation as it is sent, without its `left_out` oldest turns, and its prompt."""
+    """A conversation that was shortened to fit a context window, and its rendered prompt.
+
+    `left_out` is the number of oldest turns that were dropped.
+    """
 
     conversation: Conversation
     rendered: RenderedPrompt
@@ -72,9 +76,9 @@ class FittedConversation:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedPrompt:
-    """The prompt that a step continues, and the decoder for the output.
+    """The prompt with which a step continues, and the decoder for the backend's output.
 
-    `tail_length` is the number of tokens at the prompt's end that belong to the step.
+    `tail_length` is the number of tokens at the prompt's end that were generated or inserted in this step.
     """
 
     prompt: Prompt
@@ -83,11 +87,11 @@ class ContinuedPrompt:
 
 
 async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str = "") -> RenderedPrompt:
-    """Render a conversation; `salt` separates its blocks from equal ones.
+    """Render a conversation.
 
-    Raises InvalidRequest for text that cannot be tokenised.
+    Prompts with different `salt` share no block hashes. Raises InvalidRequest if a text cannot be tokenised.
     """
-    # The plan hashes every message, so it is made in the thread if there are many items anyway.
+    # Making the plan hashes every message, so it is done in the thread if there are many items.
     plan = None if len(conversation.items) > OFF_LOOP_ITEMS else renderer.plan(conversation, tools)
     if plan is None or plan.cold_chars > OFF_LOOP_CHARS:
         return await asyncio.to_thread(_rendered, renderer, conversation, tools, salt, plan)
@@ -105,9 +109,10 @@ def _rendered(
 async def with_text(
     renderer: Renderer, conversation: Conversation, tools: ToolSet, rendered: RenderedPrompt
 ) -> RenderedPrompt:
-    """Return the same prompt with its text, for a backend that takes no token ids.
+    """Return the same prompt with its text, for a backend that does not accept token ids.
 
-    Raises InvalidRequest for text that such a backend would read as something else.
+    Raises InvalidRequest if such a backend would tokenize the text differently, for example because a message contains
+    the spelling of a control token.
     """
     tokens = rendered.prompt.tokens
     if len(tokens) > OFF_LOOP_TOKENS or len(conversation.items) > OFF_LOOP_ITEMS:
@@ -120,9 +125,10 @@ async def with_text(
 async def fit(
     renderer: Renderer, conversation: Conversation, tools: ToolSet, limit: int, salt: str = ""
 ) -> FittedConversation:
-    """Drop the fewest whole oldest turns so that the prompt has at most `limit` tokens.
+    """Drop as few of the oldest turns as necessary for a prompt of at most `limit` tokens.
 
-    If the prompt cannot be that short, all turns but the newest are dropped.
+    If even the newest turn alone exceeds the limit, only the newest turn remains. Prompts with different `salt` share
+    no block hashes.
     """
     rendered = await render(renderer, conversation, tools, salt)
     starts = later_starts(conversation.items) if len(rendered.prompt.tokens) > limit else []
@@ -142,7 +148,8 @@ def _fitted(
     def fits(turn: int) -> bool:
         return len(renderer.prompt(later(turn), tools)) <= limit
 
-    # A prompt never grows when another turn is dropped. The last beginning is used even if it does not fit.
+    # A prompt never grows when another turn is dropped, so a binary search works. The last start is used even if the
+    # prompt then does not fit.
     first = bisect_left(range(len(starts) - 1), True, key=fits)
     return FittedConversation(later(first), _rendered(renderer, later(first), tools, salt), first + 1)
 
@@ -159,9 +166,12 @@ async def continue_prompt(
 ) -> ContinuedPrompt:
     """Return the prompt that continues a step after the tokens `tail`.
 
-    The tokens are appended as they are. If they are guessed, their text is first cut as by the model's own tokenizer.
-    `has_moved`: another backend generated before. `is_naming`: the prompt ends in the name of a tool. Raises CannotGoOn
-    if a backend of these `capabilities` would read different tokens or could not continue there.
+    `tail` is appended unchanged, unless `is_guessed`: then its text is tokenized again, as the model's own tokenizer
+    would do. `has_moved`: a different backend generated the tail. `is_naming`: the prompt ends inside the name of a
+    tool.
+
+    Raises CannotGoOn if a backend with these `capabilities` would tokenize the prompt differently, or cannot continue
+    at its end.
     """
     opening = Header(verbatim=True) if rendered.opening else None
     if not tail:
@@ -177,9 +187,10 @@ async def continue_prompt(
 def _check_position(
     encoding: Encoding, rendered: RenderedPrompt, tail: Sequence[int], capabilities: Capabilities, *, is_naming: bool
 ) -> None:
-    """Raise CannotGoOn if the backend cannot begin at this position.
+    """Raise CannotGoOn if the backend cannot continue at the end of `tail`.
 
-    Some backends only begin whole messages. If a backend reports no markers, an open header looks like text.
+    Some backends cannot continue an unfinished message. Other backends leave control tokens out of their output, so the
+    rest of an unfinished header would look like text.
     """
     start = encoding.encode_marked("<|start|>assistant")
     if tail[-1] == END or list(tail[-len(start) :]) == start:
@@ -187,7 +198,8 @@ def _check_position(
     if not capabilities.prefill:
         raise CannotGoOn("This backend cannot continue an unfinished message; use a backend that accepts token ids.")
     marks = [token for token in tail if token >= FIRST_SPECIAL]
-    # Without any marker in the tail, the position follows from the prompt: in a header, unless it opens a body.
+    # If the tail has no control token, the prompt determines the position: `opening` ends in a message's body.
+    # Otherwise, the position is in a header.
     in_header = marks[-1] in _HEADER if marks else not rendered.opening
     if capabilities.output is OutputForm.MARKERLESS and in_header and not is_naming:
         raise CannotGoOn(
@@ -203,7 +215,7 @@ def _continued(
     opening: Header | None,
     is_guessed: bool,
 ) -> ContinuedPrompt:
-    # A backend would reject such a prompt or crash, and its failure would look like a fault of the backend.
+    # An id outside the vocabulary makes a backend reject the prompt or crash, and the backend would be blamed for that.
     if not 0 <= min(tail) <= max(tail) < VOCABULARY:
         raise CannotGoOn(
             "This backend cannot continue the answer, which contains a token id outside the vocabulary of the model."
@@ -216,9 +228,9 @@ def _continued(
 
 
 def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Sequence[int]) -> str:
-    """Return the text of `tail` after the prompt `before`.
+    """Return the text of `tail`; `before` and `tokens` are the text and tokens of the prompt before it.
 
-    A server must read the same control tokens in it; otherwise CannotGoOn is raised.
+    Raises CannotGoOn if a server would read different control tokens in the text, or if it ends inside a character.
     """
     decoder = getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(encoding.decode_bytes(tail))
@@ -226,14 +238,15 @@ def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Seque
         raise CannotGoOn(
             "The answer so far ends inside a character; only a backend that accepts token ids can continue it."
         )
-    # The open message may contain the first half of a marker, so it is checked too. All text before it was checked with
-    # the prompt. No text from outside spells a start marker there.
+    # The check includes the prompt's last message: it may be unfinished and end with the first half of a control
+    # token's spelling. The text before this message was checked when the prompt was rendered. That text cannot contain
+    # the spelling `<|start|>` except as a control token.
     opening = before[before.rindex("<|start|>") :]
     structure = Encoding.special_ids([*tokens[_last_start(tokens) :], *tail])
     try:
         same = Encoding.special_ids(encoding.encode_as_server(opening + text)) == structure
     except ValueError:
-        # The tokenizer rejects some runs of characters.
+        # The tokenizer rejects some texts, such as a long run of one character.
         same = False
     if not same:
         raise CannotGoOn(
@@ -247,10 +260,11 @@ def _last_start(tokens: Sequence[int]) -> int:
 
 
 def later_starts(items: Sequence[Item]) -> list[int]:
-    """Return the item positions at which a truncated conversation may begin.
+    """Return the 0-based item positions at which a truncated conversation may begin, in ascending order.
 
-    A turn ends before the next user message. A result is never separated from its call. The instructions always remain.
-    The first position drops the oldest turn, the last one all turns but the newest. Linear in the number of items.
+    A turn ends before the next user message. A tool result is never separated from its call. The instructions are not
+    items, so they always remain. A conversation that begins at the first position lacks only its oldest turn; at the
+    last position, it consists only of its newest turn. The running time is linear in the number of items.
     """
     starts: list[int] = []
     called: set[str] = set()

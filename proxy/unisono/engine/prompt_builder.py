@@ -1,4 +1,4 @@
-"""Prompt builder: one prompt per step, rendered once for all slots, and its token limits."""
+"""Prompt builder: renders one prompt per step, once for all slots, and computes its token limits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from unisono.engine.steps import StepContext
 from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
 
-MIN_ANSWER_TOKENS = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
+# Number of tokens that are reserved for an answer without a token limit when oldest turns may be dropped.
+MIN_ANSWER_TOKENS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrompt:
-    """The rendered prompt of one step, with its text too once a backend needed text."""
+    """The rendered prompt of step `number`.
+
+    `is_final_open`: the prompt ends with an open message on `final`. `with_text` is the same prompt with its text; None
+    until a backend needs the text.
+    """
 
     number: int
     is_final_open: bool
@@ -32,7 +37,7 @@ class StepPrompt:
 
 
 class PromptBuilder:
-    """Prompts of one answer. `usage` contains the known counts of its prompts."""
+    """Builder of the prompts of one answer. `usage` contains the prompt token counts known so far."""
 
     def __init__(
         self, renderer: Renderer, request: GenerationRequest, prepared: PreparedConversation, report: GenerationReport
@@ -52,11 +57,11 @@ class PromptBuilder:
     ) -> RouteRequirements:
         """Return the requirements for a slot that continues the step after the tokens `tail`.
 
-        `completed` is the number of generated tokens of the answer. `wants` are the constraint kinds that the backend
-        should enforce.
+        `completed` is the number of tokens generated in the answer so far. `wants` are the constraint kinds that the
+        backend should enforce. `resumes`: the answer continues after earlier output.
         """
         request, rendered = self._request, (await self._step_prompt(context)).rendered
-        # Every block after generated tokens may differ from the prompt's, so they are computed only here.
+        # The tail changes the last block and adds blocks, so the hashes are computed again only if there is a tail.
         blocks: Sequence[int] = rendered.blocks
         if tail:
             blocks = blocks_of([*rendered.prompt.tokens, *tail], request.routing.cache_salt)
@@ -65,7 +70,10 @@ class PromptBuilder:
         return RouteRequirements(len(rendered.prompt.tokens) + len(tail), blocks, limit, wants, resumes)
 
     async def prompt(self, context: StepContext, capabilities: Capabilities) -> RenderedPrompt:
-        """Return the current step's prompt for such a backend; the first prompt is counted."""
+        """Return the current step's prompt for a backend with these capabilities.
+
+        The first call also counts the tokens of the answer's first prompt.
+        """
         window = capabilities.context or DEFAULT_CONTEXT
         if self._request.prompt.truncate and window != self._fitted_to:
             await self._fit(window)
@@ -82,7 +90,7 @@ class PromptBuilder:
         return text
 
     async def count_prompt(self, context: StepContext) -> Usage:
-        """Return the known usage of the prompts, even without a backend."""
+        """Return the usage of the prompts. The prompt is rendered for this if no backend needed it before."""
         current = await self._step_prompt(context)
         if not self.usage.prompt_tokens:
             await self._count_first(current, context)
@@ -90,19 +98,25 @@ class PromptBuilder:
 
     async def _count_first(self, current: StepPrompt, context: StepContext) -> None:
         """Count the tokens of the answer's first prompt; `current` is the current step's prompt."""
-        # A journal may begin in a later step, whose prompt also contains generated tokens.
+        # After a journal, the current step may be a later one, whose prompt also contains generated tokens.
         first = current.rendered if not context.number else await self._render(self.conversation)
         tokens = len(first.prompt.tokens)
         self.usage = Usage(prompt_tokens=tokens, tool_output_tokens=self.usage.tool_output_tokens)
         self._report.facts.prompt_tokens = tokens
 
     async def has_room(self, context: StepContext, capabilities: Capabilities, completed: int) -> bool:
-        """Return whether a step in this context could generate tokens after `completed` ones."""
+        """Return whether a step in this context could generate a token.
+
+        `completed` is the number of tokens generated in the answer so far.
+        """
         rendered = await self._render(context.extended(self.conversation))
         return self.room(rendered.prompt, capabilities, completed) > 0
 
     def room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
-        """Return the tokens that may still be generated after `spent` ones; below 1 for none."""
+        """Return how many tokens may still be generated after `prompt`; 0 or negative if there is no room.
+
+        `spent` is the number of tokens of the answer that count towards the request's `max_tokens` already.
+        """
         room = (capabilities.context or DEFAULT_CONTEXT) - len(prompt.tokens)
         return room if self._request.answer.max_tokens is None else min(room, self._request.answer.max_tokens - spent)
 
@@ -115,8 +129,8 @@ class PromptBuilder:
         return ContextTooLong(message, param=self._request.prompt.fields.conversation, tokens=tokens, limit=context)
 
     def record_cached(self, chunk: Chunk) -> None:
-        """Add the backend's cache count of the first prompt."""
-        # The first prompt is what the client sent; later ones only repeat it.
+        """Add the number of cached tokens that the backend reported for the answer's first prompt."""
+        # Later prompts repeat the first prompt, so their cached tokens are not counted.
         if chunk.cached_tokens is not None and not self.usage.cached_tokens:
             self.usage = replace(self.usage, cached_tokens=min(chunk.cached_tokens, self.usage.prompt_tokens))
 
@@ -134,7 +148,7 @@ class PromptBuilder:
         return await render(self._renderer, conversation, self._tools, self._request.routing.cache_salt)
 
     async def _fit(self, window: int) -> None:
-        # In a small window, the room for the answer must not displace the conversation.
+        # Reserve at most a quarter of the window for the answer, so that a small window still holds some conversation.
         wanted = min(self._request.answer.max_tokens or MIN_ANSWER_TOKENS, window // 4)
         fitted = await fit(
             self._renderer, self._original, self._tools, window - wanted, self._request.routing.cache_salt

@@ -1,7 +1,7 @@
-"""Raw completion: sends a prompt as it is, and emits the generated text without parsing it.
+"""Raw completion: sends a prompt unchanged, and emits the generated text without parsing it.
 
-Slots and failover work as for Harmony generations. If a deployment fails, the next one continues after the same tokens,
-or after their text if it takes no token ids.
+Slots and failover work as for Harmony generations. If a deployment fails, the next deployment continues after the same
+tokens. A deployment that does not accept token ids continues after the text of these tokens.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ NO_SPECIAL_TOKENS = "The output of this model's backend contains no special toke
 
 
 async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> list[int]:
-    """Return the token ids of a prompt, encoded as by a model server.
+    """Return the token ids of a prompt; text is encoded as a model server would encode it.
 
-    Raises InvalidRequest for text that cannot be tokenised.
+    Raises InvalidRequest, which names the field `param`, if the text cannot be tokenised.
     """
     if raw.text is None:
         return list(raw.tokens)
@@ -80,9 +80,9 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> li
 
 
 class EncodedPrompt:
-    """Prompt of a raw completion, and its form for each backend.
+    """Prompt of a raw completion, in the form that each backend accepts.
 
-    `tokens` are empty before `encode`.
+    `tokens` is empty until `encode` has run.
     """
 
     def __init__(self, encoding: Encoding, raw: RawPrompt) -> None:
@@ -91,17 +91,17 @@ class EncodedPrompt:
         self.tokens: list[int] = []
 
     async def encode(self, param: str | None) -> None:
-        """Encode the prompt; raises InvalidRequest for text that cannot be tokenised."""
+        """Set `tokens`. Raises InvalidRequest, which names the field `param`, if the text cannot be tokenised."""
         self.tokens = await to_prompt(self._encoding, self.raw, param)
 
     async def form_for(self, able: Capabilities, full: list[int], generated: list[int]) -> Prompt:
-        """Return the prompt for a backend of these capabilities.
+        """Return the prompt for a backend with the capabilities `able`.
 
-        `generated` are the tokens of the answer so far, and `full` those of the prompt and the answer.
+        `generated` are the tokens of the answer so far. `full` are the tokens of the prompt followed by `generated`.
 
-        Raises CannotGoOn if the text of `full` would be encoded to other tokens.
+        Raises CannotGoOn if the backend accepts only text, and would encode that text to different tokens.
         """
-        # Token ids are read as they are, so only text has to be checked.
+        # A backend uses token ids unchanged, so only text has to be checked.
         if able.prompt is not OutputForm.TEXT:
             return Prompt(full)
         return Prompt(full, await asyncio.to_thread(self._text_of, full, generated))
@@ -135,7 +135,7 @@ class RawGeneration(BatchStream):
         self._request = request
         self._prompt = EncodedPrompt(encoding, raw)
         self._output = RawText(encoding, raw, request.answer.stop)
-        self._is_guessed = False  # some tokens were made from text
+        self._is_guessed = False  # some token ids of the answer were derived from a backend's text
         self._has_output = False
         self._buffered: list[Event] = []  # events that were not emitted yet
         self._lost_tokens = 0  # generated tokens that are not part of the answer
@@ -163,7 +163,7 @@ class RawGeneration(BatchStream):
         yield [*self._buffered, *rest, *self._output.finished(await self._usage())]
 
     def _to_emit(self, batch: list[Event]) -> list[Event]:
-        """Return the events to emit after another batch, including the buffered ones."""
+        """Return the events to emit after `batch` was read: buffered events and the batch, or none."""
         self._buffered += batch
         if self._request.answer.whole or not batch:
             return []
@@ -173,7 +173,7 @@ class RawGeneration(BatchStream):
         return events
 
     def _publish(self) -> None:
-        """Publish the tokens so far in the report, for the batch that is yielded next."""
+        """Add the tokens read so far to the report's journal, before the matching batch is yielded."""
         self.report.journal += self._output.tokens[len(self.report.journal) :]
 
     async def _usage(self) -> Usage:
@@ -184,10 +184,7 @@ class RawGeneration(BatchStream):
         return Usage(prompt_tokens=prompt_tokens, completion_tokens=made + self._lost_tokens, cached_tokens=cached)
 
     async def _recover(self, error: AttemptError, session: SlotSession) -> None:
-        """Carry out the failover policy's action for a failed attempt.
-
-        Raises the error if the request ends.
-        """
+        """Carry out the failover policy's action after `error`; raises `error` if the policy ends the request."""
         output = self._output
         # Nothing was generated, and no other deployment exists: the prompt itself cannot be sent.
         if isinstance(error, CannotGoOn) and not output.tokens and not session.has_alternative:
@@ -219,14 +216,17 @@ class RawGeneration(BatchStream):
         return Progress.UNSEEN if self._output.tokens else Progress.NOTHING
 
     def _restart(self) -> None:
-        """Start over, and count the tokens of the failed attempt as lost; nothing was emitted."""
+        """Start the answer over, and count the tokens of the failed attempt as lost. Nothing of it was emitted."""
         self._lost_tokens += len(self._output.tokens) + self._output.forget_unfinished()
         self._buffered, self._is_guessed = [], False
         self._output = RawText(self._encoding, self._prompt.raw, self._request.answer.stop)
         self._forget_logprobs(0)
 
     def _forget_logprobs(self, size: int) -> None:
-        """Forget log probabilities after the first `size` tokens; for 0, also of the prompt."""
+        """Keep log probabilities of the first `size` tokens of the answer only.
+
+        If `size` is 0, log probabilities of the prompt are discarded too.
+        """
         if (log := self.report.facts.logprobs) is not None:
             log.truncate(size)
             log.prompt = log.prompt if size else ()
@@ -265,7 +265,8 @@ class RawGeneration(BatchStream):
         prompt = await self._prompt.form_for(able, full, tokens)
         job = CompletionJob(
             prompt=prompt,
-            # Backends report the prompt's log probabilities with the first token, which may not be part of the answer.
+            # A backend reports the prompt's log probabilities with the first generated token, so one token is requested
+            # even if the answer has none.
             max_tokens=max(min(left, room), 1),
             sampling=request.answer.sampling,
             timeouts=session.start_attempt(slot),
@@ -280,7 +281,10 @@ class RawGeneration(BatchStream):
                 yield batch
 
     async def _exact(self) -> list[int]:
-        """Return the tokens so far, cut as by the model's own tokenizer."""
+        """Return the answer's tokens so far; if some were derived from text, tokenize their text again.
+
+        The model's own tokenizer is used, so the result does not depend on how the network split the text.
+        """
         tokens = self._output.tokens
         if not self._is_guessed:
             return list(tokens)
@@ -291,7 +295,7 @@ class RawGeneration(BatchStream):
     async def _read(
         self, session: SlotSession, slot: Slot, job: CompletionJob, left: int
     ) -> AsyncGenerator[list[Event]]:
-        """Yield the events to emit for one generation of at most `left` tokens, per network read."""
+        """Run `job` and yield the events to emit, one batch or more per network read; `left` limits the tokens."""
         output, able = self._output, slot.capabilities
         decoder = plain_decoder(able.output, self._encoding)
         is_text = able.output is not OutputForm.IDS
@@ -320,7 +324,7 @@ class RawGeneration(BatchStream):
                         unpaused = len(portion)
                     events = output.feed(portion)
                 yield events if finish is None else [*events, *output.end(finish)]
-                # After a stop token, the backend still reports its counts.
+                # A stop token alone does not end the loop, because the backend still sends its token counts afterwards.
                 if finish is not None or output.broken_off:
                     return
             raise BackendProtocolError("the backend ended its stream without a finish reason")

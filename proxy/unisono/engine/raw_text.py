@@ -1,7 +1,7 @@
 """Output of a raw completion: its tokens, and the text to emit; nothing is parsed.
 
-Tokens count as soon as their characters are complete. Tokens of an incomplete character are not emitted, and are
-generated again if the answer continues on another deployment. No I/O.
+A character may consist of several tokens. These tokens become part of the answer when the character is complete. The
+tokens of an incomplete character are generated again if the answer continues on another deployment. No I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RawText:
         self._begun = ""  # text of the unfinished tokens, without the incomplete character
         self._emitted: list[str] = []
         self._opened = False
-        self.tokens: list[int] = []  # all tokens that count, including the one that ended the output
+        self.tokens: list[int] = []  # all tokens of complete characters, including the token that ended the output
         self.ended: FinishReason | None = None
         self._over = False
 
@@ -46,13 +46,13 @@ class RawText:
 
     @property
     def broken_off(self) -> bool:
-        """Return whether the output ended although the model would have continued."""
+        """Return whether the output ended before the model generated one of its own stop tokens."""
         return self.ended is not None and not (self.tokens and self.tokens[-1] in ALL_STOP_TOKENS)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
-        """Return the events to emit for more tokens.
+        """Read more generated tokens and return the events to emit.
 
-        Tokens after the one that ends the output are ignored, however the network splits the stream.
+        Tokens after the token that ends the output are ignored.
         """
         if self.is_over():
             return []
@@ -64,7 +64,10 @@ class RawText:
         return self._events("".join(texts))
 
     def end(self, reason: FinishReason) -> list[Event]:
-        """Return the remaining text after the last token; an incomplete character becomes U+FFFD."""
+        """End the output and return the events for the text that was held back until now.
+
+        An incomplete character becomes U+FFFD. `reason` is ignored if the output has ended already.
+        """
         rest = ""
         if self.ended is None:
             self.tokens += self._unfinished
@@ -72,33 +75,30 @@ class RawText:
         self.ended = self.ended or reason
         self._unfinished, self._begun = [], ""
         if self._strings is not None and not self._over:
-            # A possible beginning of a stop string turned out not to be one.
+            # The held-back text could have been the beginning of a stop string, but is not.
             rest += "".join(e.text for e in self._strings.filter([Closed(ITEM, "")]) if isinstance(e, Delta))
         self._over = True
         return self._events(rest)
 
     def finished(self, usage: Usage) -> list[Event]:
-        """Return the last events."""
+        """Return the last events of the answer, with `usage`."""
         assert self.ended is not None
         stop = self._strings.matched if self._strings is not None else None
         opened: list[Event] = [] if self._opened else [Opened(ITEM)]
         return [*opened, Closed(ITEM, "".join(self._emitted)), Finished(self.ended, usage, stop)]
 
     def forget_unfinished(self) -> int:
-        """Discard the tokens of an incomplete character; return their number.
-
-        They are generated again.
-        """
+        """Discard the tokens of an incomplete character, because they are generated again; return their number."""
         self._decoder.reset()
         forgotten = len(self._unfinished)
         self._unfinished, self._begun = [], ""
         return forgotten
 
     def _text_of(self, token: int) -> str:
-        """Return the text that a token adds, including earlier tokens of the same character."""
+        """Return the text that a token completes; empty if the token ends inside a character."""
         special = token >= FIRST_SPECIAL
         if special:
-            # A special token ends an incomplete character.
+            # A special token ends an incomplete character, which becomes U+FFFD.
             text = self._decoder.decode(b"", final=True)
             self._decoder.reset()
             spelled = "" if self._raw.hides_special else self._encoding.decode([token])
@@ -109,7 +109,7 @@ class RawText:
             self.ended = FinishReason.STOP
             spelled = spelled if self._raw.shows_stop else ""
         self._begun += text + spelled
-        # The text waits until the character is complete; a special token or the end completes it with U+FFFD.
+        # Hold the text back until the character is complete.
         if self._decoder.getstate()[0] and not special and self.ended is None:
             return ""
         text = self._begun
@@ -118,7 +118,7 @@ class RawText:
         return text
 
     def _cut(self, text: str) -> str:
-        """Return the part of the text that can be emitted: no beginning of a possible stop string."""
+        """Return the text that can be emitted now; hold back text that may be the beginning of a stop string."""
         if self._strings is None or not text:
             return text
         visible = "".join(event.text for event in self._strings.filter([Delta(ITEM, text)]) if isinstance(event, Delta))

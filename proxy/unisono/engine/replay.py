@@ -1,11 +1,11 @@
-"""Replay: reads a recorded journal with today's parser, without a backend.
+"""Replay: reads a recorded journal with the current parser, without a backend.
 
-It uses the reader of live answers, with its interventions and server tool calls. Equal tokens therefore lead to equal
-events as long as the reading code is unchanged.
+A replay uses the same reader as live answers, including interventions and server tool calls. The same tokens therefore
+produce the same events, as long as the code of the reader is unchanged.
 
-A recording contains the request as plain JSON, with only the fields that affect how tokens are parsed. Of tool servers
-it contains the labels, but no address, header or secret. Their offers are in the journal, and the outcomes of searches
-for their tools.
+A recording contains the request as plain JSON, with only the fields that affect how tokens are parsed. It contains the
+labels of tool servers, but no address, header or secret. The journal contains the tools that the servers offered, and
+the results of tool searches.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from unisono.harmony.tools import plan_tools
 class Replay:
     """The events of a replayed journal.
 
-    `fits` is False if the replay led to other steps than the recorded ones. The events are then the items that were
-    closed up to that point.
+    `fits` is False if the replay led to different steps from the recorded steps. `events` then contains only the
+    `Closed` events of the items before the first difference.
     """
 
     events: Sequence[Event]
@@ -62,8 +62,8 @@ def replay_answer(
 ) -> Replay:
     """Replay the answer to `request` from its journal.
 
-    `finish` is the reason that ended the last generation; None if the answer is incomplete. Raises the errors of
-    invalid tools.
+    `finish` is the finish reason of the last generation; None if the recorded answer is incomplete. Raises
+    InvalidRequest or a related error if a tool of the request is invalid.
     """
     hosted, conversation = None, request.conversation
     client = conversation.all_tools
@@ -101,12 +101,12 @@ def replay_answer(
     return Replay([*events, *reader.end_generation(finish)])
 
 
-# options of an answer that are JSON values themselves
+# fields of `AnswerOptions` whose values are JSON values already
 PLAIN_OPTIONS = ("calls_allowed", "parallel_calls", "hold_calls", "whole", "reasoning_budget")
 
 
 def to_record(request: GenerationRequest) -> dict[str, Json]:
-    """Return the record of a request."""
+    """Return the fields of a request that affect how its answer is parsed, as plain JSON."""
     record: dict[str, Json] = {name: getattr(request.answer, name) for name in PLAIN_OPTIONS}
     record["seed"] = request.resumption.seed
     record["stop"] = list(request.answer.stop)
@@ -116,7 +116,7 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
     record["deferred"] = [tool_record(tool) for tool in request.conversation.deferred]
     if request.conversation.removed:
         record["removed"] = [*sorted(request.conversation.removed)]
-    # The model may be required to call only a tool that it knows.
+    # A forced choice may name a tool that a search found earlier, so these tools are recorded too.
     added = [tool for item in request.conversation.items if isinstance(item, AddedTools) for tool in item.tools]
     if found := [tool_record(tool) for tool in added if tool.server]:
         record["found"] = [*found]
@@ -129,9 +129,9 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
 
 
 def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
-    """Return a request that parses an answer as the recorded request did.
+    """Return a request whose answer is parsed in the same way as that of the recorded request.
 
-    Raises InvalidRequest for an invalid record, and for a raw completion, whose tokens were never parsed.
+    Raises InvalidRequest if the record is invalid, or if it is of a raw completion, whose tokens are never parsed.
     """
     if record.get("raw"):
         raise InvalidRequest("'raw': a raw completion has no messages to parse; use a recording of another API.")
@@ -217,7 +217,8 @@ def _hosting(server_tools: ServerTools) -> dict[str, Json]:
 def _to_hosting(hosting: Mapping[str, Any]) -> ServerTools:
     if hosting["decisions"]:
         raise InvalidRequest(
-            "This recording cannot be replayed: the answer began with approved tool calls, which are not recorded."
+            "This recording cannot be replayed: the answer began with tool calls that the user had approved or denied, "
+            "and recordings do not contain these decisions."
         )
     deferred = hosting.get("deferred", ())
     servers = tuple(

@@ -29,7 +29,7 @@ class ApprovalDecision:
     """A user's decision on a call that required approval.
 
     `call_id` identifies the call, which is in the conversation without a result. `approval` is the id of the approval
-    request. A decision with an `answer` is one on a question of the tool, which is told any answer.
+    request. `answer` is set if the tool asked the user a question; it is passed to the tool even if the user declined.
     """
 
     call_id: str
@@ -48,13 +48,14 @@ class ApprovalDecision:
 class ServerTools:
     """Tools that the gateway runs itself.
 
-    `announced`: labels of servers whose tools were already listed for the client; they are not listed again. `visible`:
-    labels of servers whose calls the client sees and sends back with their results. `decisions` are applied before
-    anything is generated.
+    `announced`: labels of servers whose tools were already listed for the client; these tools are not listed again.
+    `visible`: labels of servers whose calls the client sees and sends back with their results. `decisions` are applied
+    before anything is generated.
 
-    `max_calls` limits the calls of the request, and `total_s` its total time in seconds. With `pause_after`, the answer
-    ends after that number of rounds of calls, or when its time has passed. The client then continues it in another
-    request. Without `pause_after`, the model has to answer when a limit is reached.
+    `max_calls` limits the number of calls in the request; None for no limit. `total_s` limits its total time in
+    seconds. With `pause_after`, the answer pauses after that number of rounds of calls, or when the time has passed.
+    The client then continues the answer in another request. If `pause_after` is None, the model has to answer when a
+    limit is reached.
 
     If a server cannot list its tools, the request fails with that error. If `optional` is set, the request continues
     without the server, and its Listed event reports the error. `claim_approval` is called with the approval's id
@@ -73,18 +74,19 @@ class ServerTools:
     claim_approval: Callable[[str], Awaitable[None]] | None = None
     search: ToolSearch | None = None  # its server is one of `servers`
     can_ask: bool = False
-    # False: calls of an earlier stream may be missing from the journal, so that only idempotent tools are called.
+    # False: an earlier stream may have made calls that the journal does not contain. This stream might repeat them, so
+    # it calls only idempotent tools.
     is_journal_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """Tools of which the model has to call one first.
+    """Tools of which the model has to call one before it may answer.
 
-    `tools` are names known to the client, or names of built-in gpt-oss tools: `python`, `browser` for any of its
-    functions, or `browser.search`. `hosted` are server tools as (server label, tool name). The tool name is the
-    server's own; None stands for any tool of the server. If `tools` is None and `hosted` is empty, any offered tool
-    satisfies the request.
+    `tools` are names known to the client, or names of built-in gpt-oss tools: `python`, `browser` for any browser
+    function, or a single function such as `browser.search`. `hosted` are server tools as pairs of server label and tool
+    name. The tool name is the name that the server uses; None means any tool of the server. If `tools` is None and
+    `hosted` is empty, a call of any offered tool satisfies the request.
     """
 
     tools: frozenset[str] | None = None
@@ -93,10 +95,7 @@ class ForcedCalls:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTools:
-    """The only tools that the model may call, although all stay declared.
-
-    Names are given as in `ForcedCalls`.
-    """
+    """The only tools that the model may call. The prompt still declares all tools. Names are as in `ForcedCalls`."""
 
     tools: frozenset[str] = frozenset()
     hosted: frozenset[tuple[str, str | None]] = frozenset()
@@ -115,13 +114,14 @@ class ForbiddenTools(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """A prompt that is not rendered here, and options for its output; neither is parsed.
+    """A prompt that is sent unchanged, and options for its output. Prompt and output are not parsed.
 
-    The prompt is `text`, in which special tokens are encoded as such, or `tokens` if `text` is None. `hides_special`
+    The prompt is `text`, or `tokens` if `text` is None. Spellings of special tokens in `text` become special tokens.
+    `hides_special`
     removes special tokens from the emitted text. `stop_tokens` end the output in addition to the model's own stop
     tokens. With `shows_stop`, the emitted text includes the stop string or stop token that ended it.
-    `has_prompt_logprobs` adds the prompt's tokens to the log probabilities that the request asks for. A prompt that
-    `is_fixed` cannot be changed by hooks: its text may contain special tokens that a client wrote as text.
+    `has_prompt_logprobs`: report log probabilities of the prompt's tokens too. `is_fixed`: hooks cannot change the
+    prompt, because its text may contain spellings of special tokens that a client wrote as text.
     """
 
     text: str | None = None
@@ -135,9 +135,10 @@ class RawPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RequestFields:
-    """Fields of a request as the client knows them, for errors; the API surface states them.
+    """Names of request fields for error messages, as the API surface of the request calls them.
 
-    `tool` is the path of a declared tool, with its `{index}`. `tool_schema` is the field of the schema in it.
+    `tool` is the path of a declared tool; `{index}` is replaced by the tool's index. `tool_schema` is the name of the
+    field within the tool that contains its schema. None: the surface has no such field.
     """
 
     conversation: str | None = None
@@ -149,7 +150,7 @@ class RequestFields:
 
 
 class RequestKey:
-    """Identity of a request, shared by its modified copies."""
+    """Identity of a request. Modified copies of a request share the key of the original."""
 
     __slots__ = ("__weakref__",)
 
@@ -158,8 +159,8 @@ class RequestKey:
 class AnswerOptions:
     """Requirements on the answer, and how it is emitted.
 
-    `max_tokens` None stands for the rest of the context window. `stop` are the client's stop strings; the gateway
-    matches them against visible text.
+    If `max_tokens` is None, the answer may fill the rest of the context window. `stop` are the client's stop strings;
+    the gateway searches the visible text for them.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -171,7 +172,7 @@ class AnswerOptions:
     # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses.
     choice: Choice | None = None
     form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt
-    # Limit of analysis tokens over the whole answer; then the model has to answer or to call a tool.
+    # Largest number of analysis tokens in the whole answer. After that, the model has to answer or to call a tool.
     reasoning_budget: int | None = None
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     hold_calls: bool = True  # False: emit a call's arguments while they are generated (`stream_tool_arguments`)
@@ -183,7 +184,7 @@ class RequestOrigin:
     """Sender and identity of a request."""
 
     tenant: str = ""
-    # owner of the API key that usage is charged to; None for requests of the gateway itself
+    # owner of the API key to which usage is charged; None for requests that the gateway makes itself
     caller: Caller | None = None
     request_id: str = ""
     surface: str = ""  # API surface, for metrics: `chat`, `responses`, `messages` or `completions`
@@ -199,7 +200,7 @@ class PromptOptions:
     """Options for the prompt of a conversation."""
 
     truncate: bool = False  # drop whole oldest conversation turns if they leave no room for an answer
-    keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has another one
+    keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has a different date
     records_prompts: bool = False  # include the prompts in the facts of the steps
     fields: RequestFields = field(default_factory=RequestFields)
 
@@ -212,12 +213,13 @@ class RoutingOptions:
     # any deployment.
     sticky: str = ""
     excluded: frozenset[str] = frozenset()  # names of deployments that must not be used
-    cache_salt: str = ""  # salt that separates its prompts from equal ones in backend caches; empty for none
-    failover: bool = True  # continue on another deployment if one fails after output was emitted
-    # A deployment of the other kind (engine or pass-through) answers if this request fails before any output. Then
-    # failed deployments are not retried, and an unresponsive deployment leaves time for the other kind.
+    # Backends share cached prompts only between requests with the same salt; empty for no salt.
+    cache_salt: str = ""
+    failover: bool = True  # continue on another deployment if a deployment fails after output was emitted
+    # If this request fails before any output, the caller sends it to deployments of the other kind (Harmony or
+    # pass-through). Failed deployments are then not retried, and some of the time is reserved for the other kind.
     has_other_kind: bool = False
-    # deadline shared with the attempt of the other kind that produced no output; None for a deadline of its own
+    # deadline shared with an earlier request to the other kind, which produced no output; None for a new deadline
     deadline: Deadline | None = None
 
 
@@ -226,14 +228,13 @@ class Resumption:
     """Earlier output that a generation continues, and data for a later continuation."""
 
     seed: str = ""  # seed of the call ids, so that a replayed journal has the same ids; empty for random ids
-    # `GenerationReport.journal` of an earlier stream of this request; this stream continues after it. The first batch
-    # then contains all events of the journal and nothing else. That batch may be empty, since no backend generates for
-    # it.
+    # `GenerationReport.journal` of an earlier stream of this request, which this stream continues; empty for a new
+    # answer. With a journal, the first batch contains exactly the events of the journal, and may be empty.
     journal: Tokens = ()
     is_journal_stored: bool = False  # the journal is stored, so that another stream can continue after it
-    # Data of the component that starts the request, stored as the first entry of a new journal (`journal.noted_in`).
-    # The engine ignores the content. A stream that continues such a journal must have it too: without it the journal is
-    # rejected.
+    # Data of the component that starts the request. It becomes the first entry of a new journal (`journal.noted_in`).
+    # The engine ignores the content. A request that continues such a journal must set this field too; otherwise the
+    # journal is rejected.
     journal_note: Mapping[str, Json] | None = None
 
 
@@ -254,12 +255,12 @@ class GenerationRequest:
     server_tools: ServerTools | None = None  # tools that the gateway runs itself in this request
     # The original request, if pass-through deployments may answer it. The engine generates from the other fields.
     passthrough: PassthroughRequest | None = None
-    # Replaces the rendered conversation, which then contains the prompt as one user message for observers. The answer
-    # is one text item, and `GenerationReport.journal` contains its tokens. Such a request has a token limit, but no
-    # tools, no answer form and no earlier journal.
+    # Prompt that is sent instead of the rendered conversation. `conversation` then contains this prompt as one user
+    # message, for observers. The answer is one text item, and `GenerationReport.journal` contains its tokens. Such a
+    # request has a token limit, but no tools, no answer form and no earlier journal.
     raw: RawPrompt | None = None
-    # Number of alternatives to report the log probability of, for each visible token; None for no log probabilities.
-    # They are in `GenerationReport.facts`.
+    # Number of alternatives whose log probabilities are reported for each visible token, in `GenerationReport.facts`.
+    # None: no log probabilities are reported.
     logprobs: int | None = None
 
     def with_options(
@@ -270,9 +271,9 @@ class GenerationRequest:
         routing: RoutingOptions | None = None,
         resumption: Resumption | None = None,
     ) -> GenerationRequest:
-        """Return a copy with the given options; None keeps the present ones.
+        """Return a copy with the given options; None leaves an option unchanged.
 
-        `dataclasses.replace` takes five times as long.
+        This is five times as fast as `dataclasses.replace`.
         """
         return GenerationRequest(
             self.model,
@@ -291,26 +292,25 @@ class GenerationRequest:
 
 @dataclass(slots=True)
 class GenerationReport:
-    """Facts about a generation stream besides its events; updated while it runs."""
+    """Facts about a generation stream besides its events; updated while the stream runs."""
 
     backend: str = ""
     failovers: int = 0  # number of attempts that moved to another deployment
     recoveries: list[str] = field(default_factory=list)  # rule names in order of first occurrence, each once
-    # All generated tokens, with `STEP_ENDED` between steps, marks for tokens made from text, and entries for the
-    # gateway's own actions (see `journal.py`). After each yielded batch, the journal matches the events so far: with
-    # both, another stream can continue the answer. It only grows.
+    # All generated tokens, with marks between them and entries for the gateway's own actions (see `journal.py`). After
+    # each yielded batch, the journal matches the events so far, so another stream can continue the answer after them.
+    # Numbers are only appended.
     journal: list[int] = field(default_factory=list)
-    # Reason why a forced call or the required answer form is missing; empty if the requirements are met or there are
-    # none.
+    # reason why a forced call or the required answer form is missing; empty if no requirement is violated
     unmet: str = ""
-    tries: Sequence[Attempt] = ()  # every deployment that was assigned, in order, with its error
+    tries: Sequence[Attempt] = ()  # every attempt in order, with its deployment and failure
     # monotonic clock, in seconds; the times of `facts` are relative to it
     began: float = field(default_factory=monotonic)
     facts: GenerationFacts = field(default_factory=GenerationFacts)
     standing: QuotaStatus | None = None  # the caller's quota status after the answer; None without limits
     # data that hooks report about the answer, by hook name
     hooks: dict[str, dict[str, Json]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # notes for the client that do not follow from its request
+    notes: list[str] = field(default_factory=list)  # notes for the client about events during the generation
     model: str = ""  # the requested model, after alias resolution
 
     @property
@@ -326,22 +326,23 @@ class GenerationReport:
         return monotonic() - self.began
 
 
-# Takes a batch and returns True; or returns False, without any effect, if it cannot deliver the batch at once. An error
-# that it raises ends the stream.
+# Callback that delivers a batch immediately and returns True. If it cannot do so, it has no effect and returns False.
+# An error that the callback raises ends the stream.
 BatchSink: TypeAlias = Callable[[list[Event]], bool]
 
 
 class GenerationStream(Protocol):
     """An answer in progress, as batches of events.
 
-    Iterating yields one batch per network read of the backend, unless `sink` takes it. No batch is empty, except the
-    first one after a journal, which needs no backend. The last batch ends with Finished.
+    Iteration yields one batch or more for each network read of the backend. No batch is empty, except
+    that the first batch of a stream that continues a journal may be empty. The last batch ends with Finished.
 
     The first `__anext__` raises errors that occur before the first batch; later errors are raised during iteration.
     `aclose`, or cancelling the iterating task, releases the backend immediately.
 
-    A consumer may set `sink` before it iterates. Batches of one delta may then go there instead, in the order of the
-    answer, while the consumer waits for the next batch. They skip the iterators around the stream of the backend.
+    A consumer may set `sink` before it iterates. While the consumer waits for the next batch, the stream may then pass
+    a batch of one delta to `sink` instead of yielding it. The order of the answer is preserved. This is faster, because
+    the batch does not pass through the iterators around the backend's stream.
     """
 
     report: GenerationReport
@@ -350,10 +351,10 @@ class GenerationStream(Protocol):
     def __aiter__(self) -> AsyncIterator[list[Event]]: ...
 
     async def admit(self) -> None:
-        """Acquire the resources that the request needs, and raise the error if it is refused.
+        """Acquire the resources that the request needs, such as quota; raise an error if the request is refused.
 
-        Callers use it to promise an answer before they iterate; iterating does the same. After `admit` the stream must
-        be iterated or closed.
+        A caller may use this to confirm the request to its client before it iterates. Without `admit`, iterating
+        acquires the same resources. After `admit`, the stream must be iterated or closed.
         """
         return
 
@@ -384,8 +385,8 @@ class GenerationService(Protocol):
     def start(self, request: GenerationRequest) -> GenerationStream: ...
 
     async def count(self, request: GenerationRequest) -> int:
-        """Return the number of tokens of the request's first prompt, without asking a backend.
+        """Return the number of tokens of the request's first prompt, without a request to a backend.
 
-        Raises the errors of an invalid conversation or invalid tools.
+        Raises InvalidRequest or a related error if the conversation or a tool is invalid.
         """
         ...

@@ -14,8 +14,9 @@ from unisono.engine.request import GenerationRequest, GenerationStream
 class Engine:
     """Entry point of the engine.
 
-    The only state is the bounded memory of `deps`. Without `deps.tools`, requests with server tools are refused.
-    `salt_of` returns a tenant's cache salt, which separates its prompts from those of other tenants in backend caches.
+    The engine has no state except the caches in `deps`. If `deps.tools` is None, requests with server tools are
+    refused. `salt_of` returns the cache salt for a tenant. Backends share cached prompts only between requests with the
+    same salt.
     """
 
     def __init__(self, deps: EngineDeps, *, salt_of: Callable[[str], str] = lambda tenant: "") -> None:

@@ -1,10 +1,11 @@
 """Step runner: runs each step of an answer as one generation on a slot.
 
-A generation continues the step's prompt and the step's tokens so far, on whichever deployment generated them.
+A generation continues the step's prompt and the tokens that the step has so far. A different deployment may have
+generated these tokens.
 
-At the end of a message it is checked, encoded again and emitted, in time proportional to its length. Long messages are
-processed in a thread, so that other streams continue. Short ones are processed on the event loop, since a thread would
-cost more than the work.
+A message that ends is checked, encoded again and emitted, which takes time proportional to its length. Long messages
+are processed in a thread, so that other streams continue. Short messages are processed on the event loop, because a
+thread would cost more time than the work.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused
 from unisono.harmony.decode import Decoder
 from unisono.harmony.token_counter import TokenCap
 
-LONG_JOURNAL_TOKENS: Final = 2_000  # tokens that take a few milliseconds to replay
+LONG_JOURNAL_TOKENS: Final = 2_000  # number of tokens that take a few milliseconds to replay
 
 T = TypeVar("T")
 
-# Events to emit per network read; the last item includes the reason that the step ended.
+# Batches of events to emit. The finish reason is None, except in the last batch.
 Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
 
 
 class StepRunner:
     """Runs the steps of one answer on the slots of `session`.
 
-    `has_output` is set once output was emitted to the client. `sink` takes single deltas, which are then not
-    yielded.
+    `has_output`: output was emitted to the client. If `sink` is set, batches of a single delta are passed to `sink`. A
+    delta that `sink` accepts is not yielded.
     """
 
     def __init__(self, deps: EngineDeps, request: GenerationRequest, report: GenerationReport) -> None:
@@ -71,14 +72,14 @@ class StepRunner:
         self._report = report
         self._constraints = ConstraintTracker(deps.refused_constraints, request, report)
         self.has_output = False
-        # Deltas of a complete answer are not emitted.
+        # The deltas of an answer that is emitted as a whole are dropped.
         self.sink: BatchSink | None = _drop if request.answer.whole else None
         self.is_full = False  # no context window has room for another token
 
     async def slot(self, builder: PromptBuilder, reader: OutputReader) -> Slot:
-        """Return the held slot, or acquire the next one.
+        """Return the held slot, or acquire the next slot.
 
-        Raises the error if none is available.
+        Raises the errors of `SlotSession.acquire` if no slot is available.
         """
         if self.session.slot is not None:
             return self.session.slot
@@ -92,14 +93,14 @@ class StepRunner:
         return await self.session.acquire(requirements)
 
     def restart(self) -> None:
-        """Reset to the state in which only the request's journal was generated."""
+        """Prepare for starting the answer over, after the journal of the request if it has one."""
         self.session.has_moved = bool(self._request.resumption.journal)
 
     async def step(self, builder: PromptBuilder, reader: OutputReader) -> Generated:
         """Run the current step from its current state to its end.
 
-        No backend is used for a step that has ended or has no room. Raises ContextTooLong if another deployment may
-        have room.
+        No backend is used if the step has ended already, or if no context window has room for another token. Raises
+        ContextTooLong if the context window of this backend is full, but another deployment may have room.
         """
         transcript = reader.transcript
         if reader.stop_sequence is not None or reader.is_handed_back:
@@ -114,11 +115,11 @@ class StepRunner:
         return await self._generation(slot, builder, reader)
 
     async def _constrained_generation(self, slot: Slot, builder: PromptBuilder, reader: OutputReader) -> Generated:
-        """Run a generation, and repeat it without the constraint if the backend fails on it."""
+        """Run a generation with a constraint, and repeat it without the constraint if the backend refuses this one."""
         self._constraints.start()
         while True:
             try:
-                # A constraint is refused before the first token, so nothing was emitted yet.
+                # A backend refuses a constraint before the first token, so nothing was emitted when that happens.
                 async with aclosing(await self._generation(slot, builder, reader)) as batches:
                     async for batch in batches:
                         yield batch
@@ -161,22 +162,23 @@ class StepRunner:
         callback_reader = CallbackReader(self, reader)
         takes_tokens = self._request.logprobs is None and capabilities.output is OutputForm.IDS
         job = self._job(continued.prompt, slot, room, reader, callback_reader.on_chunk if takes_tokens else None)
-        # Only the first prompt is what the client sent, so only its cached tokens are reported.
+        # Later prompts contain output of the answer. Only the cached tokens of the first prompt are reported.
         is_first = not tail and not reader.items.context.number
         return self._read(slot, job, continued.decoder, reader, builder if is_first else None, callback_reader)
 
     def _room(
         self, builder: PromptBuilder, prompt: Prompt, capabilities: Capabilities, reader: OutputReader, spent: int
     ) -> int:
-        """Return the number of tokens that may be generated after `prompt` and `spent` ones.
+        """Return the number of tokens that may be generated after `prompt`; below 1 if the answer has to end.
 
-        Raises ContextTooLong if there is no room here, and either nothing was generated yet or another deployment may
-        have room.
+        `spent` is the number of tokens that count towards the request's `max_tokens` already. Raises ContextTooLong if
+        this backend has no room, and either nothing was generated yet or another deployment may have room.
         """
         room = builder.room(prompt, capabilities, spent)
         limit = self._request.answer.max_tokens
         if room < 1:
-            # With tokens left, only the window of this backend is full. Another one may be larger.
+            # If the request permits more tokens, only this backend's context window is full. Another deployment may
+            # have a larger window.
             may_move = (limit is None or spent < limit) and self.session.has_alternative
             if may_move or not reader.token_count:
                 raise builder.too_long(prompt, capabilities)
@@ -200,7 +202,7 @@ class StepRunner:
         )
 
     def hand_over(self, events: list[Event], reader: OutputReader) -> bool:
-        """Give a single delta to the sink; return whether the sink took it."""
+        """Pass `events` to the sink if they are a single delta; return whether the sink accepted them."""
         sink = self.sink
         if sink is None or len(events) != 1 or type(events[0]) is not Delta or reader.is_stopped:
             return False
@@ -215,7 +217,10 @@ class StepRunner:
         first: PromptBuilder | None,
         callback_reader: CallbackReader,
     ) -> Generated:
-        """Yield the events of one generation; `first` is the builder of the first prompt."""
+        """Yield the events of one generation.
+
+        `first` is the prompt builder if this is the answer's first prompt, whose cached tokens it records; else None.
+        """
         stream = slot.deployment.backend.complete(job)
         telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.context.number, stream)
         is_text = slot.capabilities.output is not OutputForm.IDS
@@ -235,7 +240,7 @@ class StepRunner:
                 if first is not None and chunk.cached_tokens is not None:
                     first.record_cached(chunk)
                 tokens, finish = await chunks.read(chunk)
-                # A read without a token emits nothing, since the journal could not record it.
+                # A chunk without a token emits nothing, because the journal records only tokens and entries.
                 events = callback_reader.pop_events()
                 for portion in portions(tokens):
                     if events and not (reader.has_pending_edit or reader.is_step_complete):
@@ -247,7 +252,8 @@ class StepRunner:
                         unpaused = len(portion)
                     events += await read_portion(reader, portion)
                 if reader.transcript.is_broken_off:
-                    # Clients treat an answer that the gateway ends like one that reached its token limit.
+                    # An answer that the gateway ends early has the same finish reason as an answer that reached its
+                    # token limit.
                     finish = FinishReason.LENGTH
                 if finish is not None:
                     yield await with_end(reader, events, finish), finish
@@ -258,10 +264,10 @@ class StepRunner:
 
 
 class CallbackReader:
-    """Reader of the ordinary tokens of one generation in the network callback.
+    """Reader of one generation's tokens for `CompletionJob.on_chunk`, which the backend calls when a chunk arrives.
 
-    It reads no chunk before `start`, which is called after the first token. It does not refer to the job, because the
-    job refers to it.
+    It accepts no chunk before `start`, which is called when the first token has arrived. It reads only ordinary tokens,
+    not control tokens. It holds no reference to the job, because the job refers to it.
     """
 
     __slots__ = ("_cap", "_events", "_pace", "_reader", "_runner")
@@ -271,17 +277,17 @@ class CallbackReader:
         self._reader = reader
         self._cap: TokenCap | None = None
         self._pace = Pace()
-        self._events: list[Event] = []  # of tokens that were read, but not delivered
+        self._events: list[Event] = []  # events of tokens that were read, but whose events were not delivered
 
     def start(self, cap: TokenCap, pace: Pace) -> None:
         self._cap, self._pace = cap, pace
 
     def on_chunk(self, chunk: Chunk) -> bool:
-        """Read the tokens of a chunk and deliver their events; return True if that succeeded.
+        """Read the tokens of a chunk and deliver their events; return False if the chunk must be yielded instead.
 
-        Otherwise the chunk must be yielded. Tokens that may take long to read, or that may end the generation, are
-        not read here and stay in the chunk. If the tokens were read but their events could not be delivered, the
-        tokens are removed from the chunk, and `pop_events` returns the events.
+        Tokens that may take long to read, or that may end the generation, are not read here and stay in the chunk. If
+        tokens were read but their events could not be delivered, these tokens are removed from the chunk, and
+        `pop_events` returns the events.
         """
         cap, tokens = self._cap, chunk.tokens
         if cap is None or self._runner.sink is None or chunk.finish is not None or chunk.cached_tokens is not None:
@@ -298,7 +304,7 @@ class CallbackReader:
         return False
 
     def pop_events(self) -> list[Event]:
-        """Return the events that were not delivered."""
+        """Return and forget the events that `on_chunk` could not deliver."""
         events, self._events = self._events, []
         return events
 
@@ -308,29 +314,29 @@ def _drop(events: list[Event]) -> bool:
 
 
 async def read_portion(reader: OutputReader, portion: Sequence[int]) -> list[Event]:
-    """Return the events of a portion, which is read in a thread if that may take long."""
-    # With a marker, reading may take more than a millisecond.
+    """Read a portion of tokens, in a thread if this may take long, and return the events."""
+    # A control token may end a message. Processing a long message takes more than a millisecond.
     if max(portion) >= FIRST_SPECIAL and reader.unsettled > LONG_MESSAGE_TOKENS:
         return await in_thread(reader, partial(reader.feed, portion))
     return reader.feed(portion)
 
 
 async def replay_journal(reader: OutputReader, journal: Tokens, opening: Tokens) -> list[Event]:
-    """Return the events of a journal; a long one is replayed in a thread."""
+    """Replay a journal, in a thread if it is long, and return its events; arguments as for `replay`."""
     work = partial(replay, reader, journal, opening)
     return await in_thread(reader, work) if len(journal) > LONG_JOURNAL_TOKENS else work()
 
 
 async def settled(reader: OutputReader, work: Callable[[], T]) -> T:
-    """Run `work`, which may settle the open message of `reader`.
-
-    It runs in a thread if that message is long.
-    """
+    """Run `work`, which may process the unfinished message of `reader`; in a thread if this message is long."""
     return await in_thread(reader, work) if reader.unsettled > LONG_MESSAGE_TOKENS else work()
 
 
 async def with_end(reader: OutputReader, events: list[Event], reason: FinishReason) -> list[Event]:
-    """Return the last events of a generation, with those of its end unless an edit is pending."""
+    """End the generation and return `events` and the events of this end.
+
+    If a prompt edit is pending, the generation is not ended here, and only `events` are returned.
+    """
     if reader.has_pending_edit:
         return events
     return events + await settled(reader, partial(reader.end_generation, reason))
@@ -338,7 +344,7 @@ async def with_end(reader: OutputReader, events: list[Event], reason: FinishReas
 
 async def in_thread(reader: OutputReader, work: Callable[[], T]) -> T:
     """Run `work` on `reader` in a thread."""
-    # The thread continues when its caller is cancelled. It must not change a report that was already sent.
+    # The thread continues after its caller is cancelled. It must not change a report that consumers may already use.
     with detached(reader):
         return await asyncio.to_thread(work)
 

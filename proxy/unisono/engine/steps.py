@@ -1,7 +1,8 @@
 """Steps of an answer: their items, and the choice of the next step.
 
-`next_step` is pure. A step never rewrites anything. It extends the conversation by the generated items and the results
-of server tools. It opens the next message if the model must not choose it.
+`next_step` is a pure function. Each step appends its generated items and the results of server tools to the
+conversation, and changes no earlier item. If the model must answer now, the prompt of the step ends with the opened
+header of a message on `final`.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ LATE_CALL: Final = "late-call"
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """State of an answer at the end of a step, or after its tools were run."""
+    """State of an answer at the end of a step, or after the step's calls of server tools were run."""
 
     reason: FinishReason = FinishReason.STOP
     has_output: bool = False  # the step contains anything but reasoning
     has_final: bool = False  # the step contains text on `final`
-    cut_call: bool = False
-    is_dangling: bool = False  # the step ends after a preamble that announces more
-    was_continued: bool = False  # the model was already asked to continue after a preamble
-    is_final_open: bool = False  # the gateway opened the step's message, so its outcome is final
+    cut_call: bool = False  # the step ends inside a call
+    is_dangling: bool = False  # the step ends after a preamble, without the call or answer that should follow
+    was_continued: bool = False  # the model already got a step to continue after a preamble
+    is_final_open: bool = False  # the gateway opened the step's message on `final`, and does not open another one
     calls: tuple[ServerToolCall, ...] = ()  # complete calls of server tools in the step
-    has_run: bool = False  # the calls were run, which ends the step
-    needs_client: bool = False  # the client has to act: its own calls, or requests for approval, are open
-    exhausted: bool = False  # no more tools are run
+    has_run: bool = False  # the step has ended and its calls were run
+    needs_client: bool = False  # the client has to run calls of its own tools, or to decide on approval requests
+    exhausted: bool = False  # the limit of calls or time is reached, so no more tools are run
     paused: bool = False  # no more tools are run until the client continues the answer
 
     @property
     def has_cut_tools(self) -> bool:
-        """Return whether server tool calls are dropped because the answer was cut off."""
+        """Return whether complete calls of server tools are dropped because the answer was cut off after them."""
         return self.reason is not FinishReason.STOP and bool(self.calls)
 
     def after_tools(self, *, needs_approval: bool, exhausted: bool, paused: bool) -> AnswerState:
@@ -60,18 +61,19 @@ class AnswerState:
         return replace(self, has_run=True, needs_client=needs_client, exhausted=exhausted, paused=paused)
 
 
-# State of an answer before its first step, which the model begins freely.
+# State of an answer before its first step. `next_step` of this state is `Generate`.
 INITIAL_STATE: Final = AnswerState(has_run=True)
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What the steps before the current one add to the conversation.
+    """Output of the earlier steps of an answer, which the prompt of the current step appends to the conversation.
 
-    `number` is the number of those steps. `items` are their items with the results of server tools; `results` are the
-    results that a prompt already contains. With `is_final_open`, the prompt ends in the header of the answer.
-    `was_continued`: one of those steps ended after a preamble. `generated` is the number of tokens generated in those
-    steps, and `closed` the number of closed items that are not part of the current step.
+    `number` is the number of earlier steps. `items` are their items, including the results of server tools. `results`
+    are the results that were already part of a prompt. `is_final_open`: the current prompt ends with the opened header
+    of a message on `final`. `was_continued`: the model already got a step to continue after a preamble. `generated` is
+    the number of tokens generated in the earlier steps. `closed` is the number of items of the answer that were closed
+    before the current step.
     """
 
     number: int = 0
@@ -83,7 +85,7 @@ class StepContext:
     closed: int = 0
 
     def before(self, step: Step) -> StepContext:
-        """Return this context, with the prompt in which `step` begins."""
+        """Return this context with the flags that it has when `step` begins."""
         was_continued = self.was_continued or isinstance(step, ContinueTurn)
         return replace(self, is_final_open=isinstance(step, OpenFinal), was_continued=was_continued)
 
@@ -100,9 +102,9 @@ FIRST_STEP: Final = StepContext()
 
 @dataclass(frozen=True, slots=True)
 class AnswerDone:
-    """The answer is complete, or the client has to act.
+    """The answer is complete, or it ends because the client has to act.
 
-    `paused`: the client only has to continue it.
+    `paused`: the client has nothing to do but to continue the answer in another request.
     """
 
     paused: bool = False
@@ -113,7 +115,7 @@ ANSWER_DONE: Final = AnswerDone()
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Let the model continue freely."""
+    """Let the model continue, without an opened message."""
 
 
 GENERATE: Final = Generate()
@@ -128,14 +130,14 @@ class ContinueTurn:
 
 @dataclass(frozen=True, slots=True)
 class OpenFinal:
-    """Open the answer that the model owes and let it continue."""
+    """Open the message on `final` that the model should have written, and let the model continue it."""
 
     rule: str = ANALYSIS_ONLY
 
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Run these calls one after the other, and decide again."""
+    """Run `calls` one after the other; then determine the next step again."""
 
     calls: tuple[ServerToolCall, ...]
 
@@ -146,13 +148,15 @@ Step: TypeAlias = AnswerDone | Generate | ContinueTurn | OpenFinal | RunTools
 def next_step(answer: AnswerState) -> Step:
     """Return the next step of an answer.
 
-    Calls run while any are allowed, and the model continues after their results. After a dangling preamble it continues
-    once. If the answer contains only reasoning, no more calls are allowed, or a second preamble dangles, the final
-    message is opened once. Otherwise the answer is complete.
+    Calls of server tools run while more calls are allowed, and the model continues after their results. If a step ends
+    after a preamble, the model gets one more step. The message on `final` is opened at most once: if the step contains
+    only reasoning, if no more calls are allowed, or if a second step ends after a preamble. In all other cases the
+    answer is complete.
     """
     if answer.has_run:
         return _after_results(answer)
-    # A cut answer ends, even with complete calls: the model may have wanted to write more before their results.
+    # An answer that was cut off ends, even if it contains complete calls: the model may have wanted to write more
+    # before the results.
     if answer.reason is not FinishReason.STOP:
         return ANSWER_DONE
     if answer.calls and not answer.exhausted:
@@ -169,16 +173,16 @@ def _after_results(answer: AnswerState) -> Step:
     if answer.needs_client:
         return ANSWER_DONE
     if answer.exhausted:
-        # Text on `final` beside the calls is the answer; nothing has to be opened then.
+        # If the step contains text on `final` besides the calls, this text is the answer, so no message is opened.
         return ANSWER_DONE if answer.has_final else OpenFinal(TOOLS_ENDED)
     return AnswerDone(paused=True) if answer.paused else GENERATE
 
 
 def to_item(closed: Closed) -> Item | None:
-    """Convert a finished item for the next step's prompt; its tokens stay the same.
+    """Convert a closed item to an item of the conversation, with the same tokens; None if the prompt has no such item.
 
-    Text on any channel becomes a preamble. After a final answer the renderer would omit reasoning, but this answer is
-    still in progress.
+    Text on any channel becomes a preamble (`commentary`). After a message on `final`, the renderer would omit earlier
+    reasoning, but this answer is still in progress.
     """
     match closed.item:
         case Reasoning():
@@ -194,11 +198,11 @@ def to_item(closed: Closed) -> Item | None:
 
 
 class ServerToolFilter:
-    """Filter that separates server tool calls from the other events of an answer.
+    """Filter that removes server tool calls from the events of an answer and collects them.
 
-    The calls can then be emitted one by one, each with its outcome. The remaining items are renumbered, so that the
-    client's indices have no gaps. `server_tools` contains the names whose calls the gateway handles. With
-    `parallel_calls` False, the filter passes one call of the client; server tool calls do not count.
+    The gateway later emits these calls one by one, each with its outcome. The remaining items are renumbered, so that
+    the indices that the client sees have no gaps. `server_tools` contains the names of the tools that the gateway runs.
+    If `parallel_calls` is False, only the first call of a client's tool is emitted; server tool calls are not limited.
     """
 
     def __init__(self, server_tools: Container[str], *, parallel_calls: bool) -> None:
@@ -206,7 +210,7 @@ class ServerToolFilter:
         self._parallel_calls = parallel_calls
         self._open: EventItem | None = None
         self._client_calls = 0
-        self.item_count = 0  # items emitted so far, which is the next item's index
+        self.item_count = 0  # number of items emitted so far, and 0-based index of the next item
         self.step_items: list[Item] = []  # all items of the current step, including server tool calls
 
     @property
@@ -222,12 +226,12 @@ class ServerToolFilter:
         self.step_items.clear()
 
     def next_index(self) -> int:
-        """Assign the index of an item that is emitted without passing the filter."""
+        """Assign and return the index of an item that is emitted without passing through the filter."""
         index, self.item_count = self.item_count, self.item_count + 1
         return index
 
     def drop_calls(self) -> None:
-        """Discard the server tool calls of the current step, which are not run."""
+        """Discard the server tool calls of the current step, because they are not run."""
         self.step_items[:] = [item for item in self.step_items if not self._is_server_call(item)]
 
     def filter(self, events: Sequence[Event]) -> list[Event]:
@@ -248,7 +252,7 @@ class ServerToolFilter:
         return out
 
     def _to_emit(self, item: EventItem) -> EventItem | None:
-        """Return the item as it is emitted; None if it is not emitted."""
+        """Return the item with the indices that the client sees; None if the item is not emitted."""
         match item:
             case ToolCall():
                 if item.name in self._server_tools or (self._client_calls and not self._parallel_calls):
@@ -263,7 +267,7 @@ class ServerToolFilter:
 
     def _close(self, closed: Closed, out: list[Event]) -> None:
         item = closed.item
-        # A truncated call is not part of the conversation: the model would be asked for its result.
+        # A truncated call must not become part of the conversation, because no result of it will follow.
         whole_or_text = closed.complete or not isinstance(item, ToolCall)
         if whole_or_text and (own := to_item(closed)) is not None:
             self.step_items.append(own)
@@ -278,31 +282,31 @@ class ServerToolFilter:
 
 
 class AnswerItems:
-    """Items of an answer: those of the current step, and those of the steps before it.
+    """Items of an answer: the items of the current step, and the items of the earlier steps.
 
-    Without server tools, `step_filter` is None, and the items of the current step follow from its events. With
-    `rejects_preambles`, a preamble without a call or an answer after it is not an answer.
+    `step_filter` collects the items of the current step. Without server tools, it is None, and these items are derived
+    from `closed`. `rejects_preambles`: a step that contains only preambles is not accepted as an answer.
     """
 
     def __init__(self, step_filter: ServerToolFilter | None, *, rejects_preambles: bool) -> None:
         self._filter = step_filter
         self._rejects_preambles = rejects_preambles
-        self.context = FIRST_STEP  # what the steps before the current one add to the conversation
+        self.context = FIRST_STEP  # output of the earlier steps
         self.closed: list[Closed] = []
 
     def start_generation(self) -> None:
-        """Begin a generation in the current step, after the results so far."""
+        """Begin a generation. Its prompt contains the results of server tools that were added so far."""
         if self.context.items:
             results = (item for item in self.context.items if isinstance(item, ToolResult))
             self.context = replace(self.context, results=tuple(results))
 
     def start_step(self, step: Generate | ContinueTurn | OpenFinal) -> None:
-        """Begin the generation of another step."""
+        """Begin the first generation of the next step."""
         self.context = self.context.before(step)
         self.start_generation()
 
     def end_step(self, generated: int) -> None:
-        """End the current step, after `generated` tokens of the answer."""
+        """End the current step. `generated` is the number of tokens generated in the answer so far."""
         items = (*self.context.items, *self._of_step())
         self.context = replace(
             self.context,
@@ -315,9 +319,9 @@ class AnswerItems:
             self._filter.start_step()
 
     def end_round(self) -> bool:
-        """Exclude server tool calls emitted since `end_step` from the items of the next step.
+        """Exclude the server tool calls that were emitted since `end_step` from the items of the next step.
 
-        Return whether one of them needs an approval.
+        Returns whether the client has to approve one of these calls.
         """
         items = [closed.item for closed in self.closed[self.context.closed :]]
         self.context = replace(self.context, closed=len(self.closed))
@@ -331,7 +335,7 @@ class AnswerItems:
         return {item.call_id: item for item in self.context.items if isinstance(item, ToolResult)}
 
     def next_context(self, step: Step) -> StepContext:
-        """Return the context of `step`, if it follows the current one without any calls."""
+        """Return the context that `step` would have if it followed the current step, with no calls run in between."""
         items = (*self.context.items, *self._of_step())
         return replace(self.context, number=self.context.number + 1, items=items).before(step)
 

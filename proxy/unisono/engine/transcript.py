@@ -1,8 +1,8 @@
 """Token transcript of one answer: journal, tail of the step's prompt, and prompt edits.
 
-Interventions stop at the same token however the network splits the stream. Later tokens are counted and added to the
-journal, but not parsed. A prompt edit follows in the journal the tokens that it was decided on, so that a replay
-continues after the same prompt. No I/O.
+An intervention stops the parsing at a certain token, no matter how the network splits the stream. Tokens that arrive
+after that token are counted and added to the journal, but not parsed. The journal records a prompt edit directly after
+the tokens that caused the edit, so a replay applies the same edit to the same prompt. No I/O.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNREAD: Final = "unread"
 
 
 class Transcript:
-    """Token transcript of one answer; `is_noted`: the request has a note for its journal."""
+    """Token transcript of one answer. `is_noted`: the request has a `Resumption.journal_note`."""
 
     def __init__(
         self, encoding: Encoding, router: HarmonyRouter, controller: InterventionController, *, is_noted: bool = False
@@ -46,23 +46,26 @@ class Transcript:
         self.is_broken_off = False  # the answer ends here, because the model repeats itself
         self._is_noted = is_noted
         self._start = encoding.assistant_start
-        self._unchecked_to = 0  # journal length up to which only the router and the budget can stop the stream
-        # Tokens of the message that the step's prompt leaves open; None before the first step.
+        # Journal length below which the output is not checked for repetition. Until then, only the router and the
+        # reasoning budget can stop the stream.
+        self._unchecked_to = 0
+        # Tokens of the unfinished message at the end of the step's prompt; None before the first step.
         self.opening: Tokens | None = None
 
     @property
     def constraint(self) -> Constraint | None:
-        """Return the constraint for the next generation."""
+        """Return the constraint for the next generation, or None."""
         constraint = self.controller.constraint
-        # A body that has begun has none, since a constraint would begin another body.
+        # A backend applies a constraint from its first token, as if the body began there. Therefore, a message whose
+        # body has already begun gets no constraint.
         is_body_empty = constraint is not None and self.journal.tail_length == self.controller.step.header_end
         return constraint if is_body_empty else None
 
     def start_step(self, opening: Tokens, *, is_first: bool) -> None:
-        """Begin a step; `opening` are the tokens of the unfinished message at its prompt's end."""
+        """Begin a step; `opening` are the tokens of the unfinished message at the end of its prompt, empty if none."""
         self.opening = opening
         if opening and not is_first:
-            # The opened message is checked like one that the controller opens itself.
+            # The opened message is checked like a message that the controller itself opens.
             self.controller.start_final()
             self.router.reread(opening[len(self._start) :], 0, 0)
         elif opening:
@@ -76,10 +79,10 @@ class Transcript:
         self.controller.start_step()
 
     def set_source(self, source: TokenSource, able: frozenset[str]) -> None:
-        """Set the source of the next tokens, and the constraint kinds that the backend enforces."""
+        """Set the source of the next tokens, and the constraint kinds `able` that the backend can enforce."""
         if source is not self.journal.source and source != self.journal.source:
             self.journal.set_source(source)
-            # A message with guessed tokens may also contain tokens of the model's own, so this flag is never reset.
+            # This flag is never reset, because earlier tokens of the same message may still be guessed.
             counter = self.router.counter
             counter.canonical = counter.canonical or source.guessed
         if self.controller.requirements.needs_constraints and able != self.controller.enforced_kinds:
@@ -88,14 +91,17 @@ class Transcript:
             self.add_entry(JournalEntry({ABLE: kinds}))
 
     def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:
-        """Add an entry to the journal; `tail` replaces the tail if it is changed."""
+        """Add an entry to the journal. `tail` is the new tail of the step's prompt; None leaves the tail unchanged."""
         self.journal.add_entry(entry, tail)
         self._unchecked_to = 0
 
     # -- tokens
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
-        """Return the events of more tokens, up to the one at which the controller stops."""
+        """Read more generated tokens and return their events.
+
+        If an intervention stops the parsing, the tokens after that point are counted and recorded, but not parsed.
+        """
         journal, limits = self.journal.numbers, self._limits
         is_unchecked = len(journal) + len(tokens) < self._unchecked_to
         if is_unchecked and (limits.budget is None or limits.are_in_budget(tokens)):
@@ -118,7 +124,7 @@ class Transcript:
         if rest:
             journal += rest
             self.router.count(len(rest))
-        # The tokens of a tool's name are not read by the router, so each of them takes the slow path.
+        # The router does not read the tokens of a forced call's tool name, so the next tokens are checked again.
         is_checked = is_naming or self._is_stopped
         self._unchecked_to = 0 if is_checked else len(journal) + limits.until_check(read + len(rest))
         return events
@@ -134,7 +140,7 @@ class Transcript:
         return self.controller.handle_spent_budget(self.journal.tail_length, is_reasoning=is_reasoning)
 
     def _read(self, tokens: Sequence[int], read: int) -> list[Event]:
-        """Return the events of a portion; `read` as for `ReadingLimits`, after it."""
+        """Read a portion of tokens and return its events; `read` as for `ReadingLimits`, including this portion."""
         if self.controller.step.last.naming:
             self.controller.read_name(tokens, self.router.closed_to)
             self.router.count(len(tokens))
@@ -154,13 +160,13 @@ class Transcript:
     # -- ends and prompt edits
 
     def end_generation(self, reason: FinishReason) -> list[Event]:
-        """Return the events at a generation's end; a prompt edit may be pending afterwards."""
+        """End the current generation and return its last events. A prompt edit may be pending afterwards."""
         controller = self.controller
         if controller.step.last.naming:
             controller.end_name(self.router.closed_to)
             controller.step.record_end(reason)
             return []
-        # The output under an enforced constraint is complete, even if the backend does not report its stop token.
+        # Output that a backend ended under an enforced constraint is complete, even without a stop token.
         hidden = self.journal.source.stop_hidden or controller.constraint is not None
         events = self.router.end(reason, stop_hidden=hidden)
         self._check_stop()
@@ -172,7 +178,7 @@ class Transcript:
         return events
 
     def apply_edit(self) -> list[Event]:
-        """Make the pending prompt edit."""
+        """Apply the pending prompt edit and return its events."""
         edit = self.controller.step.pending
         assert edit is not None
         if edit.trims:
@@ -207,14 +213,17 @@ class Transcript:
     def _record_edit(
         self, edit: PromptEdit, remaining: Sequence[int], added: Sequence[int], *, tail: Sequence[int]
     ) -> None:
-        """Add the entry of an edit that leaves `remaining` of the tail and appends `added`."""
+        """Add a journal entry for an edit that shortens the tail to `remaining` and appends `added`.
+
+        `tail` is the tail after the edit.
+        """
         value: dict[str, Json] = {MOVED: [*remaining[edit.position :], *added], "kept": edit.position}
         if edit.ended is not None:
             value["ended"] = edit.ended.value
         self.add_entry(JournalEntry(value), tail)
 
     def replay_entry(self, entry: JournalEntry) -> list[Event] | None:
-        """Repeat the action of a journal entry; None if the entry is of another kind."""
+        """Repeat the action of a journal entry and return its events; None if no transcript writes such entries."""
         if isinstance(able := entry.value.get(ABLE), list):
             self.set_source(self.journal.source, frozenset(map(str, able)))
             return []
@@ -235,10 +244,10 @@ class Transcript:
     # -- continuation after a failed backend
 
     def resume_elsewhere(self, able: frozenset[str]) -> None:
-        """Continue on another backend. `able` are the kinds of constraints that it can enforce.
+        """Prepare to continue the step on another backend, which can enforce the constraint kinds `able`.
 
-        A constraint cannot be enforced for the rest of a body. An open message that needs one is discarded and
-        generated again, unless part of it was already emitted.
+        No backend can enforce a constraint on the rest of a body. Therefore, an unfinished message with a constraint is
+        discarded and generated again, unless a part of it was emitted already.
         """
         wanted = self.controller.step.last.constraint
         keeps = wanted is not None and wanted.kind in able
@@ -247,14 +256,14 @@ class Transcript:
 
     @property
     def can_drop(self) -> bool:
-        """Return whether a message was begun and nothing of it was emitted."""
+        """Return whether there is an unfinished message of which nothing was emitted."""
         started = self.journal.tail[max(self.router.closed_to, self.controller.step.header_end, 0) :]
         return not (
             tuple(started) in ((), self._start) or self.controller.step.pending is not None or self.router.is_emitted
         )
 
     def drop_message(self) -> None:
-        """Discard the open message, so that it is generated again, after its header if inserted."""
+        """Discard the unfinished message, so that it is generated again. A header that the gateway inserted remains."""
         position, controller, start = self.router.closed_to, self.controller, self._start
         is_inserted = controller.step.header_end > position or (self.opening and not position)
         now = self.journal.tail[: max(controller.step.header_end, 0) if is_inserted else position]
@@ -269,12 +278,15 @@ class Transcript:
         controller.tool_naming.reset()
 
     def drop_incomplete_character(self) -> bool:
-        """Discard an incomplete character at the end that was not emitted; return whether any was."""
+        """Discard an incomplete character at the end of the tail; return whether there was one that was not emitted."""
         tokens = unfinished(self._encoding, self.journal.tail)
         return tokens > 0 and self.controller.step.pending is None and self._drop_tokens(tokens)
 
     def _drop_tokens(self, tokens: int) -> bool:
-        """Discard the last `tokens` tokens, except for whole characters at their beginning."""
+        """Discard the last `tokens` tokens of the tail, but keep the text of complete characters at their beginning.
+
+        Returns False, without a change, if they cannot be discarded.
+        """
         decoder = getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(self._encoding.decode_bytes(self.journal.tail[-tokens:]))
         instead = self._encoding.encode_generated(text)
