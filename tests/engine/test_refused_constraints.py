@@ -210,7 +210,8 @@ async def test_an_answer_without_the_failed_constraint_is_validated(error: Backe
     assert report.recoveries == ["regenerated-answer"]
     assert report.facts.refused_constraints == [RefusedConstraint("a", error.symptom or "")]
     assert report.notes == [
-        "The backend did not generate under the constraint (json_schema). The output was validated afterwards."
+        "The backend failed on the constraint (json_schema). The output was generated without this constraint and "
+        "validated afterwards."
     ]
 
 

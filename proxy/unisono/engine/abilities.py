@@ -73,10 +73,11 @@ def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> Non
 def logprob_recorder(
     request: GenerationRequest, report: GenerationReport, encoding: Encoding
 ) -> Callable[[Sequence[int], Chunk], None] | None:
-    """Return a function that records the log probabilities of generated tokens, or None if none are requested.
+    """Return a function that records the log probabilities of generated tokens.
 
-    The function takes the tokens of a chunk and the chunk. An answer may consist of several generations: call
-    `logprob_recorder` once for each generation. All returned functions record into `report.facts.logprobs`.
+    Returns None if the request asks for no log probabilities. The function takes the tokens of a chunk and the chunk.
+    An answer may consist of several generations: call `logprob_recorder` once for each generation. All returned
+    functions record into `report.facts.logprobs`.
     """
     if request.logprobs is None:
         return None
@@ -88,10 +89,11 @@ def logprob_recorder(
 
 
 def prompt_recorder(job: CompletionJob, report: GenerationReport) -> Callable[[Chunk], None]:
-    """Return a function that records the prompt's log probabilities; call it with every chunk of the job.
+    """Return a function that records the prompt's log probabilities.
 
-    If the job requests no log probabilities of the prompt, the function does nothing. Otherwise it raises
-    BackendProtocolError if the first chunk with content lacks a log probability for any token of the prompt.
+    Call the function with every chunk of the job. If the job requests no log probabilities of the prompt, the function
+    does nothing. Otherwise it raises BackendProtocolError if the first chunk with content lacks a log probability for
+    any token of the prompt.
     """
     log = report.facts.logprobs
     if log is None or not job.prompt_logprobs:

@@ -38,7 +38,7 @@ class SlotSession:
     def __init__(
         self, pool: DeploymentPool, request: GenerationRequest, report: GenerationReport, *, passing: bool = False
     ) -> None:
-        """`passing`: use only deployments that answer in the OpenAI API, instead of Harmony deployments."""
+        """`passing`: use deployments that answer in the OpenAI API, not Harmony deployments."""
         self._request = request
         self._report = report
         caller = request.origin.caller
@@ -127,7 +127,7 @@ class SlotSession:
             self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
 
     def start_attempt(self, slot: Slot) -> Timeouts:
-        """Begin an attempt and return its time limits. Raises BackendTimeout if the answer's deadline has passed."""
+        """Begin an attempt and return its time limits; raises BackendTimeout after the deadline."""
         configured = slot.deployment.timeouts
         timeouts = self._deadline.remaining(configured, self._now())
         route = self._route
@@ -146,7 +146,7 @@ class SlotSession:
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
     def record_first_token(self, slot: Slot) -> str:
-        """Record that the first token has arrived, and return the name of the deployment that sent it.
+        """Record that the first token has arrived, and return the deployment that sent it.
 
         With hedging, this may be a different deployment from the one on which the attempt began.
         """
@@ -157,7 +157,7 @@ class SlotSession:
         return name
 
     def trace_span(self, step: int) -> TraceContext | None:
-        """Return the trace span for the next attempt at step number `step`; None if the request is not traced."""
+        """Return the trace span for the next attempt at step number `step`, or None without tracing."""
         if self._request.origin.span is None:
             return None
         return self._request.origin.span.child(step_span(step)).child(try_span(len(self._report.facts.steps)))
@@ -285,7 +285,7 @@ class AttemptTelemetry:
             await self._stream.aclose()
 
     def _add_counts(self, error: ContextTooLong, limit: int) -> None:
-        """Add the gateway's token counts to a backend's error, and `limit` if the error contains no limit.
+        """Add the gateway's token counts to a backend's error, and `limit` if the error has none.
 
         `limit` is the known context window of the backend in tokens; 0 if unknown.
         """
@@ -366,7 +366,7 @@ class ChunkReader:
         self._add_logprobs = add_logprobs
 
     async def read(self, chunk: Chunk) -> tuple[Sequence[int], FinishReason | None]:
-        """Return the tokens of a chunk, and the finish reason if the generation ends with this chunk, else None."""
+        """Return the tokens of a chunk, and the finish reason if the chunk is the last one."""
         telemetry, cap = self._telemetry, self._cap
         if not self._has_begun and (chunk.tokens or chunk.text):
             self._has_begun = True

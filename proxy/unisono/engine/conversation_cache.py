@@ -53,7 +53,7 @@ MAX_ENTRY_SHARE = 1 / 8  # larger entries, as a share of the cache's `max_bytes`
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Items without their tokens, and separately the token ids of each item, packed into 4 bytes per id.
+    """Items without their tokens, and the token ids of each item, packed into 4 bytes per id.
 
     As Python integers in a tuple, token ids would take 40 bytes each.
     """
@@ -135,7 +135,7 @@ class ConversationCache:
         return self._size
 
     def recall(self, tenant: str, conversation: Conversation, *, dated: bool = False) -> Conversation:
-        """Return the conversation with the token ids that the model generated, and the date of its first request.
+        """Return the conversation with the generated token ids and the date of its first request.
 
         With `dated`, the conversation keeps the date that it already has.
         """
@@ -181,10 +181,9 @@ class ConversationCache:
         visible: Collection[str] = (),
     ) -> None:
         """Store the items that the model generated for one request."""
-        # `opened` is the beginning of the first message, if the client wrote this beginning (prefill). The tokens of
-        # the message include `opened`, but the text of its event does not. `results` are the results of server tools,
-        # by call id. `visible` are the labels of the tool servers whose calls and results the client sees and sends
-        # back. Calls to other servers are part of the prompt, but hidden from the client.
+        # `opened` is the beginning of the first message, if the client wrote it (prefill). The tokens of the message
+        # include `opened`, its text does not. `results` are the results of server tools, by call id. `visible` are the
+        # labels of tool servers whose calls and results the client sees and sends back; other calls are hidden.
         turn: list[StoredItem] = []
         messages: list[AssistantMessage] = []
         before = 0  # index in `turn` of the first item after the last emitted call
@@ -247,7 +246,7 @@ class ConversationCache:
         return self._find(_key(tenant, "answer", message.text)) or (message,)
 
     def _date(self, tenant: str, conversation: Conversation) -> str:
-        """Return the date of the conversation's first request if known, else the date that the conversation has.
+        """Return the date of the conversation's first request if known, else its present date.
 
         If the date in the prompt changed at midnight, backends could not use their prefix caches.
         """
@@ -281,10 +280,11 @@ class ConversationCache:
 
 
 def _without_sent(stored: Sequence[StoredItem], call_id: str, sent: Collection[str]) -> Sequence[StoredItem]:
-    """Return the part of a stored turn that restores one call, without calls and results that the client sends.
+    """Return the part of a stored turn that restores one call.
 
-    `sent` are the ids of all calls that the client sends. The part begins after the last item before the call whose
-    call id is in `sent`. After the call, the part includes all items whose call ids are not in `sent`.
+    The part contains no call or result that the client sends itself. `sent` are the ids of all calls that the client
+    sends. Before the call, the part contains only the items after the last call or result with an id in `sent`. After
+    the call, it contains all items except calls and results with an id in `sent`.
     """
 
     def is_sent(item: StoredItem) -> bool:
@@ -321,7 +321,7 @@ def _same_turn(stored: Sequence[StoredItem], turn: Sequence[Generated], call: As
 
 
 def _same_arguments(stored: str, given: str) -> bool:
-    """Return whether the arguments that a client sends back are the same text or the same JSON as the stored arguments.
+    """Return whether a client's arguments are the same text or JSON as the stored arguments.
 
     Members that the client added with an empty value (`EMPTY`) are ignored. JSON is compared because some APIs pass
     arguments as an object, which the client may serialize differently. Numbers are compared as double-precision floats,

@@ -48,7 +48,7 @@ class PreparedConversation:
 
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
-    """Prompt that was rendered to count its tokens, with the request fields on which the prompt depends."""
+    """Prompt that was rendered to count its tokens, with the request fields that determine it."""
 
     conversation: Conversation
     form: AnswerForm | None
@@ -174,7 +174,7 @@ class EngineDeps:
         )
 
     def _tool_loop(self, request: GenerationRequest, report: GenerationReport) -> ToolLoop | None:
-        """Return the loop that runs the request's server tools, or None if the request has no server tools.
+        """Return the loop that runs the request's server tools, or None without server tools.
 
         Raises UnsupportedValue if the request has server tools and this gateway runs none.
         """

@@ -1,4 +1,4 @@
-"""The failover policy: a pure table of the action after a failed attempt, for all generations.
+"""The failover policy: a pure table of the actions after a failed attempt.
 
 Harmony generations, raw completions and pass-through requests use the same table. Its input is the kind of failure, the
 progress of the answer and the available options. The table does not depend on a clock, a deployment or a budget. The
@@ -173,11 +173,11 @@ IDENTITY_CHARS: Final = 1_000
 
 
 def identity_of(request: GenerationRequest) -> str:
-    """Return the identity of the requester for routing: the public id of its key, or a digest of the request.
+    """Return the identity of the requester: its key's public id, or a digest of the request.
 
-    If only the requests of a single identity fail, the deployment stays available to other requesters. A request
-    without a key is identified by a digest of its unusual options. If it has no unusual options, the digest is that of
-    the beginning of its conversation. The identity therefore stays the same if a client repeats or continues a request.
+    If only the requests of a single identity fail, routing keeps the deployment available to other requesters. The
+    digest is that of the request's unusual options. If the request has no unusual options, the digest is that of the
+    beginning of its conversation. The identity therefore stays the same if a client repeats or continues a request.
     """
     if request.origin.caller is not None and request.origin.caller.key:
         return request.origin.caller.key

@@ -125,9 +125,9 @@ class HarmonyGeneration(BatchStream):
     async def _recover(
         self, error: AttemptError, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader
     ) -> OutputReader:
-        """Carry out the failover policy's action after `error`, and return the reader for the next attempt.
+        """Carry out the failover policy's action after `error`.
 
-        Raises `error` if the policy ends the request.
+        Returns the reader for the next attempt. Raises `error` if the policy ends the request.
         """
         transcript = reader.transcript
         # A backend that accepts only text cannot continue in the middle of a character. If the incomplete character is
@@ -291,7 +291,7 @@ class HarmonyGeneration(BatchStream):
 
 
 def _add_whole(batch: list[Event], events: list[Event]) -> None:
-    """Add the events of a batch to `events`, but with a single delta for each item, just before the item is closed."""
+    """Add a batch to `events`, with one delta per item, just before the item is closed."""
     # One stored object per token until the end of the answer would make garbage collections slower.
     for event in batch:
         if isinstance(event, Delta):
@@ -310,7 +310,7 @@ def _progress(reader: OutputReader, *, has_output: bool) -> Progress:
 
 
 async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
-    """Run the remaining calls of the current round of server tool calls, and yield their batches of events.
+    """Run the remaining calls of the current round of server tool calls, and yield the batches.
 
     One batch announces a call. The call runs when the consumer requests the next batch.
     """

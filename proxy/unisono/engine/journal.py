@@ -1,4 +1,4 @@
-"""Journal of an answer: the tokens in the order in which they were read, and the marks needed for a replay.
+"""Journal of an answer: the tokens in reading order, and the marks needed for a replay.
 
 A journal is a list of 32-bit numbers. Most of them are token ids. Two kinds of marks stand between the tokens:
 `STEP_ENDED` marks the end of a step, and a `TokenSource` mark states how the following tokens were obtained. A backend
@@ -90,9 +90,9 @@ Part: TypeAlias = "Sequence[int] | TokenSource | JournalEntry | JournalMarker"
 
 
 def parts_of(journal: Sequence[int]) -> Iterator[Part]:
-    """Yield the parts of a journal in order: non-empty token sequences, and the marks and notes between them.
+    """Yield the parts of a journal in order: token sequences, and the marks and notes between.
 
-    Unknown marks are skipped. Raises StoreUnreadable if a note is damaged.
+    No token sequence is empty. Unknown marks are skipped. Raises StoreUnreadable if a note is damaged.
     """
     begin = 0
     for at in [at for at, number in enumerate(journal) if number >= FIRST_MARK]:
@@ -199,7 +199,7 @@ def generated_in(journal: Sequence[int]) -> int:
 
 
 def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
-    """Return `Resumption.journal_note` of the request that began the journal, or None if there was no such note.
+    """Return `Resumption.journal_note` of the request that began the journal, or None.
 
     Raises StoreUnreadable if the journal's first note is damaged.
     """
@@ -209,7 +209,7 @@ def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
 
 
 def _note_at(journal: Sequence[int], at: int) -> tuple[JournalEntry, int]:
-    """Return the note whose mark is at the 0-based position `at`, and the position of the next part."""
+    """Return the note whose mark is at position `at`, and the position of the next part."""
     size = journal[at + 1] if at + 1 < len(journal) else 0
     end = at + 2 + -(-size // BYTES_PER_NUMBER)
     try:
@@ -257,7 +257,7 @@ def mended(tokens: Sequence[int], waiting: deque[Repaired], position: int = 0) -
 
 
 def must_be_kept(batch: Sequence[Event]) -> bool:
-    """Return whether the journal must be stored after this batch, before the next batch is requested.
+    """Return whether the journal must be stored before the batch after `batch` is requested.
 
     This is true if the next batch runs a server tool. If only an older journal were stored, a stream that continues the
     answer would run the same call again.

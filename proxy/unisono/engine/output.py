@@ -101,7 +101,7 @@ class OutputReader:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether the current generation must stop because of a pending edit or a stop string."""
+        """Return whether a pending edit or a stop string ends the current generation."""
         is_matched = self._stops is not None and self._stops.matched is not None
         return is_matched or self.transcript.controller.step.pending is not None
 
@@ -126,7 +126,7 @@ class OutputReader:
 
     @property
     def is_handed_back(self) -> bool:
-        """Return whether the answer ends because calls were run and nothing more is generated in this request."""
+        """Return whether the answer ends after its calls were run, without another generation."""
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
 
     @property
@@ -139,7 +139,7 @@ class OutputReader:
     # -- generation
 
     def start_generation(self, opening: Tokens) -> None:
-        """Begin a generation. `opening` are the tokens of the unfinished message at the prompt's end; empty if none."""
+        """Begin a generation; `opening` are the tokens of the message that its prompt leaves open."""
         self.items.start_generation()
         self.transcript.start_step(opening, is_first=not self.items.context.number)
 
@@ -175,7 +175,10 @@ class OutputReader:
         return events
 
     def start_next_step(self) -> list[Event]:
-        """Begin the next step if no calls run before it: the model continues, or a message on `final` is opened."""
+        """Begin the next step if no calls run before it.
+
+        The model continues, or a message on `final` is opened.
+        """
         step = self.next_step
         assert isinstance(step, ContinueTurn | OpenFinal)
         self._end_step()
@@ -202,7 +205,7 @@ class OutputReader:
     # -- server tools
 
     def list_tools(self) -> list[Event]:
-        """Return the events that list the servers' tools for the client. They are the first events of an answer."""
+        """Return the events that list the servers' tools; they are the first events of an answer."""
         assert self.round is not None
         return self._record_note(self.round.tools.note(), self.round.tool_lists())
 
@@ -227,12 +230,12 @@ class OutputReader:
         return self._record_note(note, events) + self._end_round()
 
     def _record_note(self, note: Note, events: list[Event]) -> list[Event]:
-        """Add a note to the journal, and record and return the events that a replay derives from this note."""
+        """Add a note to the journal, and record and return the events that follow from the note."""
         self.transcript.add_entry(JournalEntry(note))
         return self._record(events)
 
     def _end_round(self) -> list[Event]:
-        """If the round is complete, determine the next step and begin it. Returns the events to emit."""
+        """If the round is complete, determine and begin the next step; return the events to emit."""
         assert self.round is not None
         if not self.round.is_complete:
             return []
@@ -317,10 +320,10 @@ def detached(reader: OutputReader) -> Iterator[None]:
 
 
 def replay(reader: OutputReader, journal: Sequence[int], opening: Tokens) -> list[Event]:
-    """Feed the journal of an earlier stream of the same request to the reader, and return all events.
+    """Feed the journal of an earlier stream of the same request to the reader.
 
-    The answer then continues after the last token of the journal. `opening` as for `start_generation`. Raises
-    StoreUnreadable if the journal does not fit the request.
+    Returns all events. The answer then continues after the last token of the journal. `opening` as for
+    `start_generation`. Raises StoreUnreadable if the journal does not fit the request.
     """
     events: list[Event] = []
     reader.start_generation(opening)

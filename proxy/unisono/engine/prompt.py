@@ -228,7 +228,9 @@ def _continued(
 
 
 def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Sequence[int]) -> str:
-    """Return the text of `tail`; `before` and `tokens` are the text and tokens of the prompt before it.
+    """Return the text of `tail`.
+
+    `before` and `tokens` are the text and the tokens of the prompt before `tail`.
 
     Raises CannotGoOn if a server would read different control tokens in the text, or if it ends inside a character.
     """
@@ -260,11 +262,12 @@ def _last_start(tokens: Sequence[int]) -> int:
 
 
 def later_starts(items: Sequence[Item]) -> list[int]:
-    """Return the 0-based item positions at which a truncated conversation may begin, in ascending order.
+    """Return the item positions at which a truncated conversation may begin, in ascending order.
 
-    A turn ends before the next user message. A tool result is never separated from its call. The instructions are not
-    items, so they always remain. A conversation that begins at the first position lacks only its oldest turn; at the
-    last position, it consists only of its newest turn. The running time is linear in the number of items.
+    Positions are 0-based indices of `items`. A turn ends before the next user message. A tool result is never separated
+    from its call. The instructions are not items, so they always remain. A conversation that begins at the first
+    position lacks only its oldest turn; at the last position, it consists only of its newest turn. The running time is
+    linear in the number of items.
     """
     starts: list[int] = []
     called: set[str] = set()

@@ -1,4 +1,4 @@
-"""Prompt builder: renders one prompt per step, once for all slots, and computes its token limits."""
+"""Prompt builder: renders one prompt per step for all slots, and computes its token limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class StepPrompt:
 
 
 class PromptBuilder:
-    """Builder of the prompts of one answer. `usage` contains the prompt token counts known so far."""
+    """Builder of the prompts of one answer.
+
+    `usage` contains the token counts of the prompts that are known so far.
+    """
 
     def __init__(
         self, renderer: Renderer, request: GenerationRequest, prepared: PreparedConversation, report: GenerationReport
@@ -90,7 +93,7 @@ class PromptBuilder:
         return text
 
     async def count_prompt(self, context: StepContext) -> Usage:
-        """Return the usage of the prompts. The prompt is rendered for this if no backend needed it before."""
+        """Return the usage of the prompts; renders the current prompt if no backend needed it yet."""
         current = await self._step_prompt(context)
         if not self.usage.prompt_tokens:
             await self._count_first(current, context)
@@ -113,7 +116,7 @@ class PromptBuilder:
         return self.room(rendered.prompt, capabilities, completed) > 0
 
     def room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
-        """Return how many tokens may still be generated after `prompt`; 0 or negative if there is no room.
+        """Return how many tokens may still be generated after `prompt`; below 1 if none.
 
         `spent` is the number of tokens of the answer that count towards the request's `max_tokens` already.
         """

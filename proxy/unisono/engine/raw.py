@@ -91,7 +91,7 @@ class EncodedPrompt:
         self.tokens: list[int] = []
 
     async def encode(self, param: str | None) -> None:
-        """Set `tokens`. Raises InvalidRequest, which names the field `param`, if the text cannot be tokenised."""
+        """Set `tokens`; raises InvalidRequest for field `param` if the text cannot be tokenised."""
         self.tokens = await to_prompt(self._encoding, self.raw, param)
 
     async def form_for(self, able: Capabilities, full: list[int], generated: list[int]) -> Prompt:
@@ -184,7 +184,10 @@ class RawGeneration(BatchStream):
         return Usage(prompt_tokens=prompt_tokens, completion_tokens=made + self._lost_tokens, cached_tokens=cached)
 
     async def _recover(self, error: AttemptError, session: SlotSession) -> None:
-        """Carry out the failover policy's action after `error`; raises `error` if the policy ends the request."""
+        """Carry out the failover policy's action after `error`.
+
+        Raises `error` if the policy ends the request.
+        """
         output = self._output
         # Nothing was generated, and no other deployment exists: the prompt itself cannot be sent.
         if isinstance(error, CannotGoOn) and not output.tokens and not session.has_alternative:
@@ -216,7 +219,7 @@ class RawGeneration(BatchStream):
         return Progress.UNSEEN if self._output.tokens else Progress.NOTHING
 
     def _restart(self) -> None:
-        """Start the answer over, and count the tokens of the failed attempt as lost. Nothing of it was emitted."""
+        """Start the answer over, and count the failed attempt's tokens as lost; none was emitted."""
         self._lost_tokens += len(self._output.tokens) + self._output.forget_unfinished()
         self._buffered, self._is_guessed = [], False
         self._output = RawText(self._encoding, self._prompt.raw, self._request.answer.stop)
@@ -281,7 +284,7 @@ class RawGeneration(BatchStream):
                 yield batch
 
     async def _exact(self) -> list[int]:
-        """Return the answer's tokens so far; if some were derived from text, tokenize their text again.
+        """Return the answer's tokens so far; tokens derived from text are tokenized again.
 
         The model's own tokenizer is used, so the result does not depend on how the network split the text.
         """
@@ -295,7 +298,7 @@ class RawGeneration(BatchStream):
     async def _read(
         self, session: SlotSession, slot: Slot, job: CompletionJob, left: int
     ) -> AsyncGenerator[list[Event]]:
-        """Run `job` and yield the events to emit, one batch or more per network read; `left` limits the tokens."""
+        """Run `job` and yield the events to emit; `left` is the largest number of tokens."""
         output, able = self._output, slot.capabilities
         decoder = plain_decoder(able.output, self._encoding)
         is_text = able.output is not OutputForm.IDS

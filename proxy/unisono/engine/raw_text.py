@@ -88,7 +88,10 @@ class RawText:
         return [*opened, Closed(ITEM, "".join(self._emitted)), Finished(self.ended, usage, stop)]
 
     def forget_unfinished(self) -> int:
-        """Discard the tokens of an incomplete character, because they are generated again; return their number."""
+        """Discard the tokens of an incomplete character and return their number.
+
+        They are generated again.
+        """
         self._decoder.reset()
         forgotten = len(self._unfinished)
         self._unfinished, self._begun = [], ""
@@ -118,7 +121,7 @@ class RawText:
         return text
 
     def _cut(self, text: str) -> str:
-        """Return the text that can be emitted now; hold back text that may be the beginning of a stop string."""
+        """Return the text that can be emitted now; hold back a possible beginning of a stop string."""
         if self._strings is None or not text:
             return text
         visible = "".join(event.text for event in self._strings.filter([Delta(ITEM, text)]) if isinstance(event, Delta))

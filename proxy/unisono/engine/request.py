@@ -95,7 +95,10 @@ class ForcedCalls:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTools:
-    """The only tools that the model may call. The prompt still declares all tools. Names are as in `ForcedCalls`."""
+    """The only tools that the model may call; the prompt still declares all tools.
+
+    Names are as in `ForcedCalls`.
+    """
 
     tools: frozenset[str] = frozenset()
     hosted: frozenset[tuple[str, str | None]] = frozenset()
@@ -114,7 +117,7 @@ class ForbiddenTools(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """A prompt that is sent unchanged, and options for its output. Prompt and output are not parsed.
+    """A prompt that is sent unchanged, and options for its output; neither is parsed.
 
     The prompt is `text`, or `tokens` if `text` is None. Spellings of special tokens in `text` become special tokens.
     `hides_special`
@@ -351,7 +354,7 @@ class GenerationStream(Protocol):
     def __aiter__(self) -> AsyncIterator[list[Event]]: ...
 
     async def admit(self) -> None:
-        """Acquire the resources that the request needs, such as quota; raise an error if the request is refused.
+        """Acquire the resources that the request needs; raise an error if the request is refused.
 
         A caller may use this to confirm the request to its client before it iterates. Without `admit`, iterating
         acquires the same resources. After `admit`, the stream must be iterated or closed.

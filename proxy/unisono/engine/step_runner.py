@@ -115,7 +115,7 @@ class StepRunner:
         return await self._generation(slot, builder, reader)
 
     async def _constrained_generation(self, slot: Slot, builder: PromptBuilder, reader: OutputReader) -> Generated:
-        """Run a generation with a constraint, and repeat it without the constraint if the backend refuses this one."""
+        """Run a generation with a constraint; repeat it without if the backend refuses that one."""
         self._constraints.start()
         while True:
             try:
@@ -169,7 +169,7 @@ class StepRunner:
     def _room(
         self, builder: PromptBuilder, prompt: Prompt, capabilities: Capabilities, reader: OutputReader, spent: int
     ) -> int:
-        """Return the number of tokens that may be generated after `prompt`; below 1 if the answer has to end.
+        """Return the number of tokens that may be generated after `prompt`; below 1 if none.
 
         `spent` is the number of tokens that count towards the request's `max_tokens` already. Raises ContextTooLong if
         this backend has no room, and either nothing was generated yet or another deployment may have room.
@@ -202,7 +202,7 @@ class StepRunner:
         )
 
     def hand_over(self, events: list[Event], reader: OutputReader) -> bool:
-        """Pass `events` to the sink if they are a single delta; return whether the sink accepted them."""
+        """Pass a single delta to the sink; return whether the sink accepted it."""
         sink = self.sink
         if sink is None or len(events) != 1 or type(events[0]) is not Delta or reader.is_stopped:
             return False
@@ -217,10 +217,7 @@ class StepRunner:
         first: PromptBuilder | None,
         callback_reader: CallbackReader,
     ) -> Generated:
-        """Yield the events of one generation.
-
-        `first` is the prompt builder if this is the answer's first prompt, whose cached tokens it records; else None.
-        """
+        """Yield the events of one generation; `first` is the builder of the first prompt, else None."""
         stream = slot.deployment.backend.complete(job)
         telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.context.number, stream)
         is_text = slot.capabilities.output is not OutputForm.IDS
@@ -252,8 +249,7 @@ class StepRunner:
                         unpaused = len(portion)
                     events += await read_portion(reader, portion)
                 if reader.transcript.is_broken_off:
-                    # An answer that the gateway ends early has the same finish reason as an answer that reached its
-                    # token limit.
+                    # An answer that the gateway ends early has the finish reason of an answer at its token limit.
                     finish = FinishReason.LENGTH
                 if finish is not None:
                     yield await with_end(reader, events, finish), finish
@@ -264,10 +260,11 @@ class StepRunner:
 
 
 class CallbackReader:
-    """Reader of one generation's tokens for `CompletionJob.on_chunk`, which the backend calls when a chunk arrives.
+    """Reader of one generation's tokens for `CompletionJob.on_chunk`.
 
-    It accepts no chunk before `start`, which is called when the first token has arrived. It reads only ordinary tokens,
-    not control tokens. It holds no reference to the job, because the job refers to it.
+    The backend calls `on_chunk` when a chunk arrives. It accepts no chunk before `start`, which is called when the
+    first token has arrived. It reads only ordinary tokens, not control tokens. It holds no reference to the job,
+    because the job refers to it.
     """
 
     __slots__ = ("_cap", "_events", "_pace", "_reader", "_runner")
@@ -283,11 +280,11 @@ class CallbackReader:
         self._cap, self._pace = cap, pace
 
     def on_chunk(self, chunk: Chunk) -> bool:
-        """Read the tokens of a chunk and deliver their events; return False if the chunk must be yielded instead.
+        """Read the tokens of a chunk and deliver their events; return True if that succeeded.
 
-        Tokens that may take long to read, or that may end the generation, are not read here and stay in the chunk. If
-        tokens were read but their events could not be delivered, these tokens are removed from the chunk, and
-        `pop_events` returns the events.
+        Otherwise, the chunk must be yielded. Tokens that may take long to read, or that may end the generation, are not
+        read here and stay in the chunk. If tokens were read but their events could not be delivered, these tokens are
+        removed from the chunk, and `pop_events` returns the events.
         """
         cap, tokens = self._cap, chunk.tokens
         if cap is None or self._runner.sink is None or chunk.finish is not None or chunk.cached_tokens is not None:
@@ -322,13 +319,13 @@ async def read_portion(reader: OutputReader, portion: Sequence[int]) -> list[Eve
 
 
 async def replay_journal(reader: OutputReader, journal: Tokens, opening: Tokens) -> list[Event]:
-    """Replay a journal, in a thread if it is long, and return its events; arguments as for `replay`."""
+    """Replay a journal, in a thread if it is long; arguments and result as for `replay`."""
     work = partial(replay, reader, journal, opening)
     return await in_thread(reader, work) if len(journal) > LONG_JOURNAL_TOKENS else work()
 
 
 async def settled(reader: OutputReader, work: Callable[[], T]) -> T:
-    """Run `work`, which may process the unfinished message of `reader`; in a thread if this message is long."""
+    """Run `work`, which may process the unfinished message; in a thread if the message is long."""
     return await in_thread(reader, work) if reader.unsettled > LONG_MESSAGE_TOKENS else work()
 
 

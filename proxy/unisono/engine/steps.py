@@ -35,7 +35,7 @@ LATE_CALL: Final = "late-call"
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """State of an answer at the end of a step, or after the step's calls of server tools were run."""
+    """State of an answer at the end of a step, or after its calls of server tools were run."""
 
     reason: FinishReason = FinishReason.STOP
     has_output: bool = False  # the step contains anything but reasoning
@@ -52,7 +52,7 @@ class AnswerState:
 
     @property
     def has_cut_tools(self) -> bool:
-        """Return whether complete calls of server tools are dropped because the answer was cut off after them."""
+        """Return whether complete calls of server tools are dropped because the answer was cut off."""
         return self.reason is not FinishReason.STOP and bool(self.calls)
 
     def after_tools(self, *, needs_approval: bool, exhausted: bool, paused: bool) -> AnswerState:
@@ -67,7 +67,7 @@ INITIAL_STATE: Final = AnswerState(has_run=True)
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Output of the earlier steps of an answer, which the prompt of the current step appends to the conversation.
+    """Output of the earlier steps of an answer, which the current prompt contains.
 
     `number` is the number of earlier steps. `items` are their items, including the results of server tools. `results`
     are the results that were already part of a prompt. `is_final_open`: the current prompt ends with the opened header
@@ -130,7 +130,7 @@ class ContinueTurn:
 
 @dataclass(frozen=True, slots=True)
 class OpenFinal:
-    """Open the message on `final` that the model should have written, and let the model continue it."""
+    """Open the message on `final` that the model has not written, and let the model continue it."""
 
     rule: str = ANALYSIS_ONLY
 
@@ -179,10 +179,10 @@ def _after_results(answer: AnswerState) -> Step:
 
 
 def to_item(closed: Closed) -> Item | None:
-    """Convert a closed item to an item of the conversation, with the same tokens; None if the prompt has no such item.
+    """Convert a closed item, with the same tokens, to an item of the next step's prompt.
 
-    Text on any channel becomes a preamble (`commentary`). After a message on `final`, the renderer would omit earlier
-    reasoning, but this answer is still in progress.
+    Returns None if the prompt contains no such item. Text on any channel becomes a preamble (`commentary`). After a
+    message on `final`, the renderer would omit earlier reasoning, but this answer is still in progress.
     """
     match closed.item:
         case Reasoning():
@@ -295,7 +295,7 @@ class AnswerItems:
         self.closed: list[Closed] = []
 
     def start_generation(self) -> None:
-        """Begin a generation. Its prompt contains the results of server tools that were added so far."""
+        """Begin a generation; its prompt contains the results of server tools added so far."""
         if self.context.items:
             results = (item for item in self.context.items if isinstance(item, ToolResult))
             self.context = replace(self.context, results=tuple(results))
@@ -319,7 +319,7 @@ class AnswerItems:
             self._filter.start_step()
 
     def end_round(self) -> bool:
-        """Exclude the server tool calls that were emitted since `end_step` from the items of the next step.
+        """Exclude server tool calls emitted since `end_step` from the items of the next step.
 
         Returns whether the client has to approve one of these calls.
         """
@@ -335,7 +335,7 @@ class AnswerItems:
         return {item.call_id: item for item in self.context.items if isinstance(item, ToolResult)}
 
     def next_context(self, step: Step) -> StepContext:
-        """Return the context that `step` would have if it followed the current step, with no calls run in between."""
+        """Return the context of `step` if it followed the current step, with no calls in between."""
         items = (*self.context.items, *self._of_step())
         return replace(self.context, number=self.context.number + 1, items=items).before(step)
 

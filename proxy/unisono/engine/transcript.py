@@ -62,7 +62,7 @@ class Transcript:
         return constraint if is_body_empty else None
 
     def start_step(self, opening: Tokens, *, is_first: bool) -> None:
-        """Begin a step; `opening` are the tokens of the unfinished message at the end of its prompt, empty if none."""
+        """Begin a step; `opening` are the tokens of the message that its prompt leaves open."""
         self.opening = opening
         if opening and not is_first:
             # The opened message is checked like a message that the controller itself opens.
@@ -79,7 +79,7 @@ class Transcript:
         self.controller.start_step()
 
     def set_source(self, source: TokenSource, able: frozenset[str]) -> None:
-        """Set the source of the next tokens, and the constraint kinds `able` that the backend can enforce."""
+        """Set the source of the next tokens, and the constraint kinds that the backend can enforce."""
         if source is not self.journal.source and source != self.journal.source:
             self.journal.set_source(source)
             # This flag is never reset, because earlier tokens of the same message may still be guessed.
@@ -91,7 +91,7 @@ class Transcript:
             self.add_entry(JournalEntry({ABLE: kinds}))
 
     def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:
-        """Add an entry to the journal. `tail` is the new tail of the step's prompt; None leaves the tail unchanged."""
+        """Add an entry to the journal; `tail` is the new tail of the prompt, None for no change."""
         self.journal.add_entry(entry, tail)
         self._unchecked_to = 0
 
@@ -140,7 +140,7 @@ class Transcript:
         return self.controller.handle_spent_budget(self.journal.tail_length, is_reasoning=is_reasoning)
 
     def _read(self, tokens: Sequence[int], read: int) -> list[Event]:
-        """Read a portion of tokens and return its events; `read` as for `ReadingLimits`, including this portion."""
+        """Read a portion and return its events; `read` as for `ReadingLimits`, after the portion."""
         if self.controller.step.last.naming:
             self.controller.read_name(tokens, self.router.closed_to)
             self.router.count(len(tokens))
@@ -160,7 +160,7 @@ class Transcript:
     # -- ends and prompt edits
 
     def end_generation(self, reason: FinishReason) -> list[Event]:
-        """End the current generation and return its last events. A prompt edit may be pending afterwards."""
+        """End the current generation and return its last events; an edit may then be pending."""
         controller = self.controller
         if controller.step.last.naming:
             controller.end_name(self.router.closed_to)
@@ -223,7 +223,10 @@ class Transcript:
         self.add_entry(JournalEntry(value), tail)
 
     def replay_entry(self, entry: JournalEntry) -> list[Event] | None:
-        """Repeat the action of a journal entry and return its events; None if no transcript writes such entries."""
+        """Repeat the action of a journal entry and return its events.
+
+        Returns None if the entry belongs to another component.
+        """
         if isinstance(able := entry.value.get(ABLE), list):
             self.set_source(self.journal.source, frozenset(map(str, able)))
             return []
@@ -244,7 +247,7 @@ class Transcript:
     # -- continuation after a failed backend
 
     def resume_elsewhere(self, able: frozenset[str]) -> None:
-        """Prepare to continue the step on another backend, which can enforce the constraint kinds `able`.
+        """Prepare to continue on another backend, which can enforce the constraint kinds `able`.
 
         No backend can enforce a constraint on the rest of a body. Therefore, an unfinished message with a constraint is
         discarded and generated again, unless a part of it was emitted already.
@@ -263,7 +266,7 @@ class Transcript:
         )
 
     def drop_message(self) -> None:
-        """Discard the unfinished message, so that it is generated again. A header that the gateway inserted remains."""
+        """Discard the unfinished message, so that it is generated again; keep an inserted header."""
         position, controller, start = self.router.closed_to, self.controller, self._start
         is_inserted = controller.step.header_end > position or (self.opening and not position)
         now = self.journal.tail[: max(controller.step.header_end, 0) if is_inserted else position]
@@ -278,12 +281,12 @@ class Transcript:
         controller.tool_naming.reset()
 
     def drop_incomplete_character(self) -> bool:
-        """Discard an incomplete character at the end of the tail; return whether there was one that was not emitted."""
+        """Discard an incomplete, unemitted character at the end; return whether there was one."""
         tokens = unfinished(self._encoding, self.journal.tail)
         return tokens > 0 and self.controller.step.pending is None and self._drop_tokens(tokens)
 
     def _drop_tokens(self, tokens: int) -> bool:
-        """Discard the last `tokens` tokens of the tail, but keep the text of complete characters at their beginning.
+        """Discard the last `tokens` tokens, but keep the text of complete characters among them.
 
         Returns False, without a change, if they cannot be discarded.
         """

@@ -1,6 +1,6 @@
 """Checks of message bodies against the requirements of a request. No I/O.
 
-JSON or a code fence that the model writes around a body is removed.
+JSON or a code fence that the model wraps around a body is removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LANGUAGE = re.compile(r"[A-Za-z0-9_-]*")
 class BodyChecks:
     """Checks of message bodies against the requirements.
 
-    Without `violation`, schemas are not checked.
+    If `violation` is None, only the JSON syntax is checked, not schemas and grammars.
     """
 
     def __init__(self, requirements: OutputRequirements, violation: Violation | None) -> None:
@@ -34,9 +34,10 @@ class BodyChecks:
         self._violation = violation
 
     def check(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
-        """Return the fault of a body, and its text.
+        """Return the fault of a message body, and the body to emit.
 
-        A code fence is removed if the text is valid without it, and JSON around the text of a tool that takes no JSON.
+        `has_form`: the message must have the required answer form. A code fence around such a body is removed if the
+        content is valid. If the message calls a tool that takes free text, JSON around that text is removed.
         """
         form = self._requirements.form
         if form is not None and has_form:
@@ -57,7 +58,7 @@ class BodyChecks:
         return self._fault(text or "{}", schema, objects=True), text
 
     def _form_fault(self, form: AnswerForm, text: str) -> BodyFault:
-        """Return the fault of an answer that has to have a form."""
+        """Return the fault of an answer that must have the form `form`."""
         if form.choices:
             return BodyFault.NONE if text in form.choices else BodyFault.UNLIKE
         if form.grammar is not None:
@@ -69,20 +70,21 @@ class BodyChecks:
         def has_fault(content: str) -> bool:
             return grammar is not None and self._violation is not None and self._violation(grammar, content) is not None
 
-        # The grammar of Codex's `exec` allows any text, also the JSON that the model writes around it.
+        # The unwrapped text is tried first: the grammar of Codex's `exec` allows any text, even JSON around the text.
         content = without_json(text)
         if content != text and has_fault(content) and not has_fault(text):
             content = text
         return BodyFault.UNLIKE if has_fault(content) else BodyFault.NONE, content
 
     def is_json_call(self, message: MessageKind, header: Header) -> bool:
-        """Return whether a message is a call whose arguments are checked here."""
+        """Return whether a message is a call whose arguments are checked as JSON."""
         tools, recipient = self._tools, header.recipient.full_name
         if message not in CALLS or recipient in tools.texts:
             return False
         if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in tools.schemas:
             return False
-        # For other calls the content type decides. The model reads error results about invalid calls of server tools.
+        # Other calls are checked only if their content type permits JSON. Invalid calls of server tools are not checked
+        # here, because the model gets an error result for them.
         is_certain = message is not MessageKind.CALL
         is_own = tools.servers is None or recipient in tools.own
         return is_certain or (header.content_type in (None, "json") and is_own)
@@ -98,7 +100,7 @@ class BodyChecks:
 
 
 def without_json(text: str) -> str:
-    """Return the free text that a call wraps in an object; any other text unchanged."""
+    """Return the free text that a call wraps in a JSON object, or `text` if not wrapped."""
     if not text.lstrip().startswith("{"):
         return text
     try:
@@ -108,13 +110,14 @@ def without_json(text: str) -> str:
     content = value.get("input")
     if content is None and value.keys() == {"patch"}:
         content = value["patch"]
-    # Half of a surrogate pair is no character.
+    # A text with half of a surrogate pair is left wrapped, because half a pair is not a character.
     return content if isinstance(content, str) and not _SURROGATE.search(content) else text
 
 
 def without_code_fence(text: str) -> str | None:
-    """Return the content of the code block that `text` consists of; None if it is anything else."""
-    # No regular expression reads the text: it is long, and the model and the prompt choose its content.
+    """Return the content if `text` consists of a single code block, else None."""
+    # No regular expression is applied to the whole text: on a long text that the model or a client chose, the search
+    # could take very long.
     block = text.strip()
     if not block.startswith(FENCE):
         return None

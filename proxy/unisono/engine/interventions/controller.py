@@ -1,8 +1,9 @@
 """Interventions: forced calls, required answer forms, reasoning budgets and invalid calls.
 
-Every intervention is one prompt edit: stop, cut, append tokens, continue. The controller decides on edits from the
-router's messages alone, so that replaying a journal leads to the same edits. The transcript carries them out. The
-number of edits of every kind is limited, so that every answer ends. No I/O.
+Every intervention is a prompt edit: stop reading, cut tokens from the end of the prompt, append other tokens, and
+continue the generation. The controller decides only from the messages that the router parsed, so the replay of a
+journal leads to the same edits. The transcript applies the edits. The number of edits of each kind is limited, so that
+every answer ends. No I/O.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from unisono.harmony.header import Header
 class InterventionController:
     """Interventions for one answer.
 
-    Its decision is the pending edit of `step`. `MessageGate` stops the router where a decision is due.
+    A decision is stored as the pending edit of `step`. `MessageGate` stops the router where the controller must decide.
     """
 
     def __init__(self, encoding: Encoding, requirements: OutputRequirements) -> None:
@@ -63,19 +64,19 @@ class InterventionController:
 
     @cached_property
     def tool_naming(self) -> ToolNaming:
-        """Name of one of the required tools."""
+        """Reader of the name that the model chooses among the required tools."""
         return ToolNaming(self._encoding, self.requirements.tools.forced or ())
 
     # -- state of the answer
 
     @property
     def constraint(self) -> Constraint | None:
-        """Return the constraint that the backend has to enforce in the next generation."""
+        """Return the constraint that the backend has to enforce in the next generation, or None."""
         wanted = self.step.last.constraint
         return wanted if wanted is not None and wanted.kind in self.enforced_kinds else None
 
     def can_guide(self, header: Header) -> bool:
-        """Return whether the backend can enforce the constraint for a message."""
+        """Return whether the backend can enforce the constraint for a message with this header."""
         constraint = self.requirements.constraint_for(header)
         return constraint is not None and constraint.kind in self.enforced_kinds
 
@@ -85,7 +86,7 @@ class InterventionController:
         self.obligations.end_step()
 
     def start_final(self) -> None:
-        """Begin a step whose prompt ends in an answer header, because the last one gave no answer."""
+        """Begin a step whose prompt ends with an answer's header, after a step without an answer."""
         self.step = StepInterventions(edits=self.step.edits_before, is_answering=True, header_end=0)
         if self.obligations.form is Duty.OWED:
             self.step.last = PromptEdit(header=self._spelling.answer, constraint=self.requirements.form_constraint)
@@ -98,7 +99,7 @@ class InterventionController:
     # -- events
 
     def handle_stop(self, at: Stopped) -> None:
-        """Decide what follows after the router stopped at a message of this controller."""
+        """Choose the edit after the gate has stopped the router at a message."""
         message = self.obligations.message_kind(at.header)
         if at.trimmed is not None:
             self._trim(at, message)
@@ -110,23 +111,31 @@ class InterventionController:
             self._regenerate(at, message)
 
     def handle_spent_budget(self, place: int, *, is_reasoning: bool) -> bool:
-        """Decide what follows a used-up reasoning budget at `place`; return whether reading stops."""
+        """Choose the edit when the reasoning budget is used up; return whether reading stops.
+
+        `place` is the number of tokens in the tail, after which the edit applies. `is_reasoning`: the tail ends inside
+        reasoning.
+        """
         if is_reasoning:
             self._end_reasoning(place, rule=REASONING_BUDGET)
-        # Between two messages there is nothing to end. The gate stops the next reasoning at its header.
+        # Outside reasoning, nothing has to be ended now. The gate stops the next reasoning message at its header.
         self.obligations.is_late = True
         return is_reasoning
 
     def handle_repetition(self, place: int, *, is_reasoning: bool) -> bool:
-        """Decide what follows a repetition at `place`; return False if the answer ends there."""
-        # After reasoning, the model can still answer. It would repeat an answer in every further attempt.
+        """Choose the edit after a repetition that ends at `place`; return False if the answer ends.
+
+        `place` and `is_reasoning` as for `handle_spent_budget`.
+        """
+        # If reasoning is repetitive, the model can still answer. If the answer itself is repetitive, the answer ends,
+        # because the model would probably repeat itself in every further attempt.
         if not is_reasoning or self.is_spent:
             return False
         self._end_reasoning(place, rule=REPETITION)
         return True
 
     def _end_reasoning(self, place: int, *, rule: str) -> None:
-        """End the open reasoning at `place`."""
+        """Choose the edit that ends the unfinished reasoning at `place`."""
         self.obligations.is_late = self.obligations.is_late or rule == REASONING_BUDGET
         if self.obligations.call is Duty.OWED:
             self._force(place, rule=rule, closes=True)
@@ -136,7 +145,7 @@ class InterventionController:
             self._open_answer(place, rule=rule, closes=True)
 
     def handle_end(self, reason: FinishReason, place: int) -> None:
-        """Decide what follows a generation that ended; all messages end before `place`."""
+        """Choose the edit after a generation has ended; `place` is the end of the last message."""
         # A generation that reached its limit has no room for another message.
         if reason is not FinishReason.STOP or self.is_spent:
             return
@@ -147,9 +156,9 @@ class InterventionController:
             self._open_answer(place)
 
     def read_name(self, tokens: Sequence[int], place: int) -> None:
-        """Read more tokens of a tool's name; tokens after the decisive one are ignored.
+        """Read more tokens of a tool name; tokens that follow when the tool is known are ignored.
 
-        `place` is the position of the message whose recipient is being named.
+        `place` is the position at which the message with this recipient begins.
         """
         for token in tokens:
             recipient, known = self.tool_naming.read(token)
@@ -158,7 +167,7 @@ class InterventionController:
                 return
 
     def end_name(self, place: int) -> None:
-        """Decide on the tool whose name ended; `place` as for `read_name`."""
+        """Choose the edit when the generation of a tool name has ended; `place` as for `read_name`."""
         if self.step.pending is None:
             self._open_named(self.tool_naming.found(is_complete=True)[0], place)
 
@@ -173,7 +182,7 @@ class InterventionController:
         self.step.header_end = end if edit.header else -1
 
     def finish(self, *, handed: bool) -> None:
-        """Record unmet requirements. `handed`: the answer follows in another request."""
+        """Record unmet requirements. `handed`: the client continues the answer in another request."""
         self.obligations.finish(has_call=self.step.has_call, handed=handed)
 
     # -- prompt edits
@@ -195,7 +204,7 @@ class InterventionController:
             self.step.pending = PromptEdit(at.start, between=self._spelling.empty(at), rule=REASONING_BUDGET)
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
-        """Open the required call, or the beginning of a call if several tools are possible."""
+        """Open the required call; with several possible tools, let the model complete the name."""
         forced = self.requirements.tools.forced or ()
         if len(forced) == 1:
             header = self._header_for(forced[0])
@@ -208,9 +217,9 @@ class InterventionController:
         self.step.pending = replace(edit, attempts=self.step.attempts)
 
     def _open_named(self, recipient: str | None, place: int) -> None:
-        """Open the call of the chosen tool, or let the model choose again if it named none.
+        """Open the call of the chosen tool; if `recipient` is None, let the model choose again.
 
-        After the last attempt the requirement is dropped.
+        `recipient` is None if the model named no possible tool. After the last attempt, no call is required any more.
         """
         if recipient is not None:
             header = self._header_for(recipient)
@@ -244,13 +253,17 @@ class InterventionController:
         self.step.attempts = self.step.attempts.reject(at.text or "", constrained=constrained, at=at)
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
         constraint = self.requirements.constraint_for(at.header)
-        # Without a constraint, the same header would lead to the same fault. The model may choose another tool.
+        # If no constraint can be enforced, the same header would probably lead to the same fault. The model then
+        # chooses the header, and may choose a different tool.
         free = message is MessageKind.CALL and not self.can_guide(at.header)
         header = () if free else self._spelling.written(at)
         self.step.pending = PromptEdit(at.start, header, constraint=constraint, attempts=self.step.attempts, rule=rule)
 
     def _trim(self, at: Stopped, message: MessageKind) -> None:
-        """Remove a run of blanks; complete, continue or regenerate the message, or end the answer."""
+        """Choose the edit after a long run of whitespace in JSON.
+
+        The whitespace is removed. The message is then complete, is continued or regenerated, or the answer ends.
+        """
         self.step.trims += 1
         is_last = self.step.trims > MAX_TRIMS and not at.is_complete
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
@@ -266,16 +279,17 @@ class InterventionController:
         )
 
     def _restore_first(self, place: int) -> None:
-        # No retry is better, and the first attempt has the client's own sampling.
+        # All attempts were invalid. The first attempt is used, because it has the client's own sampling.
         first = self.step.attempts.first
         assert first is not None
         self.step.pending = PromptEdit(place, self._spelling.written(first), body=self._spelling.body(first))
 
     def _refuse(self, at: Stopped, rule: str) -> None:
-        """Insert the call with an error result that the model can read.
+        """Choose the edit after a call that must not be emitted as a call.
 
-        The second time, open the answer instead. A call of an undeclared tool then becomes the answer's text, and so
-        does the call that follows the last edit of the step.
+        The first time, the call stays in the prompt with an error result that the model can read. The second time, an
+        answer is opened if the tool is not allowed or the answer must have a form. In all other cases, the call becomes
+        the text of the answer.
         """
         if rule not in self.step.refusals and not self.is_spent:
             self.step.refusals |= {rule}

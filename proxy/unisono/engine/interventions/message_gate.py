@@ -1,4 +1,4 @@
-"""Gate of the router: accepts messages or stops where an intervention is due. No I/O."""
+"""Gate of the router: accepts messages, or stops the router for an intervention. No I/O."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from unisono.harmony.message_parts import OpenPart
 class MessageGate:
     """Gate of one answer (`harmony.gate.Gate`).
 
-    It reads the state of the controller and records accepted messages in it.
+    The gate reads the state of the controller, and records accepted messages in that state.
     """
 
     # Rules. The tables `OPENING` and `CLOSING` give the action for each message.
     # - The message whose header an intervention inserted is accepted.
     # - After MAX_EDITS edits of a step everything is accepted, except calls that are never emitted.
-    # - A message of which something was emitted cannot be stopped at its end.
+    # - A message that was partly emitted cannot be stopped at its end.
 
     def __init__(self, controller: InterventionController, violation: Violation | None) -> None:
         self._controller = controller
@@ -53,7 +53,8 @@ class MessageGate:
         act = OPENING[self._obligations.next, kind]
         if act is HeaderAction.PASS:
             return True
-        # Reasoning after an opened answer header is the model's decision: another attempt would lead to it again.
+        # If the model reasons again although an answer was opened, its reasoning is accepted: another edit would lead
+        # to the same result.
         is_inserted = message.end == step.header_end
         if is_inserted or self._controller.is_spent or (act is HeaderAction.SKIP and step.is_answering):
             return True
@@ -65,7 +66,7 @@ class MessageGate:
         message = self._obligations.message_kind(header)
         if message in REFUSED or header.recipient.full_name in self._requirements.tools.buffered:
             return True
-        # A backend that enforces a form may still break it off: a marker inside a string ends the message.
+        # Even under an enforced constraint, a body may be incomplete: a control token inside a string ends the message.
         is_free = self._controller.constraint is None or self._requirements.whole
         return is_free and self._obligations.has_form(message)
 
@@ -104,7 +105,7 @@ class MessageGate:
                 step = self._controller.step
                 if rule in self._requirements.disabled_rules or step.last.body:
                     return False
-                # After the last attempt, the first one is restored, and accepted although it has the same fault.
+                # After the last attempt, the first attempt is restored and accepted in spite of its fault.
                 return step.attempts.count < MAX_REGENERATIONS or not step.attempts.is_first(header, text)
 
     def _record_message(self, message: MessageKind, fault: BodyFault) -> None:

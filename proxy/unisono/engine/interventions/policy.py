@@ -1,7 +1,7 @@
-"""Tables of the intervention policy: message kinds, and the action at each moment.
+"""Tables of the intervention policy: kinds of messages, and the action for each kind.
 
-Pure. A moment is a known header, a complete message, or the end of a generation. The action depends on the answer's
-open obligation.
+`OPENING` is used when the header of a message is known, and `CLOSING` when a message is complete. The action depends on
+the kind of the message, on the obligation that the answer still has, and on the fault of the body. No I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unisono.core.table_key import TableKey
 
 
 class Obligation(TableKey):
-    """An open obligation of an answer."""
+    """Obligation that an answer still has to meet."""
 
     NOTHING = auto()
     CALL = auto()  # call one of the required tools
@@ -41,7 +41,7 @@ class HeaderAction(TableKey):
     PASS = auto()
     GUIDE = auto()  # Have the backend enforce the form of the body if it can; otherwise check the complete body.
     FORCE = auto()  # open a call of a required tool instead
-    # Close the message at once and let the model choose again; the second time in a row, open the answer.
+    # Close the message at once and let the model begin a different one; the second time in a row, open the answer.
     SKIP = auto()
 
 
@@ -76,12 +76,12 @@ class BodyFault(TableKey):
     """A fault in the body of a complete message."""
 
     NONE = auto()
-    BROKEN = auto()  # not JSON, or not an object where one is required
-    UNLIKE = auto()  # JSON that its schema does not allow
+    BROKEN = auto()  # not JSON, or not an object where an object is required
+    UNLIKE = auto()  # not allowed by the schema, the grammar or the list of choices
 
 
 def fault_of(text: str, *, objects: bool) -> BodyFault:
-    """Return whether a body is JSON, or with `objects` a JSON object, without a schema check."""
+    """Return `BROKEN` if a body is not JSON, or with `objects` not a JSON object; else `NONE`."""
     kind = json_kind(text)
     return BodyFault.NONE if kind is not None and (kind is dict or not objects) else BodyFault.BROKEN
 
@@ -90,12 +90,12 @@ class BodyAction(TableKey):
     """Action for a complete message that was not emitted."""
 
     EMIT = auto()
-    REGENERATE = auto()  # generate the message again; after the last attempt, emit it as it is
-    # Tell the model that the tool is not available. The second time, open the answer, or emit the call as text.
+    REGENERATE = auto()  # generate the message again; after the last attempt, emit the first attempt
+    # Give the model an error result for the call. The second time, open the answer, or emit the call as text.
     REFUSE = auto()
 
 
-# Message kinds whose schema is checked.
+# Message kinds that are regenerated if the body violates its schema, grammar or list of choices.
 _JUDGED: Final = frozenset({MessageKind.WANTED, MessageKind.STRICT, MessageKind.ANSWER})
 
 # Message kinds that the client or the gateway has to process as calls.
@@ -115,6 +115,6 @@ CLOSING: Final[dict[tuple[MessageKind, BodyFault], BodyAction]] = {
     for fault in BodyFault
 }
 
-MAX_REGENERATIONS: Final = 2  # per message
-MAX_TRIMS: Final = 2  # per attempt at a message
-MAX_EDITS: Final = 16  # edits per step; then the model continues without interventions
+MAX_REGENERATIONS: Final = 2  # regenerations per message
+MAX_TRIMS: Final = 2  # removals of whitespace per attempt at a message
+MAX_EDITS: Final = 16  # edits per step; after them, the model continues without interventions

@@ -1,7 +1,7 @@
-"""Prompt edits before generation continues, and rejected attempts at a message.
+"""Prompt edits, after which the generation continues, and rejected attempts at a message.
 
-Everything follows from the rejected texts. Equal requests therefore have equal retries, and so has the replay of a
-journal on another replica. No I/O.
+The sampling of a retry is derived from the rejected text. Equal requests therefore lead to equal retries, even if
+another replica continues the answer from a journal. No I/O.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ from unisono.harmony.gate import Stopped
 from unisono.harmony.header import COMMENTARY, FINAL, Header
 from unisono.harmony.recipients import FUNCTIONS, Recipient, RecipientKind, read_recipient
 
-# Names of tools in headers, and the model's choice among several tools.
-#
-# The prompt of a choice ends in the beginning of the recipient, at a token boundary for every tool: ` to=functions`
-# without its dot, since `.get` is one token. No I/O.
+# The model's choice among several tools: the prompt ends with the beginning of the recipient, and the model generates
+# the rest of the name. The beginning must end at a token boundary for every tool. It is therefore ` to=functions`
+# without the dot, because `.get` is one token.
 
 MAX_NAME_TOKENS: Final = 48
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 class ToolNaming:
-    """The name of one of several tools.
+    """Reader of the tool name that the model chooses among several tools.
 
-    `recipients` are the possible tools, as named in headers.
+    `recipients` are the possible tools, with their names in headers, such as `functions.NAME`.
     """
 
     def __init__(self, encoding: Encoding, recipients: Sequence[str]) -> None:
@@ -56,30 +55,33 @@ class ToolNaming:
 
     @property
     def header(self) -> Tokens:
-        """Return the prompt's last tokens, after `<|start|>assistant`."""
+        """Return the unfinished header at the end of the prompt, after `<|start|>assistant`."""
         return tuple(self._encoding.encode_marked(f"<|channel|>{COMMENTARY}{self._stem}"))
 
     @property
     def choices(self) -> OneOf:
-        """Return the constraint for the text that follows the header."""
+        """Return the constraint for the rest of the name, which follows `header`."""
         return OneOf(tuple(self._tails))
 
     @property
     def text(self) -> str:
-        """Return the text of the name so far."""
+        """Return the text that the model generated for the name so far."""
         return self._encoding.decode(self._tokens)
 
     def reset(self) -> None:
         self._tokens.clear()
 
     def read(self, token: int) -> tuple[str | None, bool]:
-        """Read a token; return the tool, None if it is unknown, and whether the name is decided."""
+        """Read a token; return the recipient, or None, and whether the choice is complete.
+
+        If the choice is complete and the recipient is None, the model named no possible tool.
+        """
         if token < FIRST_SPECIAL:
             self._tokens.append(token)
         return self.found(is_complete=token >= FIRST_SPECIAL or len(self._tokens) >= MAX_NAME_TOKENS)
 
     def found(self, *, is_complete: bool) -> tuple[str | None, bool]:
-        """Return the same for the tokens so far. `is_complete`: the name has ended."""
+        """Return the result of `read` for the tokens so far. `is_complete`: the name has ended."""
         text = self.text
         name = (_NAME.match(text) or [""])[0]
         begun = [recipient for tail, recipient in self._tails.items() if tail.startswith(name)]
@@ -91,14 +93,14 @@ class ToolNaming:
 
     def _repaired(self, name: str) -> str | None:
         declared = frozenset(each.removeprefix(FUNCTIONS) for each in self._recipients if each.startswith(FUNCTIONS))
-        # The name is read as in a header that the model wrote, with the same repairs of its spelling.
+        # The name is read like a name in a header that the model wrote, with the same spelling repairs.
         word = f"{self._stem}{name}".removeprefix(" to=")
         meant = f"{FUNCTIONS}{read_recipient(word, declared).name}"
         return meant if meant in self._recipients else None
 
 
 def header_for(recipient: str, *, is_text: bool = False) -> Header:
-    """Return the header of a call to `recipient`; `is_text` means that it takes no JSON."""
+    """Return the header of a call to `recipient`; `is_text`: the tool takes free text, not JSON."""
     if is_builtin(recipient):
         return Header("analysis", Recipient(RecipientKind.HOSTED, recipient))
     return Header(
@@ -106,7 +108,7 @@ def header_for(recipient: str, *, is_text: bool = False) -> Header:
     )
 
 
-MIN_REDRAW_TEMPERATURE: Final = 0.6  # lowest temperature of an attempt that repeats a rejected one
+MIN_REDRAW_TEMPERATURE: Final = 0.6  # lowest temperature of an attempt after a rejected attempt with equal conditions
 SEED_BYTES: Final = 4
 
 
@@ -114,8 +116,8 @@ SEED_BYTES: Final = 4
 class RejectedAttempts:
     """Rejected attempts at one message.
 
-    `constrained` counts those that ran under a constraint. `first` is the first attempt; None for a tool's name.
-    `last_text` is the text of the last attempt.
+    `count` is the number of attempts, and `constrained` the number of attempts under a constraint. `first` is the first
+    attempt; None if the attempts are at a tool name. `last_text` is the text of the last attempt.
     """
 
     count: int = 0
@@ -124,17 +126,20 @@ class RejectedAttempts:
     last_text: str = ""
 
     def reject(self, text: str, *, constrained: bool, at: Stopped | None = None) -> RejectedAttempts:
-        """Return these attempts and one more."""
+        """Return these attempts and one more, whose text is `text`."""
         return RejectedAttempts(self.count + 1, self.constrained + constrained, self.first or at, text)
 
     def is_first(self, header: Header, text: str) -> bool:
-        """Return whether an attempt equals the first one."""
+        """Return whether a message equals the first attempt."""
         return self.first is not None and (self.first.header, self.first.text) == (header, text)
 
     def sampling(self, sampling: Sampling, *, constrained: bool) -> Sampling:
-        """Return the sampling of the next attempt, where the client wants `sampling`."""
-        # A constraint that the rejected attempts did not have changes the outcome by itself. Under equal conditions the
-        # same sampling would repeat the rejected text, at temperature 0 every time.
+        """Return the sampling of the next attempt; `sampling` is the sampling that the client wants.
+
+        `constrained`: the next attempt runs under a constraint.
+        """
+        # If only the new attempt, or only the rejected attempts, ran under a constraint, the text will differ anyway.
+        # Under equal conditions, the same sampling may repeat the rejected text. At temperature 0 it always does.
         repeated = self.constrained if constrained else self.count - self.constrained
         if not repeated:
             return sampling
@@ -143,7 +148,7 @@ class RejectedAttempts:
 
     def _seed(self, wanted: int | None) -> int:
         source = f"{wanted}\0{self.count}\0{self.last_text}".encode("utf-8", "surrogatepass")
-        # Some backends accept 31 bits only.
+        # Some backends accept seeds of at most 31 bits.
         return int.from_bytes(sha256(source, usedforsecurity=False).digest()[:SEED_BYTES]) >> 1
 
 
@@ -154,9 +159,10 @@ NONE_REJECTED: Final = RejectedAttempts()
 class PromptEdit:
     """An edit of the tokens at the end of a step's prompt.
 
-    Cut the tokens after position `position`, insert the whole messages `between`, open a message with `header`, and
-    continue. `header` follows `<|start|>assistant`; it is empty if the model chooses the header. With `closes`, an open
-    message is closed first and stays in the prompt. With `naming`, the next generation is the name of a tool.
+    Steps of an edit: cut the tail after its first `position` tokens, insert the complete messages `between`, open a
+    message with `header`, and continue the generation. `header` follows `<|start|>assistant`; it is empty if the model
+    chooses the header. `closes`: an unfinished message at `position` is closed and stays in the prompt. `naming`: the
+    next generation is the name of a tool.
     """
 
     position: int = 0
@@ -166,12 +172,13 @@ class PromptEdit:
     constraint: Constraint | None = None
     naming: bool = False
     attempts: RejectedAttempts = NONE_REJECTED  # rejected attempts at the message that follows
-    body: Tokens = ()  # whole body of the message, with its terminator; empty if the model writes it
-    # the open message stays open and continues with `body`; `position` is the position after its header
+    body: Tokens = ()  # whole body of the opened message, with its terminator; empty if the model generates the body
+    # The body of the unfinished message is replaced with `body`; `position` is the position after its header.
     trims: bool = False
-    ends: bool = False  # nothing more is generated
-    ended: FinishReason | None = None  # finish reason of the generation before the edit; None if it was stopped
-    rule: str = ""
+    ends: bool = False  # the answer ends after this edit
+    # finish reason of the generation before the edit; None if the gateway stopped that generation
+    ended: FinishReason | None = None
+    rule: str = ""  # name of the recovery that is reported; empty for none
 
     @property
     def split_body(self) -> tuple[Tokens, Tokens]:
@@ -180,22 +187,22 @@ class PromptEdit:
         return self.body[:end], self.body[end:]
 
     def applied_to(self, tail: Sequence[int], start: Tokens, *, has_call: bool) -> list[int]:
-        """Return the kept part of `tail`, with its last message closed, and the messages `between`.
+        """Return the rest of `tail`, with its last message closed, and the messages `between`.
 
-        `tail` are the tokens after the prompt, which already ends in `start`. If none of them is kept, the first of
-        these messages therefore lacks its own start. With `has_call`, the step has a complete call: then a call at the
-        end of the kept part keeps its terminator.
+        `tail` are the tokens after the rendered prompt. The prompt itself ends with `start`, so the first message of
+        the tail has no `start` of its own. `has_call`: the step has a complete call. A call at the end of the remaining
+        part then keeps its terminator.
         """
         remaining = [*tail[: self.position]]
         if self.closes:
             remaining.append(END)
         elif remaining and remaining[-1] in ALL_STOP_TOKENS:
-            # A complete call keeps its own terminator, even if something follows; every other message ends with END.
+            # A complete call keeps its own terminator, even if messages follow; every other message ends with END.
             remaining[-1] = CALL if remaining[-1] == CALL and has_call else END
         elif remaining and remaining[-1] != END:
             remaining.append(END)
         if self.between:
-            # Without a tail, the start of the first message is in the prompt.
+            # If nothing remains of the tail, the start of the first inserted message is already in the prompt.
             remaining += self.between if remaining else self.between[len(start) :]
         return remaining
 
@@ -210,28 +217,28 @@ class StepInterventions:
     """Interventions in one step of an answer."""
 
     edits: int = 0
-    edits_before: int = 0  # edits in the step before
-    regenerations_at_end: int = 0  # times that a required call was opened after a generation ended
-    trims: int = 0
-    attempts: RejectedAttempts = NONE_REJECTED  # at the current message
-    has_skipped: bool = False  # reasoning after its budget was closed, and no other message followed
-    is_answering: bool = False  # the answer's header was inserted
-    has_call: bool = False  # a complete call was made
-    pending: PromptEdit | None = None  # edit to be made before anything else is generated
-    last: PromptEdit = NO_EDIT  # the edit that was made last
-    header_end: int = -1  # position after the header that was inserted last; -1 for none
+    edits_before: int = 0  # number of edits in the previous step
+    regenerations_at_end: int = 0  # number of times that a required call was opened after a generation ended
+    trims: int = 0  # number of trims in the current attempt at a message
+    attempts: RejectedAttempts = NONE_REJECTED  # rejected attempts at the current message
+    has_skipped: bool = False  # reasoning beyond the budget was closed at once, and no other message followed
+    is_answering: bool = False  # the gateway opened an answer
+    has_call: bool = False  # the step contains a complete call
+    pending: PromptEdit | None = None  # edit that must be applied before anything else is generated
+    last: PromptEdit = NO_EDIT  # the last applied edit that was not a trim
+    header_end: int = -1  # position in the tail after the last inserted header; -1 if no header was inserted
     refusals: frozenset[str] = frozenset()  # rules of the refusals in the prompt of this step
 
     def record_message(self, *, is_preamble: bool, is_call: bool) -> None:
         """Record that a complete message was accepted."""
         self.trims = 0
-        # A preamble may precede the message that was rejected, in every attempt at it.
+        # In each attempt at a rejected message, the model may write a preamble first. It does not end the attempts.
         if not is_preamble:
             self.attempts = NONE_REJECTED
         self.has_call = self.has_call or is_call
 
     def record_end(self, reason: FinishReason) -> None:
-        """Record in the pending edit, if any, that the generation before it ended."""
+        """Record in the pending edit, if any, that the generation before the edit ended."""
         if self.pending is not None:
             self.pending = replace(self.pending, ended=reason)
 
@@ -239,7 +246,7 @@ class StepInterventions:
 class HeaderSpelling:
     """Encoder of messages and headers.
 
-    Headers do not include `<|start|>assistant`; whole messages begin with it.
+    Encoded headers do not include `<|start|>assistant`; whole messages begin with these tokens.
     """
 
     def __init__(self, encoding: Encoding) -> None:
@@ -255,18 +262,19 @@ class HeaderSpelling:
         return tuple(self._encoding.encode_marked(header.spelled()))
 
     def written(self, at: Stopped) -> Tokens:
-        """Return the header as the model wrote it, where that is legal."""
-        # The network cuts text into other tokens; legal headers spell no markers in ordinary tokens.
+        """Return the header of the stopped message as the model wrote it."""
+        # If the tokens were derived from text, they depend on how the network split that text. Therefore, encode the
+        # header again. A well-formed header contains no control token that is spelled with ordinary tokens.
         return tuple(self._encoding.encode_marked(self._encoding.decode(at.tokens)))[len(self._start) :]
 
     def body(self, at: Stopped) -> Tokens:
-        """Return the body with its terminator."""
-        # A call is complete only with its own terminator.
+        """Return the body of the stopped message, with its terminator."""
+        # A call is complete only if it ends with `<|call|>`.
         stop = CALL if at.header.is_call else RETURN
         return (*self._encoding.encode_generated(at.text or ""), stop)
 
     def empty(self, at: Stopped) -> Tokens:
-        """Return the message without its body."""
+        """Return the stopped message with an empty body."""
         return (*self._start, *self.written(at), END)
 
     def refused(self, at: Stopped, reason: str) -> Tokens:
@@ -277,6 +285,6 @@ class HeaderSpelling:
         return (*self._start, *self.written(at), *body, CALL, *result)
 
     def call_as_text(self, at: Stopped) -> Tokens:
-        """Return the body of an answer that shows the call, with its terminator."""
+        """Return the body of an answer that contains the call as text, with its terminator."""
         text = f"{at.header.recipient.full_name.removeprefix(FUNCTIONS)}({at.text or ''})"
         return (*self._encoding.encode_generated(text), RETURN)

@@ -1,4 +1,4 @@
-"""Constraints that backends failed on, for one answer and in a bounded memory for all."""
+"""Constraints on which backends failed: during one answer, and in a bounded memory for all."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from unisono.harmony.lru_cache import LruCache
 REFUSAL_TTL_S: Final = 3600.0
 MAX_REFUSALS: Final = 4096
 
-_EVERY: Final = ""  # stands for every deployment of a model
+_EVERY: Final = ""  # in a key, instead of a deployment's name: every deployment of the model
 
 _Key = tuple[str, str, bytes]
 
 
 class RefusedConstraints:
-    """Constraints that backends failed on, stored by digest so that none does harm twice.
+    """Memory of constraints on which backends failed, so that a constraint does no harm twice.
 
-    Deployments are identified by their model and their own name.
+    Constraints are stored as digests. A deployment is identified by its model and its own name.
     """
 
-    # After an error of the backend itself, the constraint is not sent to that backend again. After a broken connection
-    # it is not sent to any backend of the model, since the server may have crashed on it. Both hold for an hour.
+    # If a backend responds with a server error, the constraint is not sent to this backend for an hour. If the
+    # connection breaks, the server may have crashed because of the constraint. The constraint is then not sent to any
+    # backend of the model for an hour.
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -46,20 +47,20 @@ class RefusedConstraints:
         return every is not None and every > now and not self._is_accepted.get((model, deployment, digest))
 
     def record_success(self, model: str, deployment: str, constraint: Constraint) -> None:
-        """Record that a generation under a constraint has begun."""
+        """Record that a deployment has generated a token under a constraint."""
         self._is_accepted.put((model, deployment, _digest(constraint)), True, 1)
 
     def record_failure(self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None) -> None:
         """Record that a backend failed on a constraint before the first token.
 
-        A rejection is not stored, since it does no harm.
+        `symptom` is None if the backend rejected the constraint. A rejection is not stored, because it does no harm.
         """
         key = (model, deployment, _digest(constraint))
         if symptom is None:
             return
         if self._is_accepted.get(key):
-            # It worked here before, so this was probably another problem. A server that breaks the connection twice in
-            # a row on one constraint counts.
+            # The constraint worked on this deployment before, so the failure probably has a different cause. The
+            # constraint is blamed only if the connection broke, and the next generation under it fails too.
             self._is_accepted.put(key, symptom is not Symptom.DISCONNECTED, 1)
             return
         where = _EVERY if symptom is Symptom.DISCONNECTED else deployment
@@ -70,8 +71,9 @@ class RefusedConstraints:
     ) -> None:
         """Record that the generation also failed without the constraint.
 
-        `symptom` is that of the failure with it. If the failure was the same, or the request itself was invalid, the
-        constraint is not to blame.
+        `symptom` is the symptom of the failure under the constraint, and `error` is the failure without the constraint.
+        If both were server errors, or if the request itself was invalid, the constraint is not to blame and may be sent
+        again.
         """
         is_same = symptom is Symptom.SERVER_ERROR and error.symptom is symptom
         if isinstance(error, BackendRejected) or (
@@ -95,18 +97,23 @@ def _digest(constraint: Constraint) -> bytes:
 
 
 class ConstraintTracker:
-    """Constraints that the backends of one answer enforce, and those that they failed on."""
+    """Tracker of the constraints of one answer: enforced kinds, and constraints that failed."""
 
     def __init__(self, memory: RefusedConstraints, request: GenerationRequest, report: GenerationReport) -> None:
         self._memory = memory
         self._request = request
         self._report = report
-        self._refused: dict[str, frozenset[str]] = {}  # constraint kinds that deployments rejected during this answer
-        # The failure for which the constraint was left out; None once the backend generated a token without it.
+        # constraint kinds that are not sent any more during this answer, by the name of the deployment
+        self._refused: dict[str, frozenset[str]] = {}
+        # The failure because of which the constraint was left out. None once the backend has generated a token without
+        # the constraint.
         self._blamed: ConstraintRefused | None = None
 
     def enforced_kinds(self, slot: Slot, constraint: Constraint | None) -> frozenset[str]:
-        """Return the constraint kinds that the slot's backend has to enforce."""
+        """Return the constraint kinds that the slot's backend has to enforce.
+
+        `constraint` is the constraint for the next generation, or None.
+        """
         kinds = slot.capabilities.constrain - self._refused.get(slot.deployment.name, frozenset())
         if constraint is None or constraint.kind not in kinds:
             return kinds
@@ -116,7 +123,7 @@ class ConstraintTracker:
         return kinds - {constraint.kind}
 
     def start(self) -> None:
-        """Reset the failure to blame, before a generation under a constraint."""
+        """Forget the last failure; call this before each generation under a constraint."""
         self._blamed = None
 
     def record_token(self, slot: Slot, constraint: Constraint | None) -> None:
@@ -132,22 +139,25 @@ class ConstraintTracker:
         self._leave_out(slot, constraint, error.symptom or "rejected")
 
     def record_failure(self, slot: Slot, constraint: Constraint | None, error: BackendError) -> None:
-        """Record that a generation failed, possibly the repetition of one under `constraint`."""
+        """Record that a generation failed, possibly when it was repeated without `constraint`."""
         if self._blamed is not None and constraint is not None:
             self._memory.record_failure_without(*self._deployment(slot), constraint, self._blamed.symptom, error)
 
     def _deployment(self, slot: Slot) -> tuple[str, str]:
-        """Return the model and the name of a deployment."""
+        """Return the model and the name of the slot's deployment."""
         return self._report.served_model or self._request.model, slot.deployment.name
 
     def _leave_out(self, slot: Slot, constraint: Constraint, reason: str) -> None:
         """Leave out constraints of this kind on this deployment for the rest of the answer.
 
-        The controller validates the output, as for a backend that cannot enforce constraints.
+        The controller then validates the output, as it does for a backend that cannot enforce constraints.
         """
         name, kind = slot.deployment.name, constraint.kind
         self._refused[name] = self._refused.get(name, frozenset()) | {kind}
         self._report.facts.refused_constraints.append(RefusedConstraint(name, reason))
-        note = f"The backend did not generate under the constraint ({kind}). The output was validated afterwards."
+        note = (
+            f"The backend failed on the constraint ({kind}). The output was generated without this constraint and "
+            "validated afterwards."
+        )
         if note not in self._report.notes:
             self._report.notes.append(note)

@@ -1,7 +1,7 @@
 """Requirements of a request for its answer, and the obligations that follow from them.
 
-They cover tools that have to be called or may be called, the schemas of their arguments, and the form of the answer.
-Tools are named by their recipients, as in headers: `functions.NAME`, `python`, `browser.search`. No I/O.
+The requirements state which tools must or may be called, which schemas their arguments must match, and which form the
+answer must have. Tools are named by their recipients: `functions.NAME`, `python`, `browser.search`. No I/O.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.tools import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
-MAX_LISTED_TOOLS: Final = 30  # in the error result of a call of an undeclared tool
+MAX_LISTED_TOOLS: Final = 30  # number of tools listed in the error result for a call of an undeclared tool
 
 UNMET_CALL: Final = "The model did not call a tool that it had to call."
 UNMET_NONE: Final = "None of the tools that had to be called is available."
@@ -39,33 +39,33 @@ UNMET_FORM: Final = "The answer does not have the form that was asked for."
 class ToolRequirements:
     """Tools of one answer, and the calls that the client requires or allows.
 
-    `offered` are the offered recipients, in the order of their declaration. `forced` are those of which one has to be
-    called; None if none has to. `allowed` are all that may be called; None for any. `schemas` are the argument schemas
-    of tools that take JSON.
+    `offered` are the offered recipients, in the order of their declaration. One of the recipients in `forced` must be
+    called; None if no call is required. Only recipients in `allowed` may be called; None if any may be called.
+    `schemas` are the argument schemas of the tools that take JSON, by recipient.
     """
 
     offered: tuple[str, ...] = ()
     forced: tuple[str, ...] | None = None
     allowed: frozenset[str] | None = None
     schemas: Mapping[str, Schema] = field(default_factory=dict)
-    # Tools that take a text instead of JSON, with the grammar of the text, if any.
+    # Tools that take free text instead of JSON, with the grammar of the text or None.
     texts: Mapping[str, TextGrammar | None] = field(default_factory=dict)
-    strict: frozenset[str] = frozenset()
-    # Functions that exist, with those that a search has to find; a call of another one is never emitted as a call. None
-    # if it is.
+    strict: frozenset[str] = frozenset()  # tools whose arguments must match their schema
+    # Functions that exist, including those that the model must find by a search first. A call of any other function is
+    # never emitted as a call. None: calls of other functions are emitted too.
     declared: frozenset[str] | None = None
-    # Labels of the tool servers; None without server tools. With server tools, the model reads error results about
-    # invalid calls of tools outside `own`.
+    # Labels of the tool servers; None without server tools. If an invalid call addresses a tool that is not in `own`,
+    # the model gets an error result.
     servers: frozenset[str] | None = None
     buffered: frozenset[str] = frozenset()  # client tools whose calls are emitted only when complete
     own: frozenset[str] = frozenset()  # the client's own tools
     calls_allowed: bool = True
-    # removed functions: their calls are refused like undeclared ones, also in requests with server tools
+    # removed functions, whose calls are refused like calls of undeclared functions, even in requests with server tools
     removed: frozenset[str] = frozenset()
 
     @property
     def constraint_kinds(self) -> set[str]:
-        """Return the constraint kinds for the forced calls."""
+        """Return the constraint kinds that a backend should enforce for the forced calls."""
         forced = self.forced
         if not forced:
             return set()
@@ -78,32 +78,32 @@ class ToolRequirements:
     @property
     def needs_constraints(self) -> bool:
         """Return whether the choice of the backend depends on the constraints that it can enforce."""
-        # An invalid call of a client tool is generated again, under its schema if possible.
+        # An invalid call of a client tool is generated again, under the tool's schema if the backend can enforce it.
         return self.forced is not None or bool(self.own and self.offered)
 
     def call_kind(self, recipient: str, *, is_call_owed: bool) -> MessageKind:
-        """Return the role of a call."""
+        """Return the kind of a call; `is_call_owed`: a required call is still missing."""
         if is_call_owed and recipient in (self.forced or ()):
             return MessageKind.WANTED
         if recipient in self.removed or self._is_undeclared(recipient):
             return MessageKind.UNDECLARED
-        # Another call does not replace the required one.
+        # While a required call is missing, no other tool may be called.
         if is_call_owed or (self.allowed is not None and recipient not in self.allowed):
             return MessageKind.BARRED
         return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
 
     def _is_undeclared(self, recipient: str) -> bool:
-        """Return whether a call addresses a function that does not exist, and no server."""
+        """Return whether a call addresses a function that does not exist and has no server's label."""
         if self.declared is None or not recipient.startswith(FUNCTIONS) or recipient in self.declared:
             return False
-        # The model reads error results about unknown tools of servers, as about all other faults of their calls.
+        # For an unknown tool of a server, the model gets an error result, as for any invalid call of a server tool.
         label, separator, _ = recipient.removeprefix(FUNCTIONS).partition(SEPARATOR)
         return not (separator and label in (self.servers or ()))
 
     def no_such_tool(self, header: Header, found: Iterable[str]) -> str:
-        """Return the result of a call of an undeclared tool.
+        """Return the error result for a call of an undeclared tool.
 
-        It lists the tools that may be called, the closest first. `found` were found during the answer.
+        It lists the tools that may be called, the most similar names first. `found`: functions found by searches.
         """
         name = header.recipient.full_name.removeprefix(FUNCTIONS)
         names = [tool.removeprefix(FUNCTIONS) for tool in dict.fromkeys((*self.offered, *found))]
@@ -141,7 +141,7 @@ class OutputRequirements:
 
     @cached_property
     def accepts_texts(self) -> bool:
-        """Return whether every message but a call is accepted as it is."""
+        """Return whether every message that is not a call is accepted without a check."""
         return not self.tools.forced and self.form is None and self.budget is None
 
     @cached_property
@@ -152,12 +152,12 @@ class OutputRequirements:
     @cached_property
     def rejects_dangling_preambles(self) -> bool:
         """Return whether a turn that ends after a preamble is continued."""
-        # Without tools, nothing can follow a preamble: then it is the answer.
+        # Without tools, nothing can follow a preamble, so the preamble is the answer.
         return bool(self.tools.offered) and DANGLING_PREAMBLE not in self.disabled_rules
 
     @property
     def form_constraint(self) -> Constraint:
-        """Return the constraint for the answer."""
+        """Return the constraint for the answer; any JSON object if no form is required."""
         form = self.form
         if form is None:
             return AnyJson()
@@ -176,7 +176,7 @@ class OutputRequirements:
         return None if schema is None else constraint_of(schema)
 
     def message_kind(self, header: Header, *, is_call_owed: bool, is_late: bool) -> MessageKind:
-        """Return the role of a message. `is_late`: the reasoning budget is used up."""
+        """Return the kind of a message; `is_late`: its reasoning would exceed the budget."""
         recipient = header.recipient.full_name
         if header.is_call and self.tools.calls_allowed:
             return self.tools.call_kind(recipient, is_call_owed=is_call_owed)
@@ -190,23 +190,23 @@ class OutputRequirements:
 class Duty(Enum):
     """State of a required call or form."""
 
-    NONE = auto()  # nothing is required, or the answer has it
-    OWED = auto()
-    MISSED = auto()  # not required any more, because the model did not give it
+    NONE = auto()  # nothing is required, or the answer meets the requirement
+    OWED = auto()  # the answer does not meet the requirement yet
+    MISSED = auto()  # the model did not meet the requirement, and no further attempt is made
 
 
 class Obligations:
     """Obligations of one answer under its requirements.
 
-    `call` and `form` are the states of the required call and of the required form of the answer. `unmet` describes a
-    requirement that the answer does not meet, for the client; it is empty if there is none.
+    `call` and `form` are the states of the required call and of the required form of the answer. `unmet` states, for
+    the client, which requirement the answer violates; empty if none.
     """
 
     # Rules.
     # - A required call comes before a required form.
-    # - A call discharges the required call, even if its arguments are invalid after all retries.
-    # - The first answer message discharges the form.
-    # - A required call is due in the first step only: after a step with tools, the model chooses.
+    # - A call of a required tool meets the requirement, even if its arguments are invalid after all retries.
+    # - Only the first answer message must have the required form.
+    # - A call is required in the first step only. After a step with server tool calls, the model chooses freely.
 
     def __init__(self, requirements: OutputRequirements) -> None:
         self._requirements = requirements
@@ -217,7 +217,7 @@ class Obligations:
 
     @property
     def next(self) -> Obligation:
-        """Return the obligation that the next message has to discharge."""
+        """Return the obligation that the next message has to meet."""
         if self.call is Duty.OWED:
             return Obligation.CALL
         return Obligation.FORM if self.form is Duty.OWED else Obligation.NOTHING
@@ -232,7 +232,7 @@ class Obligations:
         return message is MessageKind.ANSWER and self.next is Obligation.FORM
 
     def record_message(self, message: MessageKind, *, is_faulty: bool) -> None:
-        """Record a message that was accepted; `is_faulty` means that its retries are used up."""
+        """Record a message that was accepted; `is_faulty`: it is invalid, but has no retries left."""
         if message in CALLS:
             if is_faulty and message is not MessageKind.CALL:
                 self.unmet = UNMET_ARGUMENTS
@@ -247,13 +247,13 @@ class Obligations:
         self.call, self.unmet = Duty.MISSED, UNMET_CALL
 
     def _discharge_call(self) -> None:
-        """Record a required call; it may also come after the requirement was dropped."""
+        """Record that a required tool was called, possibly after the requirement was dropped."""
         if self.call is Duty.MISSED and self.unmet == UNMET_CALL:
             self.unmet = ""
         self.call = Duty.NONE
 
     def end_step(self) -> None:
-        """Require no more calls: the model has called a tool, or cannot call one any more."""
+        """Require no more calls, because calls are required in the first step only."""
         if self.call is Duty.OWED:
             self.call = Duty.NONE
 
@@ -280,10 +280,11 @@ def requirements_of(
     """Return the requirements of `request`; `tools` are all declared tools.
 
     `server_tools` are the offered server tools, by the names that the model knows; None if the request has no server
-    tools. `approved` names the approved calls, which run first, and `not_found_yet` those that only a search declares.
+    tools. `approved` are the tool names of approved calls, which run before the first generation. `not_found_yet` are
+    the names of tools that are declared only after a search finds them.
     """
     answer, conversation = request.answer, request.conversation
-    # A message that the client began itself is not changed.
+    # If the client began the answer itself (prefill), no call and no form is required.
     free = conversation.prefill is None
     choice = answer.choice if answer.calls_allowed and free else None
     is_plain = choice is None and server_tools is None and not (tools.declared or conversation.removed)
@@ -307,7 +308,7 @@ def requirements_of(
 def _without_tools(
     calls_allowed: bool, disabled_rules: frozenset[str], whole: bool, hold_calls: bool
 ) -> OutputRequirements:
-    """Return the requirements of a request without any tools; most requests have the same."""
+    """Return the requirements of a request without tools; cached, as most are the same."""
     is_passed_on = UNDECLARED_TOOL in disabled_rules
     tools = ToolRequirements(calls_allowed=calls_allowed, declared=None if is_passed_on else frozenset())
     return OutputRequirements(tools, disabled_rules=disabled_rules, whole=whole, hold_calls=hold_calls)
@@ -327,12 +328,12 @@ def _tool_requirements(
     schemas: dict[str, Schema] = {
         name: tool.parameters or NO_ARGUMENTS for name, tool in client.items() if not tool.free_text
     }
-    # Code is not JSON, and free text need not be.
+    # The arguments of `python` are code, not JSON.
     schemas |= {name: tool.schema or NO_ARGUMENTS for name, tool in every.items() if name != "python"}
     on_offer = [*_functions_on_offer(request, tools, not_found_yet), *(name for name in every if is_builtin(name))]
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
-    # A client that approves a call also repeats the choice that led to it. Without this check, it would have to approve
-    # calls forever.
+    # A client that approves a call sends the same tool choice again. The approved call meets the requirement; otherwise
+    # the client would have to approve calls forever.
     owed = isinstance(choice, ForcedCalls) and not any(_recipient(name, tools) in meant for name in approved)
     is_passed_on = UNDECLARED_TOOL in request.answer.disabled_rules
     return ToolRequirements(

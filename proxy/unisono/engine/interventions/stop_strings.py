@@ -1,6 +1,7 @@
-"""Stop strings of the client, matched by the gateway.
+"""Stop strings of the client, for which the gateway searches the visible text.
 
-A backend does not know where a body begins. If it hides its stop tokens, it could not distinguish the stops either.
+A backend cannot search for stop strings, because it does not know where the body of a message begins. A backend that
+does not report its stop token also could not report whether a stop string ended the output.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from unisono.core.events import Closed, Delta, Event, Item, Opened, Text
 class StopStrings:
     """Filter that cuts visible text at the first stop string.
 
-    Text that may be the beginning of a stop string is buffered until it is decided, so no emitted text is ever
-    withdrawn. Reasoning and tool calls pass unchanged.
+    Text that may be the beginning of a stop string is buffered until more text shows whether it is. No emitted text is
+    therefore ever withdrawn. Reasoning and tool calls pass unchanged.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -26,14 +27,14 @@ class StopStrings:
         self.matched: str | None = None  # the matched stop string; afterwards nothing passes
 
     def filter(self, events: Sequence[Event]) -> list[Event]:
-        """Return the events to emit; they end with a Closed if a stop string matched."""
+        """Return the events to emit; if a stop string matched, the last one is a Closed event."""
         out: list[Event] = []
         for event in events:
             if self.matched is not None:
                 break
             match event:
                 case Opened(item=Text()):
-                    # Stop strings do not span several texts.
+                    # A stop string cannot begin in one text item and end in the next.
                     self._buffered = ""
                     self._emitted.clear()
                     out.append(event)
@@ -68,8 +69,9 @@ class StopStrings:
         return len(text)
 
     def _first_in(self, text: str) -> tuple[int, int] | None:
-        """Return (end, length) of the stop string that is complete first, the longest of those."""
-        # This equals a match character by character, so network cuts do not matter.
+        """Return (end, length) of the stop string that ends first; of several, the longest."""
+        # The result is the same as if the text arrived one character at a time. It does not depend on how the network
+        # splits the text.
         found = [(at + len(stop), -len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0]
         if not found:
             return None

@@ -1,8 +1,8 @@
 """Round of server tool calls.
 
-Each call is emitted, decided and written to the journal before it runs. The outcome is written to the journal after the
-run. The entry of a call includes the decision: a replay can then tell a refused call from one that may have run. Other
-modules run the calls; this one does no I/O.
+Before a call runs, the round decides on it, emits it, and writes the call and the decision to the journal. After the
+run, the round writes the outcome to the journal. A replay can therefore distinguish a refused call from a call that may
+have run. This module does no I/O; `loop.py` runs the calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ID_DIGITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A call that was emitted and has no outcome yet."""
+    """A call that was emitted and has no outcome yet; `verdict` is the decision on the call."""
 
     item: HostedCall
     call: ServerToolCall
@@ -51,7 +51,10 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """The outcome of a call, the text for the model, and the rule that replaced the text."""
+    """The outcome of a call, and the text of the result for the model.
+
+    `rule` is the name of the recovery that is reported for this outcome; empty for none.
+    """
 
     outcome: ToolOutcome
     text: str
@@ -75,18 +78,21 @@ class CallOutcome:
 
 
 class ToolRound:
-    """Server tools of a request, and the calls of one step; at first the approved calls."""
+    """Calls of server tools in one step, and the server tools of the request.
+
+    Before the first step, the calls are those that the client approved.
+    """
 
     def __init__(self, tools: OfferedServerTools, conversation: Conversation) -> None:
         limit = tools.server_tools.max_calls
         calls, denied = decided_calls(conversation, tools.server_tools)
         self.tools = tools
         self.budget = CallBudget(MAX_CALLS if limit is None else limit, tools.server_tools.pause_after)
-        self.calls = deque(calls)  # calls to be made
+        self.calls = deque(calls)  # calls that were not begun yet
         self.pending: PendingCall | None = None
         self._conversation = conversation
         self.found: list[str] = []  # names of the tools that searches found during the answer
-        self._decided: list[ToolResult] = denied  # results of calls that are in the conversation already
+        self._decided: list[ToolResult] = denied  # results of calls that the conversation of the request contains
 
     @property
     def is_complete(self) -> bool:
@@ -97,7 +103,7 @@ class ToolRound:
         self.budget.start_round()
 
     def tool_lists(self) -> list[Event]:
-        """Return the tool lists that the client does not know yet."""
+        """Return the events that list the tools of servers that are not `announced` yet."""
         events: list[Event] = []
         new = [offer for offer in self.tools.offers if offer.server not in self.tools.server_tools.announced]
         for index, offer in enumerate(new):
@@ -106,7 +112,7 @@ class ToolRound:
         return events
 
     def with_results(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with the results of the calls that it contained already."""
+        """Return the conversation with the results of approved and denied calls."""
         return with_results(conversation, self._decided)
 
     def parse_next(self) -> ToolArguments:
@@ -115,7 +121,10 @@ class ToolRound:
         return read_arguments(call.name, call.arguments)
 
     def call(self, arguments: ToolArguments, index: int, *, late: bool) -> tuple[Note, list[Event]]:
-        """Begin the next call, as item number `index`; return its note and its events."""
+        """Begin the next call, as item number `index`; return its journal note and its events.
+
+        `late`: the time for tools has passed.
+        """
         call = self.calls[0]
         if call.question is not None:
             return self._call(arguments, index, ASK)
@@ -129,7 +138,7 @@ class ToolRound:
     def call_as_recorded(self, note: Note, index: int) -> tuple[Note, list[Event]]:
         """Begin the next call with the decision in its journal entry `note`.
 
-        Raises ValueError if the record belongs to another call.
+        Raises ValueError if `note` belongs to a different call.
         """
         if not self.calls or note.get(OF) != (arguments := self.parse_next()).digest:
             raise ValueError("a note of another call")
@@ -142,10 +151,10 @@ class ToolRound:
         item = HostedCall(
             index, call.call_id, call.name, server, tool, needs_client, call.approval, arguments, call.question
         )
-        # The repetition of a call whose tool asked the user is none of the model's.
+        # If the tool asked the user a question, the gateway repeats the call. Only calls of the model are counted.
         if call.question is None:
             self.budget.record(arguments, verdict)
-        # A call that needs an approval has no outcome in this answer. It is made in the next request.
+        # A call that needs an approval has no outcome in this answer. It runs in the next request.
         if not needs_client:
             self.pending = PendingCall(item, call, arguments, verdict)
         deltas = [Delta(item, call.arguments)] if call.arguments else []
@@ -153,7 +162,7 @@ class ToolRound:
         return note, [Opened(item), *deltas, Closed(item, call.arguments, call.tokens)]
 
     def refusal(self, pending: PendingCall) -> CallOutcome | None:
-        """Return the error reply to a refused call, or None for a call that has to run."""
+        """Return the outcome of a refused call, with its error reply; None if the call has to run."""
         text_of = REFUSALS.get(pending.verdict)
         if text_of is None:
             return None
@@ -174,8 +183,8 @@ class ToolRound:
     def record(self, result: CallOutcome, position: int) -> tuple[Note, list[Event], tuple[Item, ...]]:
         """Record the outcome of the current call.
 
-        The items that follow this answer's own items are returned: the result, and tools that a search found.
-        `position` as in `Repaired`.
+        Returns the journal note, the events, and new items. The new items follow the model's own items in the
+        conversation: the result, and tools that a search found. `position` as in `Repaired`.
         """
         pending = self.pending
         assert pending is not None
@@ -184,7 +193,7 @@ class ToolRound:
         if result.rule == NO_TIME_LEFT:
             self.budget.record_timeout()
         note: dict[str, Json] = {RAN: call.call_id, TEXT: outcome.text}
-        # Usual values are left out, since the note is stored with the journal.
+        # Default values are left out to keep the stored journal small.
         note |= {ERROR: True} if outcome.is_error else {}
         note |= {STRUCTURED: outcome.structured} if outcome.structured is not None else {}
         note |= {UNKNOWN: True} if outcome.outcome_unknown else {}
@@ -199,7 +208,7 @@ class ToolRound:
         item = ToolResult(call.call_id, call.name, result.text)
         # An approved call is part of the conversation, so its result belongs there and not to the new items.
         if not call.approval:
-            # The structured outcome of a server may look like that of a search.
+            # Only the search itself declares tools. A tool server may return a structured outcome that looks the same.
             names = found_names(outcome) if pending.item.server == SEARCH_LABEL else []
             self.found += names
             found = found_tools(self._conversation, names)
@@ -210,7 +219,7 @@ class ToolRound:
     def recorded_outcome(self, note: Note) -> CallOutcome:
         """Return the outcome of the current call from its journal entry `note`.
 
-        Raises ValueError if the note belongs to another call.
+        Raises ValueError if `note` belongs to a different call.
         """
         if self.pending is None or note.get(RAN) != self.pending.call.call_id:
             raise ValueError("a note of another call")
@@ -220,9 +229,9 @@ class ToolRound:
 
 
 def _repeated(call: ServerToolCall, question: ToolQuestion) -> ServerToolCall:
-    """Return the call that waits for the answer to a question of its tool."""
+    """Return the call that repeats `call` after the user has answered the tool's question."""
     tokens = call.tokens or call.earlier_tokens
-    # A process that replays the journal derives the same id.
+    # The id is derived from the first call's id, so a process that replays the journal gets the same id.
     call_id = f"call_{sha256(call.call_id.encode()).hexdigest()[:ID_DIGITS]}"
     return ServerToolCall(call_id, call.name, call.arguments, tokens, question=question)
 

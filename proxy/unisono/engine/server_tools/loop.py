@@ -1,6 +1,7 @@
 """Runner of server tools: lists the tools of servers, and runs each accepted call once.
 
-Errors of a call are reported to the model, which continues. Cancelling the waiting task cancels the call.
+If a call fails, the model reads the error as the result and continues. Cancelling the task that waits for a call
+cancels the call.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from unisono.engine.server_tools.calls import CallOutcome, PendingCall, ToolRoun
 from unisono.engine.server_tools.tools import OfferedServerTools, ServerOffer
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed, ToolServerTimeout
 
-DEADLINE_GRACE_S: Final = 2.0  # extra time after its deadline, for a tool host that exceeds it
+DEADLINE_GRACE_S: Final = 2.0  # extra time before a tool host that exceeds its deadline is cancelled
 OFF_LOOP_CHARS: Final = 16 * 1024  # longer arguments of a call are parsed in a thread
 
 
 class ToolLoop:
-    """Server tools of one answer; the time limit begins at construction.
+    """Runner of the server tools of one answer; their time limit begins at construction.
 
-    Facts are added to `report`. Servers receive trace spans below `span`.
+    Each call is added to the facts of `report`. `span` is the parent of the trace spans that are sent to tool servers;
+    None if the request is not traced.
     """
 
     def __init__(
@@ -44,7 +46,8 @@ class ToolLoop:
     async def offers(self) -> tuple[ServerOffer, ...]:
         """List the tools of all servers concurrently.
 
-        Raises errors of the request, and errors of servers that are not optional.
+        Raises ToolServerNotAllowed if the address of a server is refused. Raises ToolServerError if a server cannot
+        list its tools and `ServerTools.optional` is False.
         """
         listings = [self._offer(server) for server in self._server_tools.servers]
         offers: list[ServerOffer] = []
@@ -63,13 +66,15 @@ class ToolLoop:
             async with asyncio.timeout_at(until + DEADLINE_GRACE_S):
                 listed = await self._host.list_tools(server, deadline=until)
         except TimeoutError:
-            error: ToolServerError = ToolServerTimeout(f"The tool server {server.label!r} did not list its tools.")
+            error: ToolServerError = ToolServerTimeout(
+                f"The tool server {server.label!r} did not list its tools in time."
+            )
         except ToolServerError as failure:
             error = failure
         except ToolServerNotAllowed as refused:
             if not server.at:
                 raise
-            # The address of the server is only resolved now.
+            # The address is resolved only now, so the request field could not be named before.
             raise ToolServerNotAllowed(f"'{server.at}': {refused.message}", param=server.at) from None
         else:
             tools = tuple(replace(tool, server=server.label) for tool in listed.tools)
@@ -84,14 +89,14 @@ class ToolLoop:
         return await asyncio.to_thread(calls.parse_next) if is_long else calls.parse_next()
 
     async def run(self, calls: ToolRound, pending: PendingCall, *, may_repeat: bool = False) -> CallOutcome:
-        """Return the outcome of a call of the round.
+        """Run a call of the round, unless it was refused, and return its outcome.
 
-        With `may_repeat`, an earlier stream may have run the call; then only idempotent tools are called again.
+        `may_repeat`: an earlier stream may have run the call. It then runs only if its tool is idempotent.
         """
         if (refused := calls.refusal(pending)) is not None:
             return refused
         tool = calls.tools.tool(pending.call.name)
-        # A call whose predecessors may be missing from the journal may itself be one that was already made.
+        # If calls may be missing from the journal, this call may be one of them.
         may_repeat = may_repeat or not self._server_tools.is_journal_complete
         if may_repeat and (tool is None or tool.name not in calls.tools.server(tool).idempotent):
             return CallOutcome.unknown()

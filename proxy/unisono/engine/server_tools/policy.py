@@ -1,6 +1,6 @@
 """Verdicts on server tool calls: make the call, request an approval, or reply with an error.
 
-Pure. Calls without effect and repeated calls are limited, so that every answer ends.
+Consecutive invalid calls and consecutive equal calls are limited, so that every answer ends. No I/O.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VOID: Final = "approval-void"
 ENDED: Final = "tools-ended"
 NOT_REPEATED: Final = "call-not-repeated"
 
-MAX_FAULTS: Final = 3  # consecutive faults of the model that end its calling
-MAX_EQUAL_CALLS: Final = 2  # consecutive equal calls that are made
-MAX_CALLS: Final = 512  # calls of a request without a limit of its own
+MAX_FAULTS: Final = 3  # number of consecutive invalid calls after which no more calls are made
+MAX_EQUAL_CALLS: Final = 2  # number of consecutive equal calls that are made
+MAX_CALLS: Final = 512  # limit of calls for a request that sets no limit
 
 OUTCOME_UNKNOWN: Final = "It is not known whether the call was carried out; it was not repeated."
 
-# Faults that the model can correct, so it gets a few replies before its calling ends.
+# Faults that the model can correct. The model gets a few error replies before further calls are refused.
 MODEL_FAULTS: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 
 
@@ -38,8 +38,8 @@ MODEL_FAULTS: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 class RefusedCall:
     """A refused call, with the facts that its error reply states.
 
-    `problem` describes invalid arguments. `names_near` are the names of tools that the model may mean. `can_repeat`:
-    the client may continue the answer later, with more time.
+    `problem` describes invalid arguments. `names_near` are the names of tools that the model may have meant.
+    `can_repeat`: the client may continue the answer in another request, with more time.
     """
 
     name: str
@@ -74,10 +74,10 @@ REFUSALS: Final[Mapping[str, Callable[[RefusedCall], str]]] = {
 
 @dataclass(slots=True)
 class CallBudget:
-    """The calls of a request so far.
+    """Counts of a request's calls, and their limits.
 
-    `limit` is the number of calls allowed. `rounds_left` is the number of rounds before the answer pauses, at most 0
-    once its time has passed; None if it never pauses.
+    `limit` is the largest number of calls. `rounds_left` is the number of rounds before the answer pauses. It is 0 or
+    negative if the answer has to pause or its time has passed, and None if the answer never pauses.
     """
 
     limit: int
@@ -90,7 +90,7 @@ class CallBudget:
 
     @property
     def paused(self) -> bool:
-        """Return whether the answer pauses after this round, to be continued by the client."""
+        """Return whether the answer pauses after this round, until the client continues it."""
         return self.rounds_left is not None and self.rounds_left <= 0
 
     def start_round(self) -> None:
@@ -106,12 +106,12 @@ class CallBudget:
     def judge(
         self, call: ServerToolCall, arguments: ToolArguments, *, is_known: bool, needs_approval: bool, late: bool
     ) -> str:
-        """Return `MAKE`, `ASK` or the rule of an error reply.
+        """Return the verdict on a call: `MAKE`, `ASK`, or the rule of an error reply.
 
-        `is_known`: the tool is offered. `needs_approval`: its server makes no such call without an approval. `late`:
-        the time of the request has passed.
+        `is_known`: the tool is offered. `needs_approval`: the client must approve such a call before it runs. `late`:
+        the time for tools has passed.
         """
-        # Limits of the request precede faults of the call: otherwise the model would correct a call that is not made
+        # The limits of the request are checked first. Otherwise the model would correct a call that cannot be made
         # anyway.
         if self.exhausted:
             return ENDED
@@ -135,7 +135,8 @@ class CallBudget:
         self._last = arguments.digest
         self._made += verdict == MAKE
         self._faults = self._faults + 1 if verdict in MODEL_FAULTS else 0
-        # The error reply names the repetition once. A model that repeats the call after it does not stop by itself.
+        # The first error reply informs the model about the repetition. If the model repeats the call even then, it does
+        # not stop by itself, so no more calls are made.
         once_more = verdict == REPEATED and self._alike > MAX_EQUAL_CALLS + 1
         self.exhausted = self.exhausted or verdict == NO_CALLS_LEFT or self._faults >= MAX_FAULTS or once_more
         if verdict == NO_TIME_LEFT:

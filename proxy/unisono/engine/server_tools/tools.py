@@ -1,7 +1,7 @@
-"""Server tools of one request: their offers, their names for the model, and name lookup.
+"""Server tools of one request: the offers of servers, the names for the model, and look-up.
 
-The offers at the beginning of the request hold until its end, even if a server later reports others. They can be
-written to a journal and read from it. No I/O.
+An offer contains the tools that a server listed at the beginning of the request. The offer applies until the request
+ends, even if the server later lists different tools. Offers can be written to a journal and read back. No I/O.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from unisono.harmony.tools import ToolSet, plan_tools
 
 LISTED: Final = "listed"  # key of the note that contains the offers
 LEFT_OUT: Final = "tool-left-out"  # rule: some server tools could not be declared
-MAX_NOTED_TOOLS: Final = 8  # left-out tools per server that the notes list
+MAX_NOTED_TOOLS: Final = 8  # number of left-out tools per server that the notes list
 MAX_NOTED_NAME_CHARS: Final = 64
-MAX_NAMES_NEAR: Final = 64  # names listed for the model when it invented one
+MAX_NAMES_NEAR: Final = 64  # number of tool names listed in the error reply to an invented name
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOffer:
-    """A server's tools; without tools, `error` states the reason.
+    """The tools that a server offers; if it could not list its tools, `error` states the reason.
 
-    `left_out` are tools whose names cannot be used.
+    `left_out` are tools that cannot be offered because of their names.
     """
 
     server: str
@@ -62,7 +62,7 @@ class ServerOffer:
 class OfferedServerTools:
     """The server tools that a request offers to the model.
 
-    `client` are the names of the client's own tools; no server tool gets one of them.
+    `client` are the names of the client's own tools. Server tools get different names.
     """
 
     def __init__(self, server_tools: ServerTools, offers: Sequence[ServerOffer], client: Collection[str]) -> None:
@@ -79,12 +79,12 @@ class OfferedServerTools:
         names = ToolNames(reserved=self._client)
         for offer in offers:
             builtin = self._builtin(offer)
-            # The name of a client function wins over the trained name of a builtin tool.
+            # The name of a client function takes precedence over the trained name of a built-in tool.
             trained = {} if self._is_taken(builtin) else _trained(builtin, offer.tools)
             self._trained |= trained
             if not trained:
                 self._tools |= {
-                    # A client knows the search by its own name.
+                    # The search tool has no server prefix, because the client knows it by its own name.
                     tool.name if offer.server == SEARCH_LABEL else names.add(builtin or tool.server, tool.name): tool
                     for tool in offer.tools
                 }
@@ -92,15 +92,15 @@ class OfferedServerTools:
     def __contains__(self, name: object) -> bool:
         """Return whether the gateway handles calls of `name`.
 
-        It handles every name that is not a tool of the client, but only if the request has tool servers.
+        If the request has tool servers, the gateway handles every name that is not the name of a client's tool.
         """
-        # Invented names count as server tools: the gateway can reply with the names that exist.
+        # This includes names that the model invented: the gateway replies with the names that exist.
         return bool(self._servers) and name not in self._client
 
     def tool(self, name: str) -> HostedTool | None:
-        """Return the tool; None for an invented name or a server that the request omits.
+        """Return the tool with this name; None if the model invented the name.
 
-        An older journal may contain offers of such a server.
+        Also returns None if the tool's server is not in the request. A journal may contain offers of such a server.
         """
         tool = self._trained.get(name) or self._tools.get(name)
         return tool if tool is not None and tool.server in self._servers else None
@@ -112,7 +112,7 @@ class OfferedServerTools:
 
     @property
     def deferred(self) -> tuple[FunctionTool, ...]:
-        """Return the tools that only a search makes known to the model; valid after `plan`."""
+        """Return the tools that are not declared before a search finds them; call `plan` first."""
         if self.server_tools.search is None:
             return ()
         found = ((name, tool) for name, tool in self._tools.items() if self._is_deferred(tool))
@@ -125,7 +125,7 @@ class OfferedServerTools:
         return tuple(tool for tool in self.deferred if tool.name not in known)
 
     def with_servers_of_found(self, outcome: ToolOutcome) -> ToolOutcome:
-        """Return the outcome of a search with the servers of the found tools."""
+        """Return the outcome of a search, extended by the server and tool name of each found tool."""
         names, structured = found_names(outcome), outcome.structured
         found = ((tool.name, self._tools[tool.name]) for tool in self.deferred if tool.name in names)
         places: dict[str, Json] = {name: [tool.server, tool.name] for name, tool in found}
@@ -140,7 +140,7 @@ class OfferedServerTools:
     def builtins(self) -> tuple[Builtin, ...]:
         """Return the offered tools that gpt-oss was trained on.
 
-        The description of `python` is its server's, since the trained description promises a stateful notebook.
+        `python` has the description of its server, because the trained description promises a stateful notebook.
         """
         offered: dict[str, Builtin] = {}
         for name, tool in self._trained.items():
@@ -153,9 +153,9 @@ class OfferedServerTools:
         return "" if server is None else server.builtin
 
     def _is_taken(self, builtin: str) -> bool:
-        """Return whether a client function has the name of a function of the builtin tool.
+        """Return whether a client function has the name of a function of the built-in tool.
 
-        The builtin tool is then declared as a function of another name.
+        The built-in tool is then declared as a function with a different name.
         """
         return not FUNCTIONS_OF.get(builtin, frozenset()).isdisjoint(self._client)
 
@@ -165,7 +165,7 @@ class OfferedServerTools:
     def place(self, call: ServerToolCall) -> tuple[str, str]:
         """Return the server label and the tool name that a call addresses.
 
-        The label is empty if no server matches.
+        The label is empty if the name of the call contains no known server.
         """
         if (tool := self._trained.get(call.name) or self._tools.get(call.name)) is not None:
             return tool.server, tool.name
@@ -176,9 +176,10 @@ class OfferedServerTools:
         return (label, name) if separator and (label in self._servers or call.approval) else ("", call.name)
 
     def names_near(self, call: ServerToolCall, hidden: Collection[str], client: Sequence[str]) -> list[str]:
-        """Return alternative names: the tools of the addressed server, or else all tools.
+        """Return names that the model may have meant: tools of the addressed server, or all tools.
 
-        Tools in `hidden` are not found yet. `client` are the tools of the client.
+        All tools are returned, those of the client first, if the server has no tools. `client` are the names of the
+        client's tools. `hidden` are the names of tools that no search has found yet; they are not returned.
         """
         label, _ = self.place(call)
         tools = {name: tool for name, tool in (self._trained | self._tools).items() if name not in hidden}
@@ -188,9 +189,9 @@ class OfferedServerTools:
     def plan(self, client: Sequence[FunctionTool], at: str, schema_field: str = "parameters") -> tuple[ToolSet, bool]:
         """Declare all tools, the client's first, and return whether all server tools are included.
 
-        Server tools that cannot be declared are left out and do not exist for the request. Built-in tools of an
-        unavailable server are left out too. Raises InvalidRequest for the client's own tools. `at` and `schema_field`
-        as for `plan_tools`.
+        Server tools that cannot be declared are left out and do not exist for the request. The same applies to built-in
+        tools of an unavailable server. Raises InvalidRequest if a tool of the client is invalid. `at` and
+        `schema_field` as for `plan_tools`.
         """
         planned = self._plan(client, at, schema_field)
         missing = any(offer.error is not None and self._builtin(offer) for offer in self.offers)
@@ -210,7 +211,7 @@ class OfferedServerTools:
             try:
                 return plan_tools((*client, *self._declared()), at=at, schema_field=schema_field)
             except InvalidRequest as refusal:
-                # Each tool is valid, but together they are too many: those of the last servers are dropped first.
+                # Each tool is valid, but there are too many tools: drop the second half, and try again.
                 self._leave_out(dict.fromkeys(list(self._tools)[len(self._tools) // 2 :], refusal.message))
         return planned
 
@@ -221,8 +222,8 @@ class OfferedServerTools:
 
     def _declared(self) -> list[FunctionTool]:
         """Return the declarations; a server's description precedes that of its first tool."""
-        # Prompts know only tools, not servers.
-        # The search describes deferred servers.
+        # A prompt declares only tools, so it has no other place for the description of a server. The search tool itself
+        # describes deferred servers.
         is_searched = self.server_tools.search is not None
         servers = [server for server in self._servers.values() if not (is_searched and server.deferred)]
         sayings = {server.label: server.description for server in servers}
@@ -240,7 +241,7 @@ class OfferedServerTools:
 
 
 def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[str]:
-    """Yield notes for the API client about tools of a server that the model was not offered."""
+    """Yield notes for the client about tools of a server that were not offered to the model."""
     for each in left_out[:MAX_NOTED_TOOLS]:
         yield f"tool {each.tool.name[:MAX_NOTED_NAME_CHARS]!r} of server {server!r}: left out, {each.reason}"
     if len(left_out) > MAX_NOTED_TOOLS:
@@ -250,7 +251,7 @@ def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[
 def offers_in(journal: Sequence[int]) -> tuple[ServerOffer, ...] | None:
     """Return the offers recorded at the journal's beginning, or None if there are none.
 
-    Raises StoreUnreadable for a damaged record.
+    Raises StoreUnreadable if the record is damaged.
     """
     parts = parts_of(journal)
     first = next(parts, None)
@@ -278,13 +279,13 @@ def _tool(label: str, name: Json, description: Json, schema: Json, annotations: 
 
 
 def _trained(builtin: str, tools: Sequence[HostedTool]) -> dict[str, HostedTool]:
-    """Return the functions of a builtin tool, by their trained names.
+    """Return the tools that implement the functions of a built-in tool, by their trained names.
 
-    A server with a single tool provides a builtin tool's single function.
+    If the built-in tool has one function and the server has one tool, their names may differ.
     """
     functions = FUNCTIONS_OF.get(builtin, frozenset())
     found = {tool.name: tool for tool in tools}
-    # Sorted, so that servers that list the same tools in another order lead to equal prompts.
+    # Sorted, so that the prompt does not depend on the order in which a server lists its tools.
     named = {name: found[own] for name in sorted(functions) if (own := name.rpartition(".")[2]) in found}
     if not named and len(functions) == len(tools) == 1:
         return dict(zip(functions, tools, strict=True))
@@ -307,9 +308,9 @@ def _refusal(name: str, tool: HostedTool) -> str:
 def decided_calls(
     conversation: Conversation, server_tools: ServerTools
 ) -> tuple[list[ServerToolCall], list[ToolResult]]:
-    """Return the approved calls, in the order of the decisions, and the results of denied ones.
+    """Return the approved calls, in the order of the decisions, and the results of denied calls.
 
-    A decision about a missing call, or about one with a result, is ignored.
+    A decision is ignored if the conversation does not contain its call, or if the call has a result already.
     """
     waiting = {item.call_id: item for item in conversation.items if isinstance(item, AssistantCall)}
     for item in conversation.items:
@@ -349,6 +350,6 @@ def with_results(conversation: Conversation, results: Sequence[ToolResult]) -> C
 
 
 def found_tools(conversation: Conversation, names: Collection[str]) -> AddedTools | None:
-    """Return the tools of these names that a search found; None if there are none."""
+    """Return the deferred tools with these names, which a search found; None if there are none."""
     found = tuple(tool for tool in conversation.deferred if tool.name in names)
     return AddedTools(found) if found else None
