@@ -1,6 +1,7 @@
 """Access: virtual keys as they are stored, and the caller that a key identifies.
 
-No type here holds a key's plaintext: a record knows it by digests, everything else by the key's public id.
+No type here contains a key's plaintext. A `KeyRecord` contains digests of the secret; other types contain only the
+public id of the key.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOCAL_TENANT = "local"
 class SharedLimits:
     """Limits of the team or the user of a key, or of the end user of a request.
 
-    `account` counts the usage. With `is_counted`, it does so even if no limit is set.
+    `account` counts the usage. `is_counted`: usage is counted even if no limit is set.
     """
 
     account: Account
@@ -33,15 +34,15 @@ class SharedLimits:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Party that a request is attributed to.
+    """Party to which a request is attributed.
 
-    `tenant` owns the state that the request stores and separates it from other tenants' state. `key` is the public id
-    of a virtual key, empty for the master key and for a gateway without keys; `key_name` is its alias. `models` are
-    permitted client-side model names and access groups, `mcp_servers` permitted labels of configured tool servers; None
-    permits all. `raw` permits completions that the gateway does not render. `expires_at` is in seconds since 1970.
-    `guardrails` are the names of guardrails that the request asks for besides those that always apply, `routing` is the
-    routing that it asks for. `shared_limits` and `shared_models` are those of the key's team and user, and of the
-    end user, which apply besides its own.
+    `tenant` owns the state that the request stores; other tenants cannot read this state. `key` is the public id of a
+    virtual key, and `key_name` its alias; both are empty for the master key and for a gateway without keys. `models`
+    are the permitted model names, as clients use them, and access groups; `mcp_servers` are the permitted labels of
+    configured tool servers. None permits all. `raw` permits completions of prompts that the gateway does not render.
+    `expires_at` is in seconds since 1970, None for never. `guardrails` are the names of optional guardrails that the
+    request selects, and `routing` is the routing that the request selects. `shared_limits` and `shared_models` are the
+    limits and permitted models of the key's team, the key's user and the end user; they apply in addition.
     """
 
     tenant: str
@@ -67,18 +68,21 @@ class Caller:
 
     @property
     def is_restricted(self) -> bool:
-        """True if some models may not be permitted."""
+        """Return True if any list of permitted models applies to the caller."""
         return self.models is not None or bool(self.shared_models)
 
     def may_use_model(self, *names: str) -> bool:
-        """Return True if one of the names or groups of a model is permitted."""
+        """Return True if a model is permitted; `names` are its name and its access groups.
+
+        Every list of permitted models that applies to the caller must contain one of the names.
+        """
         own = () if self.models is None else (self.models,)
         return all(any(name in permitted for name in names) for permitted in (*own, *self.shared_models))
 
 
 @dataclass(frozen=True, slots=True)
 class KeyDigest:
-    """Secret of a key: its keyed digest in hexadecimal, and its expiry, None for none."""
+    """Keyed digest of a secret, in hexadecimal; the secret expires at `until`, None for never."""
 
     digest: str
     until: float | None = None
@@ -88,11 +92,11 @@ class KeyDigest:
 class KeyRecord:
     """Virtual key.
 
-    `digests` has more than one entry while an earlier secret is still valid. `ending` are the last letters of the
-    newest secret, by which its owner recognises it. `user` is the id of the owner in the directory, `budget` that of a
-    named budget, which gives the limits that `limits` lacks. `once` names the request that created the key, so that its
-    repetition creates no other. `revision` grows by one with every change and is set by the store. Other fields are as
-    in `Caller`; times are in seconds since 1970.
+    `digests` has more than one entry while an earlier secret is still valid. `ending` are the last characters of the
+    newest secret, by which the owner can recognise the key. `user` is the id of the owner in the directory. `budget` is
+    the id of a named budget, whose limits apply where `limits` sets no limit. `once` identifies the request that
+    created the key, so that a repetition of this request creates no second key. The store increments `revision` with
+    every change. Other fields are as in `Caller`; times are in seconds since 1970.
     """
 
     id: str
@@ -141,27 +145,33 @@ class KeyStore(Protocol):
     """Storage for the virtual keys of all tenants. Every method may raise `StoreUnavailable`."""
 
     async def put_key(self, record: KeyRecord, audit: AuditRecord | None = None) -> KeyRecord:
-        """Store a new key (revision 0) or replace the one with the record's revision.
+        """Store a new key if the record's revision is 0; else replace the key with this revision.
 
-        Its audit record is added in the same operation. Return the result. From then on, only the
-        digests of this record find the key. Raises `NotFound`, `StoreConflict` (another key has the id or a digest, or
-        the key was changed meanwhile).
+        `audit` is added in the same operation. Returns the stored record with its new revision. From then on, `key_of`
+        finds the key only by the digests of this record. Raises `NotFound` if the key to replace does not exist. Raises
+        `StoreConflict` if a different key has the id or a digest, or if the stored key has a different revision.
         """
         ...
 
     async def key(self, key: str) -> KeyRecord | None:
-        """Return the key with this public id. Raises `StoreUnreadable`."""
+        """Return the key with this public id, or None.
+
+        Raises `StoreUnreadable` if the stored record is damaged.
+        """
         ...
 
     async def key_of(self, digest: str) -> KeyRecord | None:
-        """Return the key that has this digest, even if it is revoked or expired.
+        """Return the key that has this digest, even if the key is revoked or expired, or None.
 
-        Raises `StoreUnreadable`.
+        Raises `StoreUnreadable` if the stored record is damaged.
         """
         ...
 
     async def keys(self) -> tuple[KeyRecord, ...]:
-        """Return all keys, revoked ones too, oldest first. Raises `StoreUnreadable`."""
+        """Return all keys, including revoked keys, oldest first.
+
+        Raises `StoreUnreadable` if a stored record is damaged.
+        """
         ...
 
 
@@ -177,7 +187,7 @@ def shared_account(kind: EntryKind, id: str) -> Account:
 async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | None:
     """Return the caller of a key with the limits and models of its team and its user.
 
-    None if one of these is blocked. Raises the errors of the store.
+    Returns None if the team or the user is blocked. Raises the errors of `store.entries`.
     """
     wanted = [(EntryKind.TEAM, record.tenant)] if record.tenant != record.id else []
     wanted += [(EntryKind.USER, record.user)] if record.user else []
@@ -206,16 +216,18 @@ async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | 
 
 
 def with_budget(limits: KeyLimits, name: str, budget: DirectoryEntry | None) -> KeyLimits:
-    """Return the limits, with those of a named budget where they have none.
+    """Return `limits`, completed by the limits of a named budget.
 
-    `name` is empty if no budget is named; `budget` is None if the store has none of that name.
+    A limit that `limits` sets takes precedence. `name` is empty if no budget is named. `budget` is None if the store
+    has no budget with this name.
     """
     if budget is None:
-        # A budget that is deleted just as a key or an owner starts to use it must not leave them without limits.
+        # The budget was deleted just when a key or its owner began to use it. This must not remove all limits, so no
+        # tokens are permitted.
         return replace(limits, token_budget=0) if name else limits
     names = ("rpm", "tpm", "max_parallel", "token_budget", "money_budget", "soft_budget")
     missing = {name: getattr(budget.limits, name) for name in names if getattr(limits, name) is None}
-    # The period of a budget decides over that of a soft budget.
+    # A budget and a soft budget share one period. If their periods differ, the period of the budget applies.
     if limits.has_budget or (limits.soft_budget is not None and not budget.limits.has_budget):
         return replace(limits, **missing)
     return replace(

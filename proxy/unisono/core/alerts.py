@@ -1,4 +1,4 @@
-"""Alert for the operator, about a budget or about health."""
+"""Alerts for the operator, about budgets and about the health of the gateway."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from unisono.core.frozen import dataclass
 class Alert:
     """One alert.
 
-    `id` is equal for equal alerts, so that they are sent once. `event` is its kind, `group` the kind of its subject.
-    `facts` are further fields of the message.
+    Alerts with the same `id` are sent only once. `event` is the kind of the alert, and `group` the kind of object that
+    the alert is about. `facts` are further fields of the message.
     """
 
     id: str
@@ -25,5 +25,5 @@ class Alert:
     facts: Mapping[str, Json] = field(default_factory=dict)
 
 
-# Receiver of alerts. It returns at once and does not raise.
+# Receiver of alerts. It returns immediately and raises no exception.
 AlertSink: TypeAlias = Callable[[Alert], None]

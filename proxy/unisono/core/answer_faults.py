@@ -1,4 +1,4 @@
-"""Faults of answers as the gateway sees them, by the deployment that generated them."""
+"""Faults that the gateway detects in answers, by the deployment that generated the answer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class AnswerFault(StrEnum):
     """Kind of fault of an answer. The values are labels of a metric and do not change."""
 
     RECOVERY = "recovery"  # malformed Harmony, repetition, or a missing answer
-    INVALID_CALL = "invalid_call"  # arguments that are not valid
-    UNDECLARED_TOOL = "undeclared_tool"  # a tool that the request does not offer
-    UNMET_FORMAT = "unmet_format"  # not in the required format
+    INVALID_CALL = "invalid_call"  # a call with invalid arguments
+    UNDECLARED_TOOL = "undeclared_tool"  # a call of a tool that the request does not offer
+    UNMET_FORMAT = "unmet_format"  # an answer that is not in the required format
     CUT_STREAM = "cut_stream"  # a stream that broke off
 
 
-# Recoveries that say nothing about the model: limits of the request, states of tool servers, and properties of the API
-# of an engine, which all deployments of this kind have.
+# Recoveries that are no evidence of a faulty model. Their causes are limits of the request, the state of tool servers,
+# or the API of an engine, which is the same for all deployments of this kind.
 HARMLESS_RULES: Final = frozenset(
     {
         *("approval-void", "call-limit", "call-not-repeated", "late-call", "repeated-call", "tool-deadline"),
@@ -53,7 +53,7 @@ _SPECIAL: Final[Mapping[str, AnswerFault]] = {
 FAULT_OF_RULE: Final[Mapping[str, AnswerFault]] = {
     rule: _SPECIAL.get(rule, AnswerFault.RECOVERY) for rule in RULES if rule not in HARMLESS_RULES
 }
-# Recoveries that a token limit of the client causes.
+# Recoveries that the token limit of the request can cause.
 _OF_A_LIMIT: Final = frozenset({"cut-header", "unfinished-call"})
 
 NO_FAULTS: Final[frozenset[AnswerFault]] = frozenset()
@@ -61,9 +61,10 @@ _CUT: Final = frozenset({AnswerFault.CUT_STREAM})
 
 
 def faults_by_deployment(done: GenerationDone) -> Mapping[str, frozenset[AnswerFault]]:
-    """Return the faults of an answer by deployment; an empty set for an answer without a fault.
+    """Return the faults of an answer, by the deployment to which they are attributed.
 
-    Answers of several deployments are attributed to none of them, except for the streams that broke off.
+    The set of a deployment is empty if its answer has no fault. A stream that broke off is attributed to its
+    deployment. If several deployments generated parts of the answer, other faults are attributed to no deployment.
     """
     found: dict[str, frozenset[AnswerFault]] = {}
     generating: set[str] = set()
@@ -72,7 +73,8 @@ def faults_by_deployment(done: GenerationDone) -> Mapping[str, frozenset[AnswerF
             found[step.deployment] = _CUT
         if step.generated:
             generating.add(step.deployment)
-    # The rules of a resumed answer are partly those of the generation before it.
+    # The recoveries of a resumed answer include those of the interrupted generation, which a different deployment may
+    # have caused.
     is_whole = done.outcome is GenerationOutcome.COMPLETED and not done.start.resumed
     if is_whole and len(generating) == 1 and not generating & found.keys():
         found[generating.pop()] = _faults(done)
@@ -83,7 +85,7 @@ def _is_cut(step: StepDone) -> bool:
     """Return whether the stream of a failed step broke off."""
     if step.failure == ContextTooLong.code:
         return False
-    # Failures before the first token concern availability, which the circuit breaker handles.
+    # A failure before the first token is a matter of availability, which the circuit breaker handles.
     return step.first_token_s is not None or step.failure == BackendProtocolError.code
 
 

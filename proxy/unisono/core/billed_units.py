@@ -1,4 +1,4 @@
-"""Units besides tokens that models are billed by."""
+"""Units other than tokens by which the use of models is billed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ MAX_UNITS: Final = 10**7
 
 @dataclass(frozen=True, slots=True)
 class BilledUnits:
-    """Units of one request: `seconds` are of audio, `characters` of the input.
+    """Billed units of one request.
 
-    `queries` are requests, or the search units of a reranker.
+    `queries` counts requests, or search units of a reranker. `images` counts images. `seconds` is the duration of
+    audio. `characters` counts the characters of the input.
     """
 
     queries: int = 0

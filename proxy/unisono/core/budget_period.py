@@ -8,12 +8,12 @@ from typing import Final, Literal, TypeAlias
 
 from unisono.core.frozen import dataclass
 
-# Seconds of a day without a change of the clock.
+# Seconds of a day on which the clock is not changed.
 DAY_S: Final = 86_400
-# Days that stand for a week and for a month.
+# Periods of this many days begin on a Monday and on the first of a month.
 DAYS_OF_WEEK: Final = 7
 DAYS_OF_MONTH: Final = 30
-# Any Monday.
+# An arbitrary Monday, from which weeks are counted.
 MONDAY: Final = date(1970, 1, 5)
 
 PeriodKind: TypeAlias = Literal["none", "day", "month", "every"]
@@ -23,19 +23,21 @@ PeriodKind: TypeAlias = Literal["none", "day", "month", "every"]
 class Period:
     """Renewal period of a budget.
 
-    `none` never renews, `day` and `month` follow the calendar. `every` renews after that many whole `seconds`. Whole
-    days begin at midnight, as in LiteLLM: 7 days on Monday, 30 days on the first of the month, others after that many
-    days, counted from the day on which the key was created. Shorter periods are counted from its creation.
+    A budget of kind `none` is never renewed. The kinds `day` and `month` follow the calendar. A budget of kind `every`
+    is renewed every `seconds` seconds. If `seconds` is a whole number of days, the period begins at midnight, as in
+    LiteLLM: 7 days begin on Monday, 30 days on the first of the month. Other numbers of days are counted from the day
+    on which the key was created. All other periods are counted from the second at which the key was created.
     """
 
     kind: PeriodKind = "none"
     seconds: int = 0
 
     def window(self, now: float, since: float = 0.0, zone: tzinfo = UTC) -> tuple[float, float | None]:
-        """Return the start of the period that contains `now` and of the next, None for never.
+        """Return the start of the period that contains `now`, and the start of the next period.
 
-        All times are in seconds since 1970; `since` is the start of the first period of kind `every`. `zone` is the
-        configured time zone of midnight, the same on every replica, whatever the time zone of the machine.
+        The second value is None if the budget is never renewed. All times are in seconds since 1970. `since` is the
+        start of the first period of kind `every`. `zone` is the configured time zone, in which midnight is determined.
+        It is the same on every replica, and independent of the machine's time zone.
         """
         if self.kind == "none":
             return 0.0, None
@@ -61,8 +63,8 @@ class Period:
 def _midnight(day: date, zone: tzinfo) -> float:
     """Return the start of a day in seconds since 1970.
 
-    Days of a change of the clock have 23 or 25 hours. Of two midnights the first one counts, and without a midnight
-    the day starts with the change.
+    A day on which the clock is changed has 23 or 25 hours. If midnight occurs twice, the day starts at the first one.
+    If midnight does not exist, the day starts when the clock is changed.
     """
     return datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()
 

@@ -1,8 +1,8 @@
-"""Conversation nouns: append-only and independent of any wire format.
+"""Types of a conversation, independent of any wire format.
 
-Every API surface translates its request into these nouns, and the renderer turns them into Harmony tokens. An
-assistant item may carry the token ids that the model generated for it. The renderer then uses those verbatim, so that
-a continued conversation extends exactly the tokens that a backend has cached.
+Every API surface translates its request into these types, and the renderer turns them into Harmony tokens. An
+assistant item may contain the token ids that the model generated for it. The renderer then uses these ids unchanged, so
+that the prompt of a continued conversation begins with exactly the tokens that a backend has cached.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def join_messages(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TextGrammar:
-    """Grammar of a whole text: a regular expression, or a grammar in the notation of Lark."""
+    """Grammar of a whole text: a regular expression, or a grammar in Lark notation."""
 
     syntax: Literal["regex", "lark"]
     definition: str
-    # The same grammar in the notation of GBNF, if the client used that one.
+    # The same grammar in GBNF notation, if the client sent the grammar in GBNF; else empty.
     gbnf: str = ""
 
 
@@ -56,38 +56,37 @@ class TextGrammar:
 class FunctionTool:
     """Tool that the client runs.
 
-    `name` is the client's own; `parameters` is JSON Schema, None for no parameters. The name of a tool in a
-    `namespace` begins with it: `namespace__tool`.
+    `name` is the name that the client uses. `parameters` is a JSON Schema, None for no parameters. The name of a tool
+    in a `namespace` begins with the namespace: `namespace__tool`.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Json] | None = None
     strict: bool = False
-    # True if arguments that are not JSON are valid too. The whole text is then the tool's input.
+    # True if the arguments need not be JSON. The whole text is then the input of the tool.
     free_text: bool = False
     namespace: str = ""
-    # Description of the namespace, which the model reads before a search.
+    # Description of the namespace, which the prompt contains before a search finds its tools.
     namespace_description: str = ""
     # Type of a built-in tool that the client runs, such as `shell`; empty for a function.
     kind: str = ""
-    # Grammar of a free text, if it can be enforced.
+    # Grammar of the free text, if the gateway can enforce the grammar.
     grammar: TextGrammar | None = None
-    # True if the model does not know the tool until a search finds it.
+    # True if the prompt does not declare the tool until a search finds it.
     deferred: bool = False
-    # Label of the server that runs the tool; empty for a tool of the client. Such a tool has only a name here: its
-    # description and schema come from the server's tool list, which is read again for every answer.
+    # Label of the server that runs the tool; empty for a tool of the client. A tool of a server has only a name here.
+    # Its description and schema are in the server's tool list, which is requested again for every answer.
     server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """Tool gpt-oss was trained on, declared in its trained form.
+    """Tool on which gpt-oss was trained: `browser`, `python` or `container`.
 
-    These are `browser`, `python` and `container`.
-
-    `description` replaces the trained description; empty for the trained one. For `python` and `container`, the
-    trained description promises behaviour that another implementation need not provide.
+    The prompt declares the tool as in the training. `description` replaces the trained description; if it is empty, the
+    trained description is used. For `python` and `container`, the trained description promises behaviour that a
+    different implementation need not provide.
     """
 
     name: str
@@ -96,10 +95,10 @@ class Builtin:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """Required form of an answer: JSON that matches `schema`, or any JSON object without one.
+    """Required form of an answer: JSON that matches `schema`, or any JSON object if it is None.
 
-    With `choices`, the answer is one of these texts instead, and with `grammar` a text of that grammar. `strict` marks
-    a schema that can be enforced exactly.
+    If `choices` is not empty, the answer must be one of these texts instead. If `grammar` is not None, the answer must
+    be a text that matches the grammar. `strict` marks a schema that can be enforced exactly.
     """
 
     name: str = "json"
@@ -119,8 +118,9 @@ class AnswerForm:
 class Preamble:
     """Prompt content before the first message.
 
-    Rebuilt per request, byte-stable for equal values. `date` is the conversation's first day as YYYY-MM-DD, pinned so
-    that midnight does not break prefix caches. An empty `date` omits the line.
+    It is rendered again for each request; equal values always give the same bytes. `date` is the date of the
+    conversation's first request as YYYY-MM-DD. It does not change at midnight, so that backends can use their prefix
+    caches. If `date` is empty, the prompt contains no date.
     """
 
     instructions: str = ""
@@ -140,7 +140,7 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class DeveloperMessage:
-    """Instructions in the middle of a conversation; leading ones belong to the preamble."""
+    """Instructions after the first message; earlier instructions belong to the preamble."""
 
     text: str
 
@@ -162,8 +162,8 @@ class AssistantMessage:
 class AssistantCall:
     """Tool call that the model made.
 
-    `name` is the client's name, or that of a builtin tool (`browser.search`, `python`). `arguments` are the exact
-    bytes, as text; for `python`, the code.
+    `name` is the client's name of the tool, or the name of a built-in tool (`browser.search`, `python`). `arguments` is
+    the exact text that the model generated; for `python`, it is the code.
     """
 
     call_id: str
@@ -183,13 +183,13 @@ class ToolResult:
 class AddedTools:
     """Tools that the model may call from here on, such as the result of a tool search.
 
-    Leading ones belong to the preamble.
+    Tools that are known before the first message belong to the preamble.
     """
 
     tools: tuple[FunctionTool, ...]
 
 
-# Item with a text of its own.
+# Item that contains text.
 Message: TypeAlias = UserMessage | DeveloperMessage | AssistantReasoning | AssistantMessage | AssistantCall | ToolResult
 Item: TypeAlias = Message | AddedTools
 
@@ -198,10 +198,10 @@ Item: TypeAlias = Message | AddedTools
 class Conversation:
     """Conversation for one prompt.
 
-    `prefill` is the beginning of the answer, written by the client; the model continues it. Reasoning before the item
-    at the position `reasoning_from` is left out of the prompt. `deferred` are tools that the model does not know yet: a
-    search may add them during the answer. `removed` are the names of tools that the model must not call any more; they
-    stay declared, so that cached prompts stay valid.
+    `prefill` is the beginning of the answer if the client wrote one; the model continues this text. Reasoning before
+    the item with the 0-based index `reasoning_from` is left out of the prompt. `deferred` are tools that the prompt
+    does not declare yet; a search may add them during the answer. `removed` are the names of tools that the model must
+    not call any more. Their declarations stay in the prompt, so that backends can use their prefix caches.
     """
 
     preamble: Preamble
@@ -222,12 +222,12 @@ class Conversation:
     def tools(self) -> tuple[FunctionTool, ...]:
         """Client tools that the model may call: those of the preamble, then the added ones.
 
-        The last definition of a name counts.
+        If a name is defined several times, the last definition applies.
         """
         if AddedTools not in map(type, self.items):
             return self.preamble.tools
         added = [item for item in self.items if isinstance(item, AddedTools)]
-        # Two equal names within one list stay, so that they are refused.
+        # Duplicate names within the preamble are preserved, so that the request is refused later.
         later = {tool.name: tool for item in added for tool in item.tools if not tool.server}
         first = tuple(later.pop(tool.name, tool) for tool in self.preamble.tools)
         return (*first, *later.values())

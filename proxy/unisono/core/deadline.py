@@ -1,6 +1,6 @@
 """Time limit of one answer across all backends; its clock can be stopped and resumed.
 
-Pure: the time is an argument, in seconds of a monotonic clock.
+No I/O: the current time is an argument, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from unisono.core.generation import Timeouts
 
 
 class Deadline:
-    """Clock that counts waiting and generating, from the `now` of its creation."""
+    """Stopwatch for the seconds that an answer takes, from `now` on, except while stopped."""
 
     def __init__(self, now: float) -> None:
         self._running_since: float | None = now
         self._before = 0.0
 
     def spent(self, now: float) -> float:
-        """Return the seconds counted so far."""
+        """Return the number of seconds counted until `now`."""
         return self._before + (0.0 if self._running_since is None else now - self._running_since)
 
     def stop(self, now: float) -> None:
@@ -28,9 +28,9 @@ class Deadline:
             self._running_since = now
 
     def remaining(self, timeouts: Timeouts, now: float) -> Timeouts:
-        """Return a deployment's time limits, each capped by the remaining time.
+        """Return a deployment's time limits, each reduced to the time that is left for the answer.
 
-        `total_s` is the remaining time, 0 when it is used up.
+        `total_s` of the result is the time that is left in seconds; 0 if no time is left.
         """
         total_s = max(timeouts.total_s - self.spent(now), 0.0)
         return Timeouts(

@@ -14,9 +14,10 @@ from unisono.core.probe import Finding
 class ManagedDeployment:
     """One deployment with its settings, without secrets, and its state in this process.
 
-    `state` is that of `routing.status`, or `invalid` for a stored deployment that is not served. `error` says why it is
-    not ready; it is empty if there is no reason. `checks` are the results of the last probe. `is_stored` is False for
-    an entry of the configuration file.
+    `state` is a state of `routing.status`, or `invalid` for a stored deployment that is not served. `error` is the
+    reason why the deployment is not ready; empty if it is ready or no reason is known. `checks` are the results of the
+    last probe. `is_stored` is False for an entry of the configuration file. `running` is the number of requests in
+    progress.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """Directory of teams, users, budgets and models, and audit records of all changes.
 
-Changes of keys have audit records too. A team is a tenant with an entry: its keys share stored state and the limits of
-the entry. A model entry is one deployment.
+Changes to keys have audit records too. A team is a tenant that has an entry in the directory. The keys of a team share
+stored state and the limits of this entry. A model entry is one deployment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class EntryKind(StrEnum):
     TEAM = "team"
     USER = "user"
     BUDGET = "budget"
-    # End user of a client application, by the name that requests send.
+    # End user of a client application, identified by the name in requests.
     CUSTOMER = "customer"
-    # Fact about the gateway that its processes share.
+    # Fact about the gateway that all of its processes share.
     SETTING = "setting"
     MODEL = "model"
 
@@ -31,11 +31,13 @@ class EntryKind(StrEnum):
 class DirectoryEntry:
     """Team, user, end user, named budget or deployment of a model.
 
-    `models` are permitted model names, None for all. `members` of a team are user ids with their role in it. `role` is
-    the role of a user in the gateway. `budget` is the id of a named budget, which gives the limits that `limits` lacks.
-    The id of a model entry is the name of the deployment, `alias` its `model_name`, and `is_blocked` means that it is
-    drained. `metadata` holds its sealed settings, or nothing for a deployment of the configuration file.
-    `revision` grows by one with every change and is set by the store. Times are in seconds since 1970.
+    `models` are the permitted model names, None for all. `members` of a team maps user ids to their roles in the team.
+    `role` is the role of a user in the gateway. `budget` is the id of a named budget, whose limits apply where `limits`
+    sets no limit. The store increments `revision` with every change. Times are in seconds since 1970.
+
+    In a model entry, `id` is the name of the deployment, `alias` is its `model_name`, and `is_blocked` means that the
+    deployment is drained. `metadata` contains its sealed settings; for a deployment of the configuration file, it is
+    empty.
     """
 
     kind: EntryKind
@@ -57,10 +59,11 @@ class DirectoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """Change of a key or of an entry of the directory.
+    """Change to a key or to an entry of the directory.
 
     `actor` is the id of the key that made the change, or the name of the master key. `before` and `after` are the
-    object in the format of the admin API, None if there is none. `at` is in seconds since 1970.
+    object before and after the change, in the format of the admin API; None if the object did not exist. `at` is in
+    seconds since 1970.
     """
 
     id: str
@@ -73,7 +76,7 @@ class AuditRecord:
     after: Mapping[str, Json] | None = None
 
 
-# Audit records that a store retains; the oldest are dropped.
+# Number of audit records that a store retains. Beyond it, the oldest records are dropped.
 MAX_AUDIT_RECORDS = 100_000
 
 
@@ -84,28 +87,38 @@ class DirectoryStore(Protocol):
     """
 
     async def put_entry(self, entry: DirectoryEntry, audit: AuditRecord | None = None) -> DirectoryEntry:
-        """Store a new entry (revision 0) or replace the one with the entry's revision.
+        """Store a new entry if its revision is 0; otherwise replace the entry with this revision.
 
-        Its audit record is added in the same operation. Return the result. Raises `NotFound`, `StoreConflict`
-        (the id exists, or the entry was changed meanwhile).
+        `audit` is added in the same operation. Returns the stored entry with its new revision. Raises `NotFound` if the
+        entry to replace does not exist. Raises `StoreConflict` if a new entry's id exists already, or if the stored
+        entry has a different revision.
         """
         ...
 
     async def delete_entry(self, entry: DirectoryEntry, audit: AuditRecord | None = None) -> None:
-        """Delete the entry with this revision. Raises `NotFound`, `StoreConflict`."""
+        """Delete the entry, and add `audit` in the same operation.
+
+        Raises `NotFound` if the entry does not exist, and `StoreConflict` if it has a different revision.
+        """
         ...
 
     async def entries(self, *ids: tuple[EntryKind, str]) -> tuple[DirectoryEntry | None, ...]:
-        """Return the entries in the order of `ids`, None for each missing one.
+        """Return the entries in the order of `ids`, with None for each missing entry.
 
-        Raises `StoreUnreadable`.
+        Raises `StoreUnreadable` if a stored entry is damaged.
         """
         ...
 
     async def directory(self, kind: EntryKind) -> tuple[DirectoryEntry, ...]:
-        """Return all entries of a kind, oldest first. Raises `StoreUnreadable`."""
+        """Return all entries of a kind, oldest first.
+
+        Raises `StoreUnreadable` if a stored entry is damaged.
+        """
         ...
 
     async def audit_records(self, offset: int, limit: int) -> tuple[int, Sequence[AuditRecord]]:
-        """Return the number of all audit records, and a page of them, newest first."""
+        """Return the number of all audit records, and one page of the records, newest first.
+
+        The page skips the newest `offset` records and contains at most `limit` records.
+        """
         ...

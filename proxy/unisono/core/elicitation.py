@@ -22,8 +22,8 @@ class UserAction(StrEnum):
 class ToolQuestion:
     """Question of a tool to the user.
 
-    The answer has the JSON Schema `schema`. Instead, `url` may be a page for the user to visit. The call continues with
-    `state`, which only the tool host reads.
+    The answer must match the JSON Schema `schema`. If `url` is not empty, the user has to visit this page instead.
+    `state` is sent back when the call is repeated with the answer; only the tool host interprets it.
     """
 
     message: str
@@ -36,7 +36,8 @@ class ToolQuestion:
 class UserAnswer:
     """Answer of the user to a question.
 
-    `content` has the form of its schema, and `state` is the question's.
+    `content` is the content of the answer, which must match the schema of the question. `state` is the `state` of the
+    question.
     """
 
     action: UserAction

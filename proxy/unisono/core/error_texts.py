@@ -1,4 +1,4 @@
-"""Error texts that clients match by their words, and token counts in such texts of backends."""
+"""Error texts that clients recognise by their words, and token counts in backends' errors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class MatchedText:
     clients: dict[str, str]
 
 
-# Do not reword the texts in this table. After the first two, the named clients compact the conversation; otherwise
-# they end the session. After the third, they send the whole conversation again. All other error texts may change.
+# Do not reword the texts in this table. When the named clients recognise one of the first two texts, they compact the
+# conversation; for an unknown error, they end the session. When they recognise the third text, they send the whole
+# conversation again. All other error texts may change.
 OPENAI_PROMPT_TOO_LONG: Final = MatchedText(
     "This model's maximum context length is {limit} tokens, but {subject} resulted in {tokens} tokens. "
     "Please reduce {length}.",
@@ -33,7 +34,8 @@ PREVIOUS_RESPONSE_NOT_FOUND: Final = MatchedText(
     {"bridges for Codex": r"previous response with id .* not found"},
 )
 
-# Backends differ in wording, not in order: the limit follows a word for it, except in Anthropic's own message.
+# Backends use different words, but the limit always follows a word such as "maximum". In Anthropic's message, the
+# limit is followed by that word.
 _LIMIT: Final = re.compile(
     r"(?:context (?:length|window|size)|maximum|limit)[^\d]{0,40}(\d{1,9})|> (\d{1,9}) maximum", re.IGNORECASE
 )
@@ -41,11 +43,12 @@ _NUMBER: Final = re.compile(r"\d{1,9}")
 
 
 def read_counts(text: str) -> tuple[int, int]:
-    """Return (requested tokens, limit) from a backend's report; 0 if not stated."""
+    """Return (requested tokens, limit) from a backend's error text; 0 for a missing count."""
     found = _LIMIT.search(text)
     if found is None:
         return 0, 0
     limit = int(found[1] or found[2])
-    # Prompt, output and their sum may all be named; the smallest number above the limit is the one that did not fit.
+    # The text may state the tokens of the prompt, of the output and their sum. The smallest number above the limit is
+    # the number that did not fit.
     above = [number for number in map(int, _NUMBER.findall(text)) if number > limit]
     return min(above, default=0), limit

@@ -1,9 +1,10 @@
-"""Events of an answer. Every kind of item has one lifecycle: Opened, Delta*, Closed.
+"""Events of an answer.
 
-A call that the gateway makes itself is followed by Ran. The tool list of a server is Opened, then Listed.
-
-The router emits these events from tokens; every API surface translates them to its wire format. An item's deltas
-concatenate to the text of its Closed. Items never overlap: one is closed before the next opens.
+The router derives these events from tokens, and every API surface translates the events to its wire format. The answer
+consists of items. The events of an item are Opened, any number of Deltas, and Closed. There are two additions: a call
+that the gateway runs itself also has a Ran event after its Closed event, and the tool list of a server has Opened and
+Listed instead. The concatenated deltas of an item are the text of its Closed event. Items never overlap: each item is
+closed before the next item is opened.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from unisono.core.tools import HostedTool, ToolOutcome
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Reasoning item. `index` is the item's number among all items of the answer, from 0."""
+    """Reasoning item; `index` is the 0-based number of the item among all items of the answer."""
 
     index: int
 
@@ -43,9 +44,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Call for the client.
+    """Call of a tool that the client runs.
 
-    `call_index` counts calls over the whole answer, from 0; `name` is the client's name for the tool.
+    `call_index` is the 0-based number of the call among these calls of the answer. `name` is the client's name for the
+    tool.
     """
 
     index: int
@@ -58,12 +60,14 @@ class ToolCall:
 class HostedCall:
     """Call of a tool that the gateway runs itself.
 
-    `server` and `tool` are their own names, `name` is the one the model uses. If the model invented a name, `server`
-    may be empty: nothing is run, and the model gets an error as the result.
+    `server` is the label of the tool server, `tool` is the server's name for the tool, and `name` is the name that the
+    model uses. If the model invented the name, `server` may be empty. Nothing is then run, and the model gets an error
+    as the result.
 
-    A call with `needs_approval` is not run: the turn ends after it, and a later turn may approve it. For an approved
-    call, `approval` is the id of its approval request. Its message is already in the conversation, so its Closed has
-    no tokens. A call with a `question` needs an answer of the user instead of an approval.
+    A call with `needs_approval` is not run. The turn ends after the call, and a later turn may approve the call. For an
+    approved call, `approval` is the id of its approval request. The message of an approved call is already in the
+    conversation, so its Closed event has no tokens. A call with a `question` needs an answer of the user instead of an
+    approval.
     """
 
     index: int
@@ -79,7 +83,7 @@ class HostedCall:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Request for the tools of a server; `index` counts listings of an answer, from 0."""
+    """Tool list of a server; `index` is its 0-based number among the lists of the answer."""
 
     index: int
     server: str
@@ -90,8 +94,7 @@ Item: TypeAlias = Reasoning | Text | ToolCall | HostedCall | Listing
 
 
 # -- events
-# The lifecycle of an item is Opened, then any number of Deltas, then Closed. Nothing is emitted for an item before
-# its Opened or after its Closed.
+# See the module's docstring for the order of the events of an item.
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,8 @@ class Opened:
     item: Item
 
 
-# Not frozen: creating a frozen instance takes three times as long, once per token. Nothing may change an instance, as
-# `unsafe_hash` requires.
+# Not frozen, because one instance is created per token, and creating a frozen instance takes three times as long. No
+# code may change an instance, as `unsafe_hash` requires.
 @dataclass(slots=True, unsafe_hash=True)
 class Delta:
     item: Item
@@ -123,12 +126,12 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Result of a server tool call, emitted after its Closed.
+    """Result of a server tool call, emitted after the Closed event of the call.
 
-    The batch that holds the Closed is yielded before the call is made. The call is made only when the next batch is
-    requested. A consumer can therefore record in between that the call may have been made. `text_for_model` is the
-    outcome's text or a replacement for it. `rule` names the reason for a replacement (see
-    `core.recovery_rules.RULES`).
+    The batch with the Closed event is yielded before the call runs. The call runs only when the next batch is
+    requested. In between, a consumer can therefore record that the call may have run. `text_for_model` is the text of
+    the outcome, or a text that replaces it. `rule` is the name of the recovery that is reported for this call, if any
+    (see `core.recovery_rules.RULES`).
     """
 
     item: HostedCall
@@ -139,9 +142,9 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Tools of a server, emitted after the Opened of their Listing.
+    """Tools of a server, emitted after the Opened event of their Listing.
 
-    `error` states why there are none.
+    `error` is the reason why the server could not list its tools, else None.
     """
 
     item: Listing
@@ -153,8 +156,8 @@ class Listed:
 class Repaired:
     """Repair of malformed output.
 
-    `rule` is a stable name from `core.recovery_rules.RULES`. `position` is the offset of the decision, in generated
-    tokens. `dropped` counts characters that were discarded.
+    `rule` is a stable name from `core.recovery_rules.RULES`. `position` is the number of tokens that the model had
+    generated in the answer when the repair was decided. `dropped` is the number of discarded characters.
     """
 
     rule: str
@@ -166,8 +169,8 @@ class Repaired:
 class Compacted:
     """Compaction of the conversation before its answer; no other event precedes it.
 
-    `items` replace the conversation. If the model wrote no `summary`, the conversation is answered as it was. `usage`
-    is that of the summary. With `ends_answer`, the answer contains nothing else.
+    `items` replace the conversation. If `summary` is empty, the model wrote none, and the original conversation is
+    answered. `usage` is the usage of generating the summary. `ends_answer`: the answer contains nothing else.
     """
 
     items: tuple[ConversationItem, ...]
@@ -180,9 +183,9 @@ class Compacted:
 class Finished:
     """Last event of an answer.
 
-    `reason` states why the model stopped; `stop_sequence` is the client's stop string that ended the answer, if one
-    did. `cut_call` is True if a tool call was begun but not completed; that call was not emitted. `paused` is True if
-    the answer can be continued on the client's request.
+    `reason` states why the generation stopped. `stop_sequence` is the client's stop string that ended the answer, or
+    None. `cut_call` is True if a tool call was begun but not completed; this call was not emitted. `paused` is True if
+    the client can continue the answer in another request.
     """
 
     reason: FinishReason
@@ -204,13 +207,13 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class PassedBytes:
-    """Part of a pass-through answer that is not JSON; `media_type` is the server's."""
+    """Part of a pass-through answer that is not JSON; `media_type` is the server's value."""
 
     data: bytes
     media_type: str
 
 
-# Events other than a part of an item's text.
+# All events except `Delta`.
 WholeEvent: TypeAlias = Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed | PassedBytes
 Event: TypeAlias = WholeEvent | Delta
 

@@ -1,4 +1,4 @@
-"""Fidelity of a deployment: whether its model still computes what the reference computes."""
+"""Fidelity of a deployment: whether its model still gives the same results as a reference."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from unisono.core.frozen import dataclass
 
 
 class FidelityState(StrEnum):
-    """State of a deployment by its fidelity."""
+    """State of a deployment, which follows from its fidelity."""
 
     HEALTHY = "healthy"
-    WARNING = "warning"  # beyond a limit, or on trial after a quarantine; the next answers decide
+    WARNING = "warning"  # a limit is exceeded, or a quarantine has ended; the next answers determine the next state
     QUARANTINED = "quarantined"  # not used while another deployment works
 
 
 @dataclass(frozen=True, slots=True)
 class FidelityStatus:
-    """Fidelity of a deployment, from its last scored answers.
+    """Fidelity of a deployment, measured with its last scored answers.
 
-    `agreement` is the share of tokens where reference and deployment prefer the same one, `divergence` the mean
-    divergence of their distributions in nats, and `implausible` the share of tokens that the reference considers
-    practically impossible. None if nothing was measured. `exceeded` names the limits that are exceeded. A quarantine
-    ends at `until`, in monotonic seconds; `quarantines` counts those in a row.
+    `reference` is the deployment with which it is compared. `answers` and `tokens` are the numbers of scored answers
+    and tokens. `agreement` is the share of tokens for which both deployments consider the same token most likely.
+    `divergence` is the mean divergence of their distributions in nats. `implausible` is the share of tokens that the
+    reference considers practically impossible. These three are None if nothing was measured. `exceeded` are the names
+    of the exceeded limits. A quarantine ends at `until`, in seconds of the monotonic clock. `quarantines` is the number
+    of consecutive quarantines.
     """
 
     reference: str

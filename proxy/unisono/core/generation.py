@@ -1,4 +1,4 @@
-"""Completion jobs for backends and their results, as token ids if the backend has them."""
+"""Completion jobs for backends, and their results: token ids, or text from other backends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CALL = 200012
 ENDOFTEXT = 199999
 # First special token id; smaller ids are ordinary text (o200k_harmony).
 FIRST_SPECIAL = 199998
-# Rows of the model's embedding: ids in range(VOCABULARY) are legal input.
+# Number of rows of the model's embedding: ids in range(VOCABULARY) are valid input.
 VOCABULARY = 201088
-# Context window of gpt-oss in tokens, for backends that do not report theirs.
+# Context window of gpt-oss in tokens, for backends that do not report their context window.
 DEFAULT_CONTEXT = 131_072
 
 # Ids that end an assistant turn; always sent to the backend. Source: openai-harmony's
@@ -52,7 +52,7 @@ class OutputForm(StrEnum):
 class Capabilities:
     """Capabilities of a backend, as data.
 
-    `context` is its window in tokens (prompt and output), None if unknown.
+    `context` is its context window in tokens, for prompt and output together; None if unknown.
     """
 
     prompt: OutputForm
@@ -67,9 +67,9 @@ class Capabilities:
     prefill: bool = True
     # True if the backend reports log probabilities.
     logprobs: bool = False
-    # True if it also reports those of the prompt's tokens.
+    # True if the backend also reports log probabilities of the prompt's tokens.
     prompt_logprobs: bool = False
-    # True if it scores given tokens (`core.scoring.ScoringBackend`).
+    # True if the backend scores given tokens (`core.scoring.ScoringBackend`).
     scores: bool = False
 
 
@@ -77,8 +77,8 @@ class Capabilities:
 class Prompt:
     """Rendered prompt; `tokens` is always set.
 
-    `text` is set only for backends that take text. It has been verified: tokenised with special tokens allowed, it
-    holds exactly the structural markers that were rendered.
+    `text` is set only for backends that accept only text. The text was verified: a server that tokenizes it reads
+    exactly the control tokens that were rendered.
     """
 
     tokens: Sequence[int]
@@ -136,7 +136,7 @@ class AnyJson:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Constraint to exactly one of these texts; at least one text, none of them empty."""
+    """Constraint to exactly one of these texts; there is at least one, and no text is empty."""
 
     texts: tuple[str, ...]
     kind: ClassVar[str] = "choice"
@@ -154,7 +154,7 @@ class Regex:
 class Gbnf:
     """Constraint to a text of this grammar, in the notation of llama.cpp.
 
-    vLLM and SGLang call it EBNF. `lark` is the same grammar in the notation of Lark.
+    vLLM and SGLang call this notation EBNF. `lark` is the same grammar in Lark notation.
     """
 
     grammar: str
@@ -164,7 +164,7 @@ class Gbnf:
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """Constraint to a text of this grammar, in the notation of Lark."""
+    """Constraint to a text of this grammar, in Lark notation."""
 
     grammar: str
     kind: ClassVar[str] = "lark"
@@ -172,10 +172,10 @@ class Lark:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of a token, and those of the most likely tokens at its place.
+    """Log probability of a token, and of the most likely tokens at the same position (`top`).
 
-    Logarithms are natural. vLLM, SGLang and llama.cpp report the model's probabilities. mlx reports those after biases,
-    penalties and constraints.
+    Logarithms are natural. vLLM, SGLang and llama.cpp report the model's own probabilities. mlx reports probabilities
+    to which biases, penalties and constraints were applied.
     """
 
     token: int
@@ -184,11 +184,11 @@ class TokenLogprob:
 
 
 # Constraint on the whole generation, from its first token up to the stop token. The prompt ends where a message body
-# begins. The only marker that can be generated is the one that ends the turn.
+# begins. The only control token that can be generated is the one that ends the turn.
 Constraint: TypeAlias = JsonSchema | AnyJson | OneOf | Regex | Gbnf | Lark
 
 CONSTRAINT_KINDS = (JsonSchema.kind, AnyJson.kind, OneOf.kind)
-# Kinds that few backends support. Only free texts with a grammar need them.
+# Constraint kinds that few backends support. They are used only for free texts with a grammar.
 TEXT_KINDS = (Regex.kind, Gbnf.kind, Lark.kind)
 
 
@@ -205,31 +205,34 @@ class CompletionJob:
     sampling: Sampling = field(default_factory=Sampling)
     timeouts: Timeouts = field(default_factory=Timeouts)
     request_id: str = ""
-    # Separates tenants in a backend's prefix cache; empty for no separation.
+    # Salt of the backend's prefix cache. Jobs share cached prompts only if they have the same salt.
     cache_salt: str = ""
     constraint: Constraint | None = None
-    # Number of alternatives to report the log probability of, for each token; None for no log probabilities.
+    # Number of alternatives whose log probabilities are reported for each token; None for no log probabilities.
     logprobs: int | None = None
-    # Report those of the prompt's tokens too; requires `logprobs` and a backend with `Capabilities.prompt_logprobs`.
+    # Report log probabilities of the prompt's tokens too. Requires `logprobs` and `Capabilities.prompt_logprobs`.
     prompt_logprobs: bool = False
     # Parent span for the spans of the backend.
     trace: TraceContext | None = None
-    # Called with a chunk before it is yielded; True means that the chunk is consumed and must not be yielded. A backend
-    # may call it from a network callback, which saves a task switch per token, or not at all.
+    # Callback for each chunk before the chunk is yielded. If it returns True, it has processed the chunk, which must
+    # not be yielded. A backend may call it from a network callback, which saves a task switch per token. A backend need
+    # not call it at all.
     on_chunk: Callable[[Chunk], bool] | None = None
 
 
-# Not frozen: creating a frozen instance takes three times as long, once per network read.
+# Not frozen, because creating a frozen instance takes three times as long, and one is created per network read.
 @dataclass(slots=True)
 class Chunk:
     """Content of one network read: several server events are merged into one chunk.
 
-    Exactly one of `tokens` and `text` is used. Both are deltas: `tokens` from ids backends (with the stop id where it
-    is visible), `text` from text backends. The last chunk has `finish`. `stop_token` is the id that ended generation,
-    if the backend reports it without including it in `tokens`. Counts are reported by the backend, None if it reports
-    none. `logprobs` has an entry for each of the `tokens` if the job asks for it, None for unknown ones.
-    `prompt_logprobs` has an entry for each token of the prompt, None for the first one. It is in the chunk with the
-    first tokens or in an earlier one.
+    Exactly one of `tokens` and `text` is used, and contains only what is new. Backends that return ids use `tokens`,
+    which includes the stop token if the backend returns the stop token. Other backends use `text`. `finish` is set in
+    the last chunk. `stop_token` is the id that ended the generation, if the backend reports this id separately.
+    `prompt_tokens` and `cached_tokens` are counts that the backend reports, else None.
+
+    If the job requests log probabilities, `logprobs` has an entry for each of the `tokens`, None if unknown.
+    `prompt_logprobs` has an entry for each token of the prompt, None for the first token. It is part of the chunk with
+    the first tokens, or of an earlier chunk.
     """
 
     tokens: Sequence[int] = ()
@@ -244,11 +247,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of an answer, counted by the gateway from ids.
+    """Token counts of an answer, which the gateway counts itself.
 
-    `prompt_tokens` counts the first prompt only, `completion_tokens` the tokens generated in all steps.
-    `reasoning_tokens` counts the bodies of reasoning items. Control tokens count in `completion_tokens` only.
-    `tool_output_tokens` counts the results of server tools that later prompts of the answer contained.
+    `prompt_tokens` counts the first prompt only. `completion_tokens` counts the tokens generated in all steps,
+    including control tokens. `reasoning_tokens` counts the bodies of reasoning items, without control tokens.
+    `tool_output_tokens` counts the results of server tools in later prompts of the answer.
     """
 
     prompt_tokens: int = 0
@@ -272,11 +275,11 @@ NO_USAGE: Final = Usage()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load that a server reports at one moment, requests of other clients included.
+    """Load that a server reports at one moment, including the requests of other clients.
 
-    `running` counts requests that are being generated, `waiting` accepted requests that have not begun. `tokens` is
-    the size of the running requests in the KV cache, `cache_used` their share of that cache, from 0 to 1. Both are
-    None if not reported.
+    `running` counts the requests that are being answered. `waiting` counts accepted requests that have not begun.
+    `tokens` is the number of tokens of the running requests in the KV cache, and `cache_used` is their share of that
+    cache, from 0 to 1. These two are None if the server does not report them.
     """
 
     running: int

@@ -2,7 +2,8 @@
 
 A hook is an object that implements the `Hook` protocol. It is found by its entry point (`unisono.hooks`) and runs only
 if the configuration names it. It may refuse a request, change the model's input, and annotate the answer. The client's
-input is stored as sent: when a conversation continues, hooks see it again, whole and in the client's version.
+input is stored as the client sent it. When a conversation continues, hooks therefore see the whole conversation again,
+without their earlier changes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from unisono.core.events import Closed
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Sampling, Usage
 
-# Annotation of an answer by a hook: in the `unisono` object, at `hooks.<name>`. Plain JSON, a few thousand characters
-# at most. The annotations of `before` and `after` are merged key by key.
+# Annotation of an answer by a hook. It appears in the `unisono` object of the answer, at `hooks.<name>`. It is plain
+# JSON of at most a few thousand characters. The annotations of `before` and `after` are merged key by key.
 Annotation: TypeAlias = Mapping[str, Json]
 
 
@@ -25,10 +26,10 @@ Annotation: TypeAlias = Mapping[str, Json]
 class Request:
     """Generation request as hooks see it.
 
-    `model` is the group's name after aliases. `surface` is `chat`, `responses`, `messages` or `completions`. `key` is
-    the public id of a virtual key, empty for the master key. `conversation` is the whole conversation with earlier
-    turns, as earlier hooks changed it; a raw prompt (`completions`) is one user message. `whole` means that nothing is
-    emitted before the answer is complete.
+    `model` is the name of the model group, after alias resolution. `surface` is `chat`, `responses`, `messages` or
+    `completions`. `key` is the public id of a virtual key, empty for the master key. `conversation` is the whole
+    conversation including earlier turns, with the changes of the hooks that ran before. A raw prompt (`completions`)
+    appears as one user message. `whole`: nothing is emitted before the answer is complete.
     """
 
     request_id: str
@@ -47,8 +48,8 @@ class Request:
 class Changes:
     """Changes that a hook requests; None leaves a value unchanged.
 
-    `items` replaces all items of the conversation. An item that was not in it before loses its exact tokens, because
-    they would still carry the old content.
+    `items` replaces all items of the conversation. If an item was not in the conversation before, its exact tokens are
+    discarded, because they may represent the content before the change.
     """
 
     items: tuple[Item, ...] | None = None
@@ -74,8 +75,8 @@ class Answer:
 class Hook(Protocol):
     """Hook interface; a class that inherits it may omit methods.
 
-    Many requests call a hook concurrently. It may take time up to its deadline, but must never block the event loop.
-    With `holds_answers`, no part of an item is emitted before `check_item` has seen the item.
+    Many requests call a hook concurrently. A call may take time up to the hook's time limit, but must never block the
+    event loop. With `holds_answers`, no part of an item is emitted before `check_item` has accepted the item.
     """
 
     holds_answers: bool = False
@@ -83,7 +84,7 @@ class Hook(Protocol):
     async def before(self, request: Request) -> Changes | None:
         """Check or change a request before rendering.
 
-        Called once per request, and again only if a response is restarted before any of it was stored. Raises
+        Called once per request. Called again only if a process restarts a response of which nothing was stored. Raise
         `unisono.errors.Refused` to refuse the request.
         """
         return None
@@ -91,17 +92,19 @@ class Hook(Protocol):
     async def check_item(self, request: Request, item: Closed) -> str | None:
         """Check a complete item of an answer before any of it is emitted.
 
-        Called for each item in order if `holds_answers` is True. Return the text that replaces the item's text, None to
-        keep it. A replaced item loses its exact tokens. Raises `unisono.errors.Refused` to end the answer with that
-        error; earlier items may be emitted already. The text of a pass-through answer cannot be replaced.
+        Called for each item in order if `holds_answers` is True. Return a text that replaces the text of the item, or
+        None for no change. The exact tokens of a replaced item are discarded. Raise `unisono.errors.Refused` to end the
+        answer with that error; earlier items may have been emitted already. The text of a pass-through answer cannot be
+        replaced.
         """
         return None
 
     async def after(self, request: Request, answer: Answer) -> Annotation | None:
-        """Check or annotate an answer when it is generated but its end is not yet emitted.
+        """Check or annotate an answer after it was generated and before its end is emitted.
 
-        Called a second time if a gateway process dies at that moment. Raises `unisono.errors.Refused` to withhold a
-        `whole` answer. The client already has most of any other answer, so the refusal becomes an annotation.
+        Called a second time if the process of the gateway dies during this call. Raise `unisono.errors.Refused` to
+        withhold a `whole` answer. If the answer is streamed, the client already has most of it, so the refusal only
+        becomes an annotation.
         """
         return None
 
@@ -114,8 +117,8 @@ class HookFactory(Protocol):
     """Object registered in the entry point, usually the hook class.
 
     `options` are the hook's configured settings except `timeout_s` and `fail`. A key that the hook does not read is
-    reported as unknown. The call accesses neither network nor disk. Raises `ConfigError` with a message that begins
-    with the key.
+    reported as unknown. The call must not access network or disk. It raises `ConfigError` if a setting is invalid; the
+    message begins with the key of the setting.
     """
 
     def __call__(self, options: Mapping[str, object]) -> Hook: ...

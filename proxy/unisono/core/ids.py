@@ -1,4 +1,4 @@
-"""Ids derived from a seed: replaying the same events gives the same ids."""
+"""Ids that are derived from a seed, so that a replay of the same events gives the same ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BYTES: Final = 16
 
 
 class DerivedIds:
-    """Series of ids, each as unguessable as `seed`; `purpose` separates series of one seed."""
+    """Series of ids that cannot be guessed without `seed`; it differs for each `purpose`."""
 
     def __init__(self, seed: str, purpose: str) -> None:
         self._seed = f"{purpose}\0{seed}".encode()

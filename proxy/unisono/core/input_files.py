@@ -1,4 +1,4 @@
-"""Files in requests, and the port that reads their texts."""
+"""Files in requests, and the protocol of readers that extract their text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unisono.core.frozen import dataclass
 
 
 class FileField(StrEnum):
-    """Property of a file that a problem is about. Each API has its own field for it."""
+    """Property of a file to which a problem refers; each API has its own field for the property."""
 
     DATA = "data"
     TYPE = "type"
@@ -21,7 +21,7 @@ class FileField(StrEnum):
 class InputFile:
     """File of a request: its content, or the URL of its content.
 
-    `media_type` is in lower case and without parameters; it and `charset` are empty if unknown.
+    `media_type` is in lower case and without parameters. `media_type` and `charset` are empty if unknown.
     """
 
     name: str = ""
@@ -33,9 +33,10 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """Text of a file, or the `problem` with its `field`. `note` is for the client.
+    """Text of a file, or the `problem` that prevents reading it.
 
-    A file `is_unsupported` if no file of its kind can be read.
+    `field` is the property of the file that causes the problem. `note` is a remark about the text for the client.
+    `is_unsupported`: no file of this kind can be read.
     """
 
     text: str = ""
@@ -48,7 +49,8 @@ class FileText:
 class FileReader(Protocol):
     """Reader of files.
 
-    `timeout_s` is the limit for all files of a request in seconds, `max_bytes` the limit for each file.
+    `timeout_s` is the time limit for all files of a request together, in seconds. `max_bytes` is the size limit for
+    each file.
     """
 
     @property
@@ -58,5 +60,5 @@ class FileReader(Protocol):
     def max_bytes(self) -> int: ...
 
     async def read(self, file: InputFile, tenant: str) -> FileText:
-        """Return the text of a file. Raises FilesBusy if too many files are waiting."""
+        """Return the text of a file, or its problem. Raises FilesBusy if too many files are waiting."""
         ...

@@ -14,12 +14,13 @@ _PLATFORM: Final = re.compile(r"sys_platform == '(\w+)'")
 def install_command(extra: str) -> str:
     """Return a command for `pip` that installs the packages of an extra.
 
-    It does not name this distribution: an index may not have it, or have another one of this name.
+    The command does not contain the name of this distribution. A package index may not have the distribution, or may
+    have a different one with the same name.
     """
     names = []
     try:
         requirements = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:  # sources that are not installed
+    except PackageNotFoundError:  # the sources run without being installed
         requirements = []
     for requirement in requirements:
         name, _, marker = requirement.partition(";")

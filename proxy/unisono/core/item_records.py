@@ -1,7 +1,7 @@
 """Conversion between items and plain records, for the store and for sealed reasoning.
 
-A record holds only JSON values. A round trip gives an equal item, including its exact tokens. The wrapping of records,
-such as a version, is the writer's responsibility.
+A record contains only JSON values. An item that is converted to a record and back is equal to the original, including
+its exact tokens. If records need a version, their writer has to add it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Record = dict[str, Json]
 
 
 def text_of(record: Record, key: str = "text") -> str:
-    """Return the field `key`. Raises KeyError if it is missing, TypeError if it is no string."""
+    """Return the field `key`; raises KeyError if it is missing, TypeError if it is not a string."""
     value = record[key]
     if not isinstance(value, str):
         raise TypeError(key)
@@ -42,7 +42,7 @@ def _tokens(record: Record) -> Tokens:
 
 def tool_record(tool: FunctionTool) -> Record:
     """Convert a tool to a record."""
-    # Older versions refuse fields that they do not know, so these are written only where they are needed.
+    # Earlier versions of Unisono refuse unknown fields, so newer fields are written only if they have a value.
     more: Record = {"namespace": tool.namespace} if tool.namespace else {}
     if tool.namespace_description:
         more["namespace_description"] = tool.namespace_description
@@ -65,7 +65,7 @@ def tool_record(tool: FunctionTool) -> Record:
 
 
 def to_tool(record: Record) -> FunctionTool:
-    """Convert a record to a tool. Raises KeyError or TypeError for an invalid record."""
+    """Convert a record to a tool. Raises KeyError or TypeError if the record is invalid."""
     parameters = record["parameters"]
     if not isinstance(parameters, dict | None):
         raise TypeError("parameters")
@@ -134,6 +134,6 @@ def to_record(item: Item) -> Record:
 def to_item(record: Record) -> Item:
     """Convert a record to an item.
 
-    Raises KeyError, TypeError, ValueError or AttributeError for an invalid record.
+    Raises KeyError, TypeError, ValueError or AttributeError if the record is invalid.
     """
     return MESSAGE_KINDS[text_of(record, "kind")][1](record)

@@ -10,10 +10,8 @@ from typing import Final
 from unisono.core.conversation import Json
 from unisono.errors import well_formed
 
-# Replacement of lone surrogates, which neither UTF-8 nor JSON can carry, in Python text.
-#
-# They come from arguments and variables that are not UTF-8, from JSON escapes, and from strings that other code cut
-# in the middle of a character.
+# Lone surrogates in Python text are replaced, because UTF-8 cannot encode them. They occur in command-line arguments
+# and environment variables that are not UTF-8, in JSON escapes, and in strings that other code cut inside a character.
 
 
 def is_well_formed(text: str) -> bool:
@@ -33,19 +31,19 @@ def all_well_formed(value: Json) -> Json:
             return value
 
 
-# Maximum nesting. Deeper text is rejected as not JSON, so that it need not be read to its end.
+# Maximum nesting depth. Text with a greater depth is treated as invalid JSON, so that it need not be read to its end.
 MAX_LEVELS: Final = 10_000
 
-# The last alternative consumes from any fault to the end, so that no unclosed string is read twice.
+# The last alternative matches from a syntax error to the end of the text, so that no unclosed string is read twice.
 _TOKEN: Final = re.compile(
     r"""(?P<blanks>[ \t\n\r]++)|(?P<open>[\[{])|(?P<close>[]}])|(?P<comma>,)"""
     r"""|"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*+"(?:[ \t\n\r]*+(?P<name>:)|(?P<text>))"""
     r"""|(?P<scalar>-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null)|(?P<fault>.++)""",
     re.DOTALL,
 )
-# Token kinds that may follow, as groups of `_TOKEN`.
+# Sets of token kinds that may follow at a position. The kinds are names of groups in `_TOKEN`.
 _VALUE: Final = frozenset({"open", "text", "scalar"})
-# After the opening of an array, which may be empty.
+# Kinds that may follow the opening bracket of an array, which may be empty.
 _VALUE_OR_END: Final = _VALUE | {"close"}
 _NAME: Final = frozenset({"name"})
 _NAME_OR_END: Final = _NAME | {"close"}
@@ -92,9 +90,9 @@ def _refuse(constant: str) -> None:
 
 
 def _deep_kind(text: str) -> type | None:
-    """Do the same as `json_kind` without recursion, for up to `MAX_LEVELS` levels."""
+    """Return the result of `json_kind` without recursion, for at most `MAX_LEVELS` levels."""
     kind: type | None = None
-    # Closing brackets of the values that are open.
+    # Expected closing brackets of the arrays and objects that are still open; the innermost is last.
     ends: list[str] = []
     expected = _VALUE
     for token in _TOKEN.finditer(text):

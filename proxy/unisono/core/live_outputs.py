@@ -1,4 +1,4 @@
-"""Tokens of answers in progress, so that their client can watch them."""
+"""Tokens of answers in progress, so that clients can watch their answers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# Ended answers that are still found.
+# Number of ended answers that can still be found.
 MAX_ENDED: Final = 16
 
 
 @dataclass(slots=True, eq=False)
 class LiveOutput:
-    """Journal of an answer, which grows until `is_ended`."""
+    """Journal of an answer, which grows until `is_ended`; `key` is the public id of its API key."""
 
     tenant: str
     key: str
@@ -22,7 +22,7 @@ class LiveOutput:
 
 
 class LiveOutputs:
-    """Answers of this process by request id: those in progress, and the latest ended ones."""
+    """Answers in progress in this process, and the last that ended, by request id."""
 
     def __init__(self) -> None:
         self._outputs: dict[str, LiveOutput] = {}
@@ -32,7 +32,7 @@ class LiveOutputs:
         self._outputs[id] = output
 
     def end(self, id: str) -> None:
-        """Mark an answer as ended, and forget the oldest one that has ended."""
+        """Mark an answer as ended; if more than `MAX_ENDED` have ended, forget the oldest."""
         if (output := self._outputs.get(id)) is None or output.is_ended:
             return
         output.is_ended = True
@@ -41,6 +41,6 @@ class LiveOutputs:
             self._outputs.pop(self._ended.popleft(), None)
 
     def find(self, id: str, tenant: str, key: str) -> LiveOutput | None:
-        """Return an answer of this key, or None."""
+        """Return the answer with the request id `id` if it belongs to this tenant and key, or None."""
         output = self._outputs.get(id)
         return output if output is not None and (output.tenant, output.key) == (tenant, key) else None

@@ -1,4 +1,4 @@
-"""Warnings that a client can cause at will, at most one line per interval."""
+"""Rate limit for warnings that a client can cause at will: at most one line per interval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INTERVAL_S: Final = 60.0
 
 
 class RateLimitedWarning:
-    """Warning that is logged at most once per interval, with the number of omitted ones."""
+    """Warning that is logged at most once per interval, with the number of omitted warnings."""
 
     def __init__(self, logger: logging.Logger, interval_s: float = INTERVAL_S) -> None:
         self._logger = logger

@@ -1,8 +1,8 @@
 """Log probabilities of the tokens that a backend generated, and of the visible text.
 
-The gateway may repair, buffer or truncate text before it is emitted. Emitted text is therefore matched to the generated
-tokens by their bytes. Text that the gateway inserts has no log probabilities. The text of a raw completion is not
-changed, so its tokens are read by position.
+The gateway may repair, buffer or truncate text before it is emitted. Therefore, the bytes of the emitted text are
+compared with the bytes of the generated tokens to find the tokens of each text. Text that the gateway inserts has no
+log probabilities. The text of a raw completion is not changed, so its tokens are found by position.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Final, TypeAlias
 
 from unisono.core.generation import FIRST_SPECIAL, MESSAGE, TokenLogprob
 
-# Maximum bytes of inserted text that are buffered for matching. If a text has more, its rest has no log probabilities.
+# Maximum number of bytes of emitted text that match no token and are buffered. If a text has more, no log probabilities
+# are reported for the rest of the text.
 MAX_INSERTED_BYTES: Final = 4_096
 
 
-# Token with its log probability, None if it is unknown.
+# Token id with its log probability, which is None if unknown.
 ScoredToken: TypeAlias = tuple[int, TokenLogprob | None]
 
 
@@ -29,15 +30,15 @@ class _Text:
     """
 
     position: int | None = None
-    # Emitted bytes after the last matched token, which are a part of the next token or inserted text.
+    # Emitted bytes after the last matched token. They are a part of the next token, or text that the gateway inserted.
     rest: bytes = b""
 
 
 class LogprobLog:
     """Generated tokens of one answer, with their log probabilities.
 
-    `token_bytes` returns the bytes of a token id. `prompt` holds the tokens of a prompt whose log probabilities were
-    requested, once they have arrived.
+    `token_bytes` returns the bytes of a token id. `prompt` contains the tokens of the prompt with their log
+    probabilities, if the request asks for these; it is empty until they have arrived.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -45,16 +46,16 @@ class LogprobLog:
         self.prompt: Sequence[ScoredToken] = ()
         self._tokens: list[int] = []
         self._values: list[TokenLogprob | None] = []
-        # Indices of tokens with which the body of a message may begin.
+        # Indices in `_tokens` at which the body of a message may begin.
         self._body_starts: list[int] = []
         self._texts: dict[int, _Text] = {}
 
     def start_generation(self) -> None:
-        """Record that the next token may continue the body of a message in which the prompt ends."""
+        """Begin a generation; its first token may continue a message body at the prompt's end."""
         self._body_starts.append(len(self._tokens))
 
     def add(self, tokens: Sequence[int], values: Sequence[TokenLogprob | None]) -> None:
-        """Add tokens that a backend generated. Missing values count as unknown."""
+        """Add tokens that a backend generated, with their values; missing values are unknown."""
         for position, token in enumerate(tokens):
             self._tokens.append(token)
             self._values.append(values[position] if position < len(values) else None)
@@ -62,11 +63,11 @@ class LogprobLog:
                 self._body_starts.append(len(self._tokens))
 
     def scored(self, begin: int, end: int) -> list[ScoredToken]:
-        """Return the generated tokens at these positions."""
+        """Return the generated tokens from index `begin` up to, but not including, index `end`."""
         return list(zip(self._tokens[begin:end], self._values[begin:end], strict=True))
 
     def truncate(self, size: int) -> None:
-        """Forget all generated tokens after the first `size`, which are generated again."""
+        """Forget all generated tokens after the first `size`, because they are generated again."""
         del self._tokens[size:], self._values[size:]
         self._body_starts = [start for start in self._body_starts if start <= size]
 
@@ -83,7 +84,8 @@ class LogprobLog:
             return []
         content = state.rest + content
         found: list[tuple[bytes, TokenLogprob]] = []
-        # A text may be the whole of a long answer, so matched bytes are skipped instead of cut off.
+        # `text` may be a whole long answer. Cutting off matched bytes would copy the rest for each token, so `start`
+        # is moved instead.
         at, start = state.position, 0
         while start < len(content) and at < len(self._tokens):
             token = self._tokens[at]
@@ -112,9 +114,9 @@ class LogprobLog:
         return found
 
     def _start_of(self, content: bytes) -> int | None:
-        """Return the start of a body that has the longest common prefix with a text.
+        """Return the token index of the message body that has the longest common prefix with a text.
 
-        Of equal ones, it is the last; None if no body has the same first byte.
+        If several bodies have the longest prefix, the last one is returned; None if no body has the same first byte.
         """
         best, longest = None, 0
         for start in self._body_starts:
@@ -124,7 +126,7 @@ class LogprobLog:
         return best
 
     def _common_prefix(self, start: int, content: bytes) -> int:
-        """Return the length of the common prefix of a text and of the body at a start."""
+        """Return the length in bytes of the common prefix of a text and the body at index `start`."""
         length = 0
         for at in range(start, len(self._tokens)):
             token = self._tokens[at]
@@ -138,6 +140,6 @@ class LogprobLog:
 
 
 def _common_length(one: bytes, other: bytes) -> int:
-    """Return the length of the longest common prefix."""
+    """Return the length of the longest common prefix of two byte strings."""
     pairs = zip(one, other, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,7 +1,7 @@
-"""Facts about a generation for metrics, traces and recordings: gathered while it runs.
+"""Facts about a generation, gathered while it runs, for metrics, traces and recordings.
 
-Times are seconds of the monotonic clock since the generation began, except its start on the wall clock. Calling
-observers delays the answer, so they only store the facts and do their work elsewhere.
+Times are seconds of the monotonic clock since the generation began. Only `GenerationStarted.at` is a time of the wall
+clock. The answer waits while an observer is called, so an observer only stores the facts and does its work elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unisono.core.request_identity import RequestIdentity
 from unisono.core.route_protocol import Attempt
 from unisono.core.trace_context import TraceContext
 
-# Upper bounds of the histogram of times between tokens, in seconds. A last bucket is unbounded.
+# Upper bounds of the histogram of times between tokens, in seconds. The last bucket has no upper bound.
 GAPS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -39,11 +39,11 @@ class GenerationOutcome(StrEnum):
 class GenerationStarted:
     """Start of a generation.
 
-    `key` is the public id of a virtual key, `key_name` its alias, `model` a group's name from the configuration. `at`
-    is the time in seconds since 1970. `span` is the generation's own, `span_parent` the id of its parent.
-    `recorded_request` is the request of a recorded generation (`engine.replay`). Requests of equal `workload` come from
-    one client and have the same tools and answer form; it is a hash of this process. `influences` is None unless the
-    prompts of the steps are recorded.
+    `key` is the public id of a virtual key, and `key_name` its alias. `model` is the name of a model group in the
+    configuration. `at` is the time in seconds since 1970. `span` is the trace span of the generation, and `span_parent`
+    the id of the parent span. `recorded_request` is the request in the format of `engine.replay`, if the generation is
+    recorded. Requests with the same `workload` come from one client and have the same tools and answer form. The value
+    is a hash that is valid only within this process. `influences` is None unless the prompts of the steps are recorded.
     """
 
     request_id: str
@@ -53,7 +53,7 @@ class GenerationStarted:
     model: str
     background: bool
     at: float
-    # True if it continues an interrupted generation.
+    # True if this generation continues an interrupted generation.
     resumed: bool = False
     span: TraceContext | None = None
     span_parent: str = ""
@@ -80,7 +80,7 @@ class TokenInfluences:
 class RequestDetails:
     """Request of a traced generation.
 
-    The conversation is None unless its content is traced.
+    `conversation` is None unless traces include the content of requests.
     """
 
     identity: RequestIdentity
@@ -103,11 +103,12 @@ class SlotWait:
 class StepDone:
     """One generation on one deployment.
 
-    A step of the answer has several if one failed or if the gateway inserted tokens. `step` counts steps from 0.
-    `prompt_tokens` counts the whole prompt. `cached_tokens` is the part that the backend reports as cached, None if
-    not reported. `finish` is the finish reason, empty if the gateway stopped the generation. `failure` is an error
-    code. `gaps` counts times between tokens by `GAPS_S`; `gaps_s` is their sum. `prompt` holds the tokens of a
-    recorded generation only.
+    A step of the answer has several generations if one failed, or if the gateway inserted tokens. `step` is the 0-based
+    number of the step. `prompt_tokens` counts the whole prompt. `cached_tokens` is the number of these tokens that the
+    backend reports as cached, None if not reported. `finish` is the finish reason, empty if the gateway stopped the
+    generation. `failure` is the error code, empty without a failure. `gaps` counts the times between tokens in the
+    buckets of `GAPS_S`; `gaps_s` is the sum of these times. `prompt` are the tokens of the prompt, if the generation is
+    recorded.
     """
 
     step: int
@@ -129,10 +130,10 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class RefusedConstraint:
-    """Constraint that a generation on `deployment` ran without.
+    """Constraint that a generation on `deployment` did not use, because the backend failed on it.
 
-    `reason` is `rejected`, the symptom of the failure (`server_error`, `disconnected`), or `remembered`. `remembered`
-    means that the constraint was not sent, because the backend had failed on it before.
+    `reason` is `rejected`, a symptom of the failure (`server_error`, `disconnected`), or `remembered`. `remembered`
+    means that the constraint was not sent, because the backend had failed on the same constraint before.
     """
 
     deployment: str
@@ -167,7 +168,7 @@ class ToolDone:
 
 @dataclass(slots=True)
 class GenerationFacts:
-    """Facts about a running generation; they grow with each step, not with each token."""
+    """Facts about a running generation; they are updated with each step, not with each token."""
 
     waits: list[SlotWait] = field(default_factory=list)
     steps: list[StepDone] = field(default_factory=list)
@@ -198,12 +199,13 @@ class GenerationFacts:
 class GenerationDone:
     """End of a generation.
 
-    `first_s` is the time at which the first events reached the API surface; `error` is an error code. `channels`
-    counts tokens in bodies of whole messages by kind: `analysis`, `commentary`, `final`, `call` for the client's
-    calls, `hosted_call` for the gateway's own. `recoveries` are rule names, each once; `repairs` are their
-    applications in the emitted part. `journal` is the stream's own (`GenerationReport`). `output` holds all items and
-    repairs of a recorded generation, in order, including those of an earlier interrupted generation. `usage` is None if
-    the generation did not complete; `usage_so_far` is its usage then.
+    `first_s` is the time at which the first events reached the API surface. `error` is an error code, empty without an
+    error. `channels` counts the tokens in the bodies of complete messages, by kind: `analysis`, `commentary`, `final`,
+    `call` for calls that the client runs, `hosted_call` for calls that the gateway runs. `recoveries` are rule names,
+    each once; `repairs` are the single repairs in the emitted part of the answer. `journal` is the journal of the
+    stream (`GenerationReport.journal`). If the generation is recorded, `output` contains all items and repairs in
+    order, including those of an earlier interrupted generation. `usage` is None if the generation did not complete;
+    `usage_so_far` is then the usage until its end.
     """
 
     start: GenerationStarted
@@ -240,7 +242,7 @@ class GenerationDone:
 
 
 class Observer(Protocol):
-    """Observer of all generations. Both methods return at once and do not raise."""
+    """Observer of all generations. Both methods return immediately and raise no exception."""
 
     def generation_started(self, began: GenerationStarted) -> None: ...
 
@@ -255,7 +257,7 @@ class Pace:
     def __init__(self) -> None:
         self.first: float | None = None
         self.tokens = 0
-        # Counts by `GAPS_S`; empty before the first token.
+        # Number of gaps in each bucket of `GAPS_S`; empty before the first token.
         self.gaps: list[int] = []
         self.largest_gap_s = 0.0
         self._last = 0.0
@@ -269,7 +271,7 @@ class Pace:
         """Record that `tokens` (at least one) arrived at `now`; the gap is divided among them."""
         if self.first is None:
             self.first = now
-            # Tokens that arrived with the first one involved no wait.
+            # Between tokens that arrive together with the first token, there is no gap.
             self.gaps = [0] * (len(GAPS_S) + 1)
         else:
             gap = now - self._last

@@ -1,7 +1,7 @@
 """Pass-through requests: OpenAI request bodies for non-Harmony models, and their rules.
 
-A `PassthroughRequest` holds the client's body unchanged. A deployment of the kind `ports.PassthroughBackend` may
-answer it. The answer consists of `events.Passed`, which surfaces emit unchanged.
+A `PassthroughRequest` contains the client's body unchanged. Deployments whose backend is a `ports.PassthroughBackend`
+answer such requests. The answer consists of `events.Passed`, which API surfaces emit unchanged.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class ModelMode(StrEnum):
     AUDIO_TRANSCRIPTION = "audio_transcription"
 
 
-# Modes of the models that can answer a request of an API.
+# Modes of the models that can answer a request to an API.
 MODES: Final[Mapping[Api, frozenset[ModelMode]]] = {
     Api.CHAT: frozenset({ModelMode.CHAT}),
     Api.RESPONSES: frozenset({ModelMode.CHAT}),
     Api.EMBEDDINGS: frozenset({ModelMode.EMBEDDING}),
-    # Cross-encoders do both.
+    # Cross-encoders can rerank and score.
     Api.RERANK: frozenset({ModelMode.RERANK, ModelMode.SCORE}),
     Api.SCORE: frozenset({ModelMode.SCORE, ModelMode.RERANK}),
     Api.MODERATIONS: frozenset({ModelMode.MODERATION}),
@@ -78,17 +78,17 @@ def answers_bytes(api: Api, body: Mapping[str, Json]) -> bool:
 
 
 class Upload(Protocol):
-    """Body of a request that is no JSON, and that can be sent several times."""
+    """Request body that is not JSON; it can be sent several times."""
 
     @property
     def media_type(self) -> str: ...
 
     def size(self, model: str) -> int:
-        """Return the bytes of the body for a server's name of the model."""
+        """Return the size of the body in bytes; `model` is the server's name for the model."""
         ...
 
     def pieces(self, model: str) -> AsyncIterator[bytes]:
-        """Yield the body for a server's name of the model."""
+        """Yield the body in pieces; `model` is the server's name for the model."""
         ...
 
 
@@ -96,7 +96,8 @@ class Upload(Protocol):
 class AnswerBytes:
     """Part of an answer that is not JSON objects.
 
-    `media_type` is the server's, with its parameters. The last part, which may be empty, marks a complete answer.
+    `media_type` is the type that the server sent, with its parameters. A part with `is_last` shows that the answer is
+    complete; its data may be empty.
     """
 
     data: bytes
@@ -113,9 +114,9 @@ WITHOUT_OUTPUT: Final = frozenset({"response.created", "response.queued", "respo
 
 
 def has_output(api: Api, event: AnswerPart) -> bool:
-    """Return True if a part of an answer holds generated content or an end.
+    """Return True if a part of an answer contains generated content, or ends the answer.
 
-    Servers may send a role, empty text or the usage long before the first token.
+    Servers may send a role, empty text or the usage long before the first token; for these, the result is False.
     """
     if isinstance(event, AnswerBytes):
         return bool(event.data)
@@ -136,9 +137,9 @@ def _choice_has_output(choice: Json) -> bool:
 
 
 def passed_texts(bodies: Sequence[Mapping[str, Json]]) -> list[str]:
-    """Return the texts of a pass-through answer: its body, or the events of its stream.
+    """Return the texts in a pass-through answer.
 
-    The deltas of one text in a stream are joined.
+    `bodies` contains the single body of the answer, or the events of its stream. The deltas of one text are joined.
     """
     texts: dict[tuple[str, ...], list[str]] = {}
     # A stack, because an answer may be nested more deeply than Python recurses.
@@ -153,7 +154,7 @@ def passed_texts(bodies: Sequence[Mapping[str, Json]]) -> list[str]:
 
 
 def transcript_texts(data: bytes) -> list[str]:
-    """Return the texts of a transcript: JSON, events, subtitles or text."""
+    """Return the texts of a transcript: JSON, server-sent events, subtitles or plain text."""
     text = data.decode("utf-8", "replace")
     lines = [line[5:] for line in text.splitlines() if line.startswith("data:")]
     for objects in ([text], lines):
@@ -166,7 +167,7 @@ def transcript_texts(data: bytes) -> list[str]:
     return [text]
 
 
-# Fields whose values the model does not generate, or that are no text.
+# Fields whose values the model does not generate, or whose values are not text.
 _NO_CONTENT: Final = frozenset(
     ("id", "object", "model", "type", "role", "status", "finish_reason", "embedding", "b64_json")
 )
@@ -175,7 +176,10 @@ _NUMBERS: Final = ("index", "output_index", "content_index", "summary_index", "i
 
 
 def _inner(value: Json, path: tuple[str, ...]) -> Iterator[tuple[Json, tuple[str, ...]]]:
-    """Yield the values in an object or a list, with their paths."""
+    """Yield the values in an object or a list, with their paths.
+
+    Deltas of one text have equal paths.
+    """
     if isinstance(value, Mapping):
         # In the Responses API, the type distinguishes deltas from the complete text at the end.
         named = (value.get("type"), *(value[name] for name in _NUMBERS if name in value))
@@ -185,13 +189,13 @@ def _inner(value: Json, path: tuple[str, ...]) -> Iterator[tuple[Json, tuple[str
                 yield inner, (*path, *numbers, name)
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            # Choices and calls of a stream contain their index; the position in the list is not the same.
+            # Choices and calls of a stream contain their index, which may differ from their position in the list.
             place = "" if isinstance(inner, Mapping) and "index" in inner else str(number)
             yield inner, (*path, place)
 
 
 class AnswerMode(StrEnum):
-    """Eligible answerers for a model: the engine, pass-through deployments, or both in an order."""
+    """Components that may answer for a model: engine, pass-through deployments, or both."""
 
     ENGINE = "engine"
     PASSING = "passing"
@@ -206,7 +210,8 @@ class AnswerMode(StrEnum):
 def named(pattern: str, requested: str) -> str:
     """Return the backend's name for a requested model.
 
-    This is `pattern` itself, or the pattern with its star replaced by the client's text.
+    `pattern` is the configured name. If it contains a star, the star is replaced with `requested`; a requested name
+    that already begins with the text before the star is returned unchanged.
     """
     before, star, after = pattern.partition("*")
     if not star:
@@ -215,20 +220,17 @@ def named(pattern: str, requested: str) -> str:
 
 
 def starred(pattern: str, requested: str) -> str:
-    """Return the part of a requested name that matches the star of its pattern.
-
-    Without a star, return the whole name.
-    """
+    """Return the part of `requested` that matches the star in `pattern`; all without a star."""
     before, star, after = pattern.partition("*")
     return requested.removeprefix(before).removesuffix(after) if star else requested
 
 
 @dataclass(frozen=True, slots=True)
 class ServedName:
-    """Serving of a model name: its group and its answer mode.
+    """Model group and answer mode of a requested model name.
 
-    `stores_responses` is True if the deployments store responses and run tools themselves, so that requests may refer
-    to their state.
+    `stores_responses` is True if the deployments store responses and run tools themselves. Requests may then refer to
+    the state of a deployment.
     """
 
     group: str = ""
@@ -240,8 +242,9 @@ class ServedName:
 class PassthroughRequest:
     """Request as the client sent it.
 
-    `model` is the requested name, which the answer carries too. `tokens` is the estimated size of its text. `choices`
-    is the number of requested answers, `max_tokens` the maximum tokens of each, None for any number.
+    `model` is the requested name, which the answer contains too. `tokens` is the estimated number of tokens of the
+    request's text. `choices` is the number of requested answers. `max_tokens` is the maximum number of tokens of each
+    answer, None for no maximum.
     """
 
     api: Api
@@ -252,25 +255,28 @@ class PassthroughRequest:
     tokens: int = 0
     choices: int = 1
     max_tokens: int | None = None
-    # Estimated tokens that a deployment needs for the request at once. Its context window must hold them.
+    # Estimated number of tokens that must fit into the context window of a deployment.
     window_tokens: int = 0
-    # Number of inputs to embed, None if unknown, and the maximum for one request to a deployment, None for any number.
+    # Number of inputs to embed; None if unknown.
     inputs: int | None = None
+    # Maximum number of inputs in one request to a deployment; None for no maximum.
     batch_size: int | None = None
-    # Replaces the body, except for the model.
+    # Body that is sent instead of `body`; only the model is still determined by `body`.
     upload: Upload | None = None
-    # Estimated units besides tokens: to bill if the server reports none, and to reserve.
+    # Estimated units other than tokens that are billed if the server reports no units.
     units: BilledUnits = NO_UNITS
+    # Largest number of such units, which is reserved before the request.
     max_units: BilledUnits = NO_UNITS
-    # True if the client gets the usage; a Chat Completions stream reports it only on request.
+    # True if the client gets the usage. A Chat Completions stream reports the usage only on request.
     is_usage_requested: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PassthroughJob:
-    """Pass-through request for a backend: the body to send, except for the model's name.
+    """Pass-through request for a backend.
 
-    The backend sets that name. `requested_model` is the client's name, for a backend of many models (`named`).
+    The backend sends `body` with its own name for the model. `requested_model` is the name that the client sent; a
+    backend with many models derives its own name from this name (`named`).
     """
 
     api: Api

@@ -1,4 +1,4 @@
-"""Protocols between packages: the engine depends on backends and the pool only through them."""
+"""Protocols between packages, through which the engine uses backends and the pool."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from unisono.core.renamed import renamed
 
 Schema: TypeAlias = Mapping[str, Json]
 
-# Function that explains why a text does not match a JSON schema or a grammar; None if it matches. It raises no
-# exception for any text or any accepted schema.
+# Function that returns the reason why a text does not match a JSON schema or a grammar, or None if the text matches. It
+# raises no exception for any text, provided that the schema was accepted.
 Violation: TypeAlias = Callable[[Schema | TextGrammar, str], str | None]
 
 
 class Endpoint(Protocol):
     """Common interface of all backends, as routing uses it: probe, load, close.
 
-    Methods raise only the `BackendError` family (or `ContextTooLong`) for failures of the server or the network.
+    If the server or the network fails, methods raise `BackendError`, one of its subclasses, or `ContextTooLong`.
     """
 
     async def probe(self) -> Probe:
-        """Examine the server: its capabilities and its faults.
+        """Test the server, and return its capabilities and its faults.
 
-        Bounded in time, safe while the server is busy, and cancelled cleanly. Called again when the server returns
-        after a failure. Raises an error if the examination is impossible. A fault that the examination discovers is a
-        finding; a fatal one (`Probe.fatal`) excludes the backend from use.
+        A probe has a time limit, does no harm to a busy server, and can be cancelled. It is called again when the
+        server is back after a failure. Raises an error if the server could not be tested. A fault that the test
+        discovers is a finding; a fatal finding (`Probe.fatal`) excludes the backend from use.
         """
         ...
 
     async def load(self) -> Load | None:
-        """Return the load that the server reports, other clients' requests included.
+        """Return the load that the server reports, or None if unknown.
 
-        None if unknown. Takes at most a second and is cheap enough to be called every few seconds. It never starts or
-        loads anything. A failure only means that the load is unknown: a busy server may not have the time to answer.
+        The load includes the requests of other clients. The call takes at most one second, and is cheap enough to be
+        made every few seconds. It never starts a server or loads a model. If it raises an error, the load is unknown,
+        but the server may work: a busy server may not have the time to report its load.
         """
         ...
 
@@ -49,14 +50,14 @@ class Endpoint(Protocol):
 class Backend(Endpoint, Protocol):
     """Server (or engine process) that continues raw Harmony prompts.
 
-    It knows nothing of the Harmony format or of the OpenAI API.
+    A backend does not interpret the Harmony format or the OpenAI API.
     """
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         """Stream a generation.
 
-        Closing the iterator (or cancelling the task) at any moment, even before the first chunk, frees the backend. A
-        stream that ends without a finish reason raises `BackendProtocolError`.
+        Closing the iterator or cancelling the task at any moment, even before the first chunk, ends the generation on
+        the backend. Raises `BackendProtocolError` if the stream ends without a finish reason.
         """
         ...
 
@@ -70,9 +71,9 @@ class PassthroughBackend(Endpoint, Protocol):
     def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[AnswerPart]]:
         """Yield the JSON objects of the answer, or its bytes for an API of `BYTE_APIS`.
 
-        A streamed answer yields its events in order, in batches that arrived together. Any other answer yields its one
-        body. Closing the iterator (or cancelling the task) at any moment ends the request at the backend. A stream
-        that breaks off raises `BackendProtocolError`.
+        For a streamed answer, each batch contains the events that arrived together, in order. For any other answer,
+        there is one batch with the body. Closing the iterator or cancelling the task at any moment ends the request at
+        the backend. Raises `BackendProtocolError` if the stream breaks off.
         """
         ...
 
@@ -81,9 +82,9 @@ class PassthroughBackend(Endpoint, Protocol):
 class BackendOptions:
     """Arguments for building an adapter.
 
-    `kind` is the adapter's entry-point name, `model` the backend's own name for the model. `api_base` may end in `/v1`
-    or not; adapters accept both. `extra` holds adapter-specific settings. A pass-through backend sends the `defaults`
-    for fields of Chat Completions that a request does not give.
+    `kind` is the adapter's entry-point name. `model` is the backend's own name for the model. `api_base` may end with
+    `/v1` or not; adapters accept both. `extra` contains adapter-specific settings. `defaults` are fields of Chat
+    Completions that a pass-through backend sends if a request does not set them.
     """
 
     kind: str
@@ -137,7 +138,7 @@ class Deployment(Protocol):
     async def capabilities(self) -> Capabilities:
         """Return the capabilities from the last successful probe; probe first if there is none.
 
-        Raises the `BackendError` family.
+        Raises `BackendError` or one of its subclasses if the probe fails.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""Results of examining a backend, as data: its capabilities and its faults.
+"""Results of probing a backend, as data: its capabilities and its faults.
 
-A probe that raises could not examine the backend: it is unreachable, perhaps only now. A probe that returns findings
-did examine it. Every failed check has a severity: a fatal one makes the backend unusable even if it answers, a warning
-is for the operator.
+If a probe raises an error, the backend could not be tested, for example because it is unreachable at the moment. If a
+probe returns findings, the backend was tested. Every failed check has a severity. A fatal failure makes the backend
+unusable even if it answers; a warning only informs the operator.
 """
 
 from __future__ import annotations
@@ -21,48 +21,47 @@ from unisono.errors import (
     UnisonoError,
 )
 
-# HTTP statuses of backends: whether the same request may succeed later.
-
-# Backend statuses below 500 after which the same request may succeed.
+# HTTP statuses below 500 of a backend after which the same request may succeed later.
 TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
 
 
 def is_permanent(status: int) -> bool:
-    """Return True if a backend that answered with this HTTP status would do so again."""
+    """Return True if a backend would answer the same request with this HTTP status again."""
     return 400 <= status < 500 and status not in TRANSIENT_STATUSES
 
 
 class Check(StrEnum):
-    """Checks of a probe; each backend kind reports those that apply to it, in this order."""
+    """Checks of a probe; each kind of backend reports those that apply to it, in this order."""
 
-    # The backend responds. Never part of a probe: `unreached` derives it from a probe's error.
+    # The backend responds. No probe reports this check: `unreached` derives it from the error of a probe.
     REACHABLE = "reachable"
     # The backend serves its configured model.
     MODEL = "model"
     # The backend generates: a token arrived in time, and the stream ended properly.
     GENERATION = "generation"
-    # The backend's token ids are those of o200k_harmony.
+    # The backend's tokenizer is o200k_harmony.
     TOKENIZER = "tokenizer"
-    # The backend reads a prompt of ids as exactly those ids.
+    # The backend uses the token ids of a prompt unchanged.
     IDS_IN = "ids_in"
-    # The backend returns the ids it generates.
+    # The backend returns the ids that it generates.
     IDS_OUT = "ids_out"
-    # Structural markers are visible in the output.
+    # The output contains control tokens.
     MARKERS = "markers"
     # The backend ends generation at each of the stop tokens.
     STOPS = "stops"
-    # The token that ended generation is visible, as an id or as text.
+    # The output contains the token that ended generation, as an id or as text.
     STOP_TOKEN = "stop_token"  # noqa: S105 - a token of the vocabulary
-    # A marker typed as text stays text. Matters for text prompts only. The gateway breaks markers up.
+    # The spelling of a control token in a user's text stays text. This matters only for backends that accept text. For
+    # these, the gateway breaks up such spellings.
     TYPED_MARKERS = "typed_markers"
-    # A prompt arrives whole: no part of it is silently cut.
+    # The backend uses the whole prompt and does not silently drop a part.
     PROMPT_WHOLE = "prompt_kept"
     PROMPT_KEPT = PROMPT_WHOLE  # former name, for one release
     # The context size is known and large enough.
     CONTEXT = "context"
     # The backend can constrain generation to a schema or grammar.
     CONSTRAIN = "constrain"
-    # The backend scores given tokens, so that it can be compared with another.
+    # The backend scores given tokens, so that it can be compared with a different backend.
     SCORES = "scores"
 
 
@@ -71,13 +70,13 @@ class Severity(StrEnum):
     FATAL = "fatal"
     # The backend is used, with reduced function.
     WARNING = "warning"
-    # Common among good backends; reported without consequences.
+    # The failure is common among good backends, and has no consequences.
     NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Default meaning of a failed check; `problem` and `remedy` are safe to publish."""
+    """Default severity and texts of a failed check; `problem` and `remedy` are safe to publish."""
 
     severity: Severity
     problem: str
@@ -132,8 +131,9 @@ MEANINGS: Mapping[Check, Meaning] = {
     ),
     Check.TYPED_MARKERS: Meaning(
         Severity.WARNING,
-        "The backend accepts text, in which a typed marker would become a real one.",
-        "No action needed: the gateway breaks up markers in client text. A kind that accepts ids does not need that.",
+        "The backend accepts text, in which the spelling of a control token would become a control token.",
+        "No action needed: the gateway breaks up such spellings in client text. To avoid the problem, use a kind of "
+        "backend that accepts token ids.",
     ),
     Check.PROMPT_WHOLE: Meaning(
         Severity.FATAL,
@@ -157,7 +157,7 @@ MEANINGS: Mapping[Check, Meaning] = {
     ),
 }
 
-# Minimum context in tokens for a conversation with tools.
+# Smallest context window in tokens that is sufficient for a conversation with tools.
 SMALLEST_CONTEXT = 8192
 
 # Failures that may be temporary; they do not exclude a backend that was healthy before.
@@ -168,10 +168,11 @@ PASSING = frozenset({Check.REACHABLE, Check.GENERATION})
 class Finding:
     """Result of one check.
 
-    `detail` states the observation, `remedy` the operator's action (flag, version or endpoint). Each is a plain
-    sentence without address or path; if omitted, the check's meaning applies. `severity` is set by a backend kind that
-    tolerates a failure that is fatal elsewhere; None applies `MEANINGS`. `backend_message` is the backend's own
-    message, cleaned. Only the operator may see it, since it may contain addresses and paths.
+    `detail` describes what the probe found. `remedy` is what the operator should do, such as a flag, a version or an
+    endpoint to use. Both are plain sentences without addresses and paths; if they are empty, the texts of `MEANINGS`
+    apply. `severity` differs from `MEANINGS` for a kind of backend that tolerates the failure; None means the severity
+    in `MEANINGS`. `backend_message` is the sanitized message of the backend. It may contain addresses and paths, so
+    only the operator may see it.
     """
 
     check: Check
@@ -197,10 +198,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Result of examining a backend.
+    """Result of probing a backend.
 
-    `first_token_s` is the time to the first token of the probe's own generation, in seconds. It is None if no token
-    arrived or none was requested.
+    `first_token_s` is the time in seconds until the first token of the probe's own generation. It is None if no token
+    arrived, or if the probe requested no generation.
     """
 
     capabilities: Capabilities
@@ -213,7 +214,7 @@ class Probe:
         return tuple(finding for finding in self.findings if finding.weight is Severity.FATAL)
 
 
-# Remedies for errors that prevented an examination; the first matching row applies.
+# Remedies for errors because of which a backend could not be tested; the first matching row applies.
 UNREACHED: tuple[tuple[type[UnisonoError], str], ...] = (
     (BackendOverloaded, "Wait until it is less busy. If it stays overloaded, add another deployment of the model."),
     (BackendTimeout, "Check whether it hangs or is still loading; restart it if it hangs."),

@@ -139,7 +139,7 @@ class SlotSession:
         )
         if timeouts.total_s <= 0.0:
             raise BackendTimeout(
-                f"The answer was not complete within {seconds(configured.total_s)}; if it needs longer, raise "
+                f"The answer was not complete within {seconds(configured.total_s)}; if it needs more time, raise "
                 "`timeout` of the model."
             )
         self._is_used = True
