@@ -70,7 +70,7 @@ def test_repairs_are_shown_at_their_positions_and_steps_in_order() -> None:
         "--- step 0 -",
         "tokens derived from text",
         "one two",
-        "^ missing-end: A message began inside another; the first was closed.",
+        "^ missing-end: A message began before the previous message ended; the previous message was closed.",
         " three",
         "--- step 1 -",
         "is generated again",

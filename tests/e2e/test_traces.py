@@ -29,7 +29,7 @@ CONCURRENCY = 32
 MALFORMED = ENCODING.encode_as_server(
     "<|channel|>analysis<|message|>Hm \x1b[31m.<|channel|>final<|message|>Hello <\u200b|<|return|>"
 )
-RECOVERY_LINE = "^ missing-end: A message began inside another; the first was closed."
+RECOVERY_LINE = "^ missing-end: A message began before the previous message ended; the previous message was closed."
 
 
 def config_with_recording(*deployments: str, **traces: Any) -> dict[str, Any]:

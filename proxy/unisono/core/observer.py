@@ -130,7 +130,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class RefusedConstraint:
-    """Constraint that a generation on `deployment` did not use, because the backend failed on it.
+    """Constraint that a generation on `deployment` did not use after the backend failed on it.
 
     `reason` is `rejected`, a symptom of the failure (`server_error`, `disconnected`), or `remembered`. `remembered`
     means that the constraint was not sent, because the backend had failed on the same constraint before.

@@ -1,8 +1,9 @@
 """Quotas: limits of a key, budget periods, usage, reservations and remaining amounts.
 
-A request of a key with limits reserves quota before it begins, all or nothing, and is settled once when it ends. A
-reservation that is not renewed lapses. Settling enters the usage in the ledger in the same atomic operation. Money is
-in whole micro-USD, prices in micro-USD per million tokens. Times are the store's, in seconds.
+Before a request of a key with limits begins, it reserves quota under all of its limits, or is refused. When the request
+ends, the reservation is settled: one atomic operation replaces the reservation with the actual usage and adds the usage
+to the ledger. A reservation that is not extended in time lapses. Money is in whole micro-USD, prices are in micro-USD
+per million tokens. Times are in seconds of the store's clock.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from typing import Final, Protocol
 from unisono.core.budget_period import NO_PERIOD, Period
 from unisono.core.frozen import dataclass
 
-# Length of the sliding window for the limits of requests and tokens.
+# Length in seconds of the sliding window for the limits of requests and tokens.
 WINDOW_S: Final = 60
-# Divisor of the remaining budget for a request without its own token limit. Such a request reserves this fraction or
-# its expected usage, whichever is more, so that parallel requests find budget too.
+# A request without a token limit of its own reserves the remaining budget divided by this number, or its expected usage
+# if that is more. The rest of the budget is left for parallel requests.
 SHARE: Final = 4
 # Micro-USD per USD.
 MILLION: Final = 1_000_000
 
 
-# Tenant of budgets that several keys share. No key belongs to it, and its usage is part of the usage of keys.
+# Tenant of the accounts of shared budgets. No key belongs to this tenant. Usage counted in these accounts is also
+# counted in the accounts of keys.
 SHARED_TENANT: Final = ""
 
 
@@ -32,9 +34,10 @@ SHARED_TENANT: Final = ""
 class KeyLimits:
     """Limits of a key; None for unlimited.
 
-    `rpm` and `tpm` limit requests and tokens in any 60 seconds, `max_parallel` simultaneous requests. `token_budget`
-    (tokens) and `money_budget` (micro-USD) apply to each `budget_period`. The first period began at `budget_since`, in
-    seconds since 1970. `soft_budget` (micro-USD) refuses nothing: reaching it causes an alert.
+    `rpm` and `tpm` limit the requests and tokens in any 60 seconds. `max_parallel` limits the number of simultaneous
+    requests. `token_budget` (tokens) and `money_budget` (micro-USD) apply to each `budget_period`. The first period
+    began at `budget_since`, in seconds since 1970. If usage reaches `soft_budget` (micro-USD), an alert is sent, but no
+    request is refused.
     """
 
     rpm: int | None = None
@@ -48,9 +51,9 @@ class KeyLimits:
 
     @property
     def limited(self) -> bool:
-        """True if any limit is set.
+        """True if any limit is set, including a soft budget.
 
-        A soft budget counts, because the store sums what reservations spend.
+        A soft budget also needs reservations, because the store adds up the amount spent when they are settled.
         """
         return (
             self.rpm is not None
@@ -68,7 +71,7 @@ class KeyLimits:
 
     @property
     def is_spend_known(self) -> bool:
-        """True if the state of a reservation has the amount that is spent."""
+        """True if the store reports the amount spent: a money budget or a soft budget is set."""
         return self.money_budget is not None or self.soft_budget is not None
 
 
@@ -77,7 +80,7 @@ NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Account: a tenant and a virtual key by its public id, empty if there is no key."""
+    """Account in which usage is counted: a tenant, and the public id of a virtual key or empty."""
 
     tenant: str
     key: str = ""
@@ -86,7 +89,7 @@ class Account:
 def owner_of(account: Account) -> tuple[str, str]:
     """Return the kind and the id of an account's owner.
 
-    Kinds: `key`, `team`, `user`, `gateway` and `provider`.
+    The kind is `key`, `team`, `user`, `gateway` or `provider`.
     """
     if account.tenant != SHARED_TENANT:
         return "key", account.key
@@ -102,7 +105,7 @@ class QuotaKind(StrEnum):
     PARALLEL = "parallel"
     TOKEN_BUDGET = "token_budget"  # noqa: S105 - a budget
     MONEY_BUDGET = "money_budget"
-    # A budget has room for the request, but running requests have reserved it.
+    # The unspent budget would suffice for the request, but running requests have reserved it.
     BUDGET_RESERVED = "budget_reserved"
 
 
@@ -110,11 +113,12 @@ class QuotaKind(StrEnum):
 class QuotaReservation:
     """Reservation for one request.
 
-    `once` is its unique id. `input` counts the tokens it sends. `expected_output` are the tokens it is expected to
-    generate, `max_output` the maximum. `input_cost` and `output_price` give their cost. `period` names the budget's
-    period. `period_ends` is the start of the next period in seconds since 1970, None for never. The reservation lasts
-    `for_s` seconds unless it is renewed. A reservation with `is_owed` is never refused, because its request was
-    admitted before.
+    `once` is its unique id. `input` is the number of tokens that the request sends. `expected_output` and `max_output`
+    are the expected and the largest number of generated tokens. `input_cost` is the cost of the input in micro-USD, and
+    `output_price` the price of the output in micro-USD per million tokens. `period` is the name of the current budget
+    period. `period_ends` is the start of the next period in seconds since 1970, None for never. The reservation lapses
+    after `for_s` seconds unless it is extended. With `is_owed`, it is never refused, because the request was admitted
+    before.
     """
 
     account: Account
@@ -132,7 +136,7 @@ class QuotaReservation:
 
     @property
     def tokens(self) -> int:
-        """Tokens reserved in the window of a minute."""
+        """Number of tokens that are reserved under the limit of tokens per minute."""
         return self.input + self.expected_output
 
 
@@ -140,8 +144,8 @@ class QuotaReservation:
 class BudgetState:
     """Money budget of an account in its current period.
 
-    All amounts are in micro-USD. `limit` and `soft_limit` are the budget and the soft budget, None without one.
-    `period` is the name of the period. Reservations of running requests are not spent.
+    All amounts are in micro-USD. `limit` is the budget, and `soft_limit` the soft budget; None if not set. `period` is
+    the name of the period. `spent` does not include the reservations of running requests.
     """
 
     account: Account
@@ -155,10 +159,11 @@ class BudgetState:
 class QuotaStatus:
     """State of an account after a reservation.
 
-    `refused` is the limit that refused it, None if it was granted. `retry_after_s` is the number of seconds until it
-    would be granted, None if waiting alone does not help. Remaining amounts are None without a limit.
-    `requests_reset_s` and `tokens_reset_s` are the seconds until they are full again. `output` is the number of tokens
-    that may be generated, None for any.
+    `refused` is the limit because of which the reservation was refused, None if it was granted. `retry_after_s` is the
+    number of seconds until it would be granted, None if waiting alone does not help. `output` is the largest number of
+    tokens that may be generated, None for no maximum. `requests_left` and `tokens_left` are the amounts that remain in
+    the current minute, None if not limited. `requests_reset_s` and `tokens_reset_s` are the seconds until the whole
+    limits are available again.
     """
 
     refused: QuotaKind | None = None
@@ -170,13 +175,13 @@ class QuotaStatus:
     tokens_reset_s: float = 0.0
     # Limits of the account.
     limits: KeyLimits = NO_LIMITS
-    # Account of the claim; None for several claims, unless the limit of one of them refused the request.
+    # Account of the reservation. With several reservations, it is the account whose limit refused the request, or None.
     account: Account | None = None
     # Money budgets that were checked.
     budgets: tuple[BudgetState, ...] = ()
 
     def windows(self) -> Iterator[tuple[str, int, int, float]]:
-        """Yield each limit per minute: name, limit, remaining amount, seconds until full again."""
+        """Yield each limit per minute: name, limit, remaining amount, seconds until fully available."""
         for name, limit, remaining, reset_s in (
             ("requests", self.limits.rpm, self.requests_left, self.requests_reset_s),
             ("tokens", self.limits.tpm, self.tokens_left, self.tokens_reset_s),
@@ -186,7 +191,7 @@ class QuotaStatus:
 
 
 def budgets_of(claim: QuotaReservation, spent: int) -> tuple[BudgetState, ...]:
-    """Return the state of the money budget of a claim, if it has one."""
+    """Return the state of the money budget or soft budget of a claim; empty if it has neither."""
     limits = claim.limits
     if not limits.is_spend_known:
         return ()
@@ -194,9 +199,9 @@ def budgets_of(claim: QuotaReservation, spent: int) -> tuple[BudgetState, ...]:
 
 
 def combined(claims: Sequence[QuotaReservation], statuses: Sequence[QuotaStatus]) -> QuotaStatus:
-    """Return the status of joint claims: the refusal, or the least of what remains.
+    """Return one status for all claims of a request: the refusal, or the smallest remainders.
 
-    A refusal is the last status; later claims have none.
+    `statuses` are in the order of `claims`. They end with the first refusal, so later claims have no status.
     """
     if len(claims) == 1:
         return statuses[0]
@@ -229,7 +234,10 @@ def _tokens_left(each: tuple[QuotaReservation, QuotaStatus]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Usage of requests: `cached` is part of `input`, `reasoning` of `output`."""
+    """Usage of requests; `cached` is part of `input`, and `reasoning` is part of `output`.
+
+    `requests` and `errors` are numbers of requests, `cost` is in micro-USD, and the other fields are numbers of tokens.
+    """
 
     requests: int = 0
     errors: int = 0
@@ -266,7 +274,7 @@ class TokenUsage:
         )
 
 
-# Names of the counted amounts, in order.
+# Names of the fields of `TokenUsage`, in order.
 USED: Final = TokenUsage.__slots__
 NO_TOKEN_USAGE: Final = TokenUsage()
 
@@ -275,7 +283,7 @@ NO_TOKEN_USAGE: Final = TokenUsage()
 class LedgerLine:
     """Ledger entry: usage of one model by one account on one UTC day, YYYY-MM-DD.
 
-    `served` is the model that answered instead of `model`; empty if `model` itself did.
+    `served` is the model that answered instead of the requested `model`; empty if `model` itself answered.
     """
 
     account: Account
@@ -291,10 +299,10 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class UsageRecord:
-    """Usage for the ledger, replacing the reservation `claim`.
+    """Usage for the ledger, which replaces the reservation `claim`.
 
-    Amounts are cumulative for each `once`: the store counts only the excess over the amounts it counted for that id
-    before. Repeating a settlement counts nothing.
+    Amounts are cumulative for each id `once`: the store adds only the difference from the amounts that it added for
+    this id before. Repeating a settlement therefore adds nothing.
     """
 
     once: str
@@ -307,8 +315,8 @@ def entries_of(
 ) -> Iterator[LedgerLine]:
     """Yield the ledger entries of one account and day.
 
-    `totals` are by requested model, whichever model answered; earlier versions know only these. `served` is the part
-    of them that other models answered, by requested and served model.
+    `totals` is the usage by requested model, no matter which model answered; earlier versions of Unisono stored only
+    this. `served` is the part of this usage for which a different model answered, by requested and served model.
     """
     for model in sorted(totals):
         others = {other: used for (requested, other), used in sorted(served.items()) if requested == model}
@@ -320,10 +328,10 @@ def entries_of(
 
 
 class QuotaObserver(Protocol):
-    """Observer of quotas. Both methods return at once and do not raise."""
+    """Observer of quotas. Both methods return immediately and raise no exception."""
 
     def budget_changed(self, budget: BudgetState) -> None:
-        """Receive the state of a budget, after a reservation or a settlement."""
+        """Receive the new state of a budget, after a reservation or a settlement."""
         ...
 
     def quota_refused(self, limit: QuotaKind, account: Account) -> None: ...
@@ -333,9 +341,9 @@ class AccountStore(Protocol):
     """Storage for accounts. Every method may raise `StoreUnavailable`."""
 
     async def reserve(self, claim: QuotaReservation, *others: QuotaReservation) -> QuotaStatus:
-        """Reserve what all claims of one request ask for, or nothing if one of them is refused.
+        """Reserve all claims of one request, or none of them if one claim is refused.
 
-        Each claim is for a different account. Claims that are already reserved are not reserved a second time.
+        Each claim is for a different account. A claim that is already reserved is not reserved a second time.
         """
         ...
 
@@ -344,12 +352,12 @@ class AccountStore(Protocol):
         ...
 
     async def settle(self, *settlements: UsageRecord) -> None:
-        """Replace each claim by the actual usage and enter it in the ledger, each in one operation."""
+        """Replace each claim with the actual usage, and add it to the ledger in the same operation."""
         ...
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         """Return the entries of the days `since` to `until`, inclusive, of one account or of all.
 
-        They are ordered by day, account and model.
+        Days are YYYY-MM-DD in UTC. The entries are ordered by day, account and model.
         """
         ...

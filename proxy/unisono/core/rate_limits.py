@@ -1,4 +1,4 @@
-"""Limits per minute and of parallel requests, from an account's usage by second."""
+"""Check of the limits per minute and of parallel requests, from the usage per second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from unisono.core.quotas import WINDOW_S, QuotaKind, QuotaReservation, QuotaStat
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """Seconds of the current window, oldest first: (second, requests, tokens)."""
+    """Usage in the current window, oldest first.
+
+    `seconds` are triples: a second of the store's clock, and the requests and tokens counted in that second. `now` is
+    the current time of this clock.
+    """
 
     seconds: Sequence[tuple[int, int, int]]
     now: float
@@ -24,7 +28,7 @@ class Minute:
         return sum(second[2] for second in self.seconds)
 
     def free_after(self, kind: int, much: int) -> tuple[float, float]:
-        """Return the seconds until `much` of a kind is free again, and until all of it is.
+        """Return the seconds until `much` is available again, and until the whole limit is.
 
         `kind` is 1 for requests and 2 for tokens.
         """
@@ -37,7 +41,10 @@ class Minute:
         return again, every
 
     def refusal(self, claim: QuotaReservation, running: int) -> QuotaStatus | None:
-        """Return the status of a refused claim; None if the minute and `running` requests allow it."""
+        """Return the status of a refused claim; None if the limits allow the claim.
+
+        `running` is the number of requests in progress.
+        """
         limits = claim.limits
         if claim.is_owed:
             return None

@@ -17,13 +17,13 @@ def outcome_of(error: BaseException | None, *, has_finished: bool) -> tuple[Gene
         case UnisonoError():
             return GenerationOutcome.FAILED, error.code
         case asyncio.CancelledError() | GeneratorExit():
-            # After the last event, consumers do not iterate to the end.
+            # A consumer may stop iterating after the last event. This is not a cancellation.
             return (GenerationOutcome.COMPLETED if has_finished else GenerationOutcome.LEFT), ""
         case _:
             return GenerationOutcome.FAILED, InternalError.code
 
 
 def error_of_request(code: str, generations: Iterable[GenerationDone]) -> str:
-    """Return the error code of a request: `code`, or that of the first generation that failed."""
-    # `code` is that of an error body. A stream starts as a success, so only its generation has the code.
+    """Return the error code of a request: `code`, or the code of the first failed generation."""
+    # `code` is the code in an error body. A stream that fails later has no error body, so its generation has the code.
     return code or next((done.error for done in generations if done.error), "")

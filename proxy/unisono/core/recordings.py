@@ -1,4 +1,4 @@
-"""Recordings of answers and their store protocol. Like all state, they belong to a tenant."""
+"""Recordings of answers and their store protocol. Like all state, a recording has a tenant."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from unisono.core.frozen import dataclass
 class StoredTrace:
     """One recording.
 
-    `about` is its summary for lists, `document` the whole recording, both as opaque bytes; `at` is in seconds since
-    1970.
+    `about` is the summary for lists, and `document` is the whole recording. Stores do not interpret these bytes. `at`
+    is the time of the recording in seconds since 1970.
     """
 
     tenant: str
@@ -26,14 +26,15 @@ class TraceStore(Protocol):
     """Storage for recordings. Every method may raise `StoreUnavailable`."""
 
     async def keep_traces(self, *traces: StoredTrace, for_s: float, most: int) -> None:
-        """Store recordings for `for_s` seconds, at most `most` per tenant; the oldest are dropped.
+        """Store recordings for `for_s` seconds.
 
-        A recording replaces an earlier one with the same id.
+        If a tenant has more than `most` recordings, the oldest are dropped. A recording replaces an earlier recording
+        with the same id.
         """
         ...
 
     async def trace(self, tenant: str, id: str) -> StoredTrace | None: ...
 
     async def traces(self, tenant: str, limit: int = 20) -> tuple[StoredTrace, ...]:
-        """Return the latest recordings without their documents, newest first."""
+        """Return the newest `limit` recordings, without their documents, newest first."""
         ...

@@ -1,7 +1,7 @@
 """Recovery rules: the stable name of each rule and a sentence that explains it.
 
-This one table serves the recordings in `unisono trace`, the documentation and other explanations. Names appear in
-headers, metrics and notes; they do not change.
+`unisono trace`, the documentation and other explanations use this table. Rule names appear in headers, metrics and
+notes, so they do not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SWITCHABLE: Final = frozenset(
 # Recoveries from malformed Harmony output.
 PARSING_RULES: Final[Mapping[str, str]] = {
     "bad-token": "An id outside the vocabulary was dropped.",
-    "channel-repeated": "A header named its channel more than once; the last one was used.",
+    "channel-repeated": "A header named a channel more than once; the last channel was used.",
     "channel-spelling": "A misspelt channel was read as the known channel that it resembles.",
     "constrain-empty": "A content type marker without a content type was ignored.",
     "constrain-repeated": "A header repeated its content type; it was read once.",
@@ -39,9 +39,9 @@ PARSING_RULES: Final[Mapping[str, str]] = {
     "embedded-call": "A tool call began inside a preamble; the preamble was closed and the call was read.",
     "empty-channel": "A channel marker had no channel; the message was read as visible text.",
     "endoftext-stop": "The end-of-text token ended a message; it completes text but never a call.",
-    "foreign-role": "A message had another role than assistant. If the role is a declared tool and the message ends "
-    "as a call, it was read as that call. A message in the name of the system, a developer, a user or a tool was "
-    "dropped. Other text was emitted.",
+    "foreign-role": "The role of a message was not assistant. If the role is a declared tool and the message ends as a "
+    "call, the message was read as a call of that tool. A message in the name of the system, a developer, a user or a "
+    "tool was dropped. Other text was emitted.",
     "free-text-between": "Text between two messages was dropped.",
     "glued-role": "The role was joined to the next word of the header; both were read.",
     "header-order": "The content type preceded the recipient; both were read.",
@@ -49,13 +49,13 @@ PARSING_RULES: Final[Mapping[str, str]] = {
     "body.",
     "marker-in-recipient": "A recipient contained a marker; the marker was removed from the name.",
     "missing-channel": "A message had no channel; it was read as visible text.",
-    "missing-end": "A message began inside another; the first was closed.",
+    "missing-end": "A message began before the previous message ended; the previous message was closed.",
     "missing-start": "A message began without its start marker; the marker was supplied.",
     "no-markup": "The output had no Harmony markup; it was read as visible text.",
     "not-a-tool": "The recipient is not a tool; the body was read as text on its channel.",
-    "recipient-repeated": "A header named several recipients; the first one that is a tool was used.",
+    "recipient-repeated": "A header named several recipients; the first recipient that is a tool was used.",
     "recipient-spelling": "A misspelt recipient was read as the only declared tool that it can mean.",
-    "restored-stop": "The backend does not send the token that it stopped at; the terminator was restored.",
+    "restored-stop": "The backend did not send the stop token that ended the message; the terminator was restored.",
     "stray-header-words": "Words without meaning in a header were ignored.",
     "stray-special": "A special token that is not valid at its position was dropped.",
     "trailing-stop": "A second terminator after a complete message was dropped.",
@@ -70,12 +70,12 @@ OF_THE_ANSWER: Final[Mapping[str, str]] = {
     "analysis-only": "The model stopped after its reasoning, without an answer; an answer was opened and the model "
     "continued.",
     CODE_FENCE: "A code fence surrounded an answer that must be JSON; the fence was removed.",
-    DANGLING_PREAMBLE: "The model ended its turn after a preamble, without a call or an answer; it continued. The "
-    "second time, an answer was opened.",
+    DANGLING_PREAMBLE: "The model ended its turn after a preamble, without a call or an answer. The first time, the "
+    "model continued; the second time, an answer was opened.",
     REASONING_BUDGET: "The reasoning budget was used up; the model had to answer or to call a tool.",
     REGENERATED_ANSWER: "An answer did not have the required format; it was generated again.",
     REGENERATED_CALL: "A call had invalid arguments; it was generated again.",
-    REPETITION: "The output repeated itself. Reasoning was closed, blanks in JSON were removed, or the output was "
+    REPETITION: "The output repeated itself. Reasoning was closed, whitespace in JSON was removed, or the output was "
     "stopped.",
     TOOL_NOT_ALLOWED: "The model called a tool that the request does not allow; the call was not emitted.",
     UNDECLARED_TOOL: "The model called a tool that the request does not declare, and was informed of the declared "
@@ -87,15 +87,15 @@ OF_THE_ANSWER: Final[Mapping[str, str]] = {
 OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
     "approval-void": "A call was approved, but its tool is no longer available. The call was not made, and the model "
     "was informed.",
-    "bad-tool-arguments": "The arguments of a server tool call cannot be sent. The call was not made, and the model "
-    "was informed.",
+    "bad-tool-arguments": "The arguments of a server tool call were invalid. The call was not made, and the model was "
+    "informed.",
     "call-limit": "The limit of server tool calls was reached. The call was not made, and the model was informed.",
     "call-not-repeated": "It is unknown whether a server tool call was carried out; the call was not repeated.",
     "late-call": "The model called a server tool when no more calls were possible; the call was neither made nor "
     "emitted.",
     "repeated-call": "A server tool was called repeatedly with the same arguments. The call was not made again, and "
     "the model was informed.",
-    "tool-deadline": "The time limit for server tools passed, and the model was informed.",
+    "tool-deadline": "The time limit for server tools expired, and the model was informed.",
     "tool-left-out": "A server tool was unavailable or could not be declared to the model; the request continued "
     "without it.",
     "tools-ended": "No more server tools were run; an answer was opened and the model continued.",
@@ -103,7 +103,7 @@ OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
     "tools.",
 }
 
-# Recoveries from requests that the model cannot read as they are.
+# Recoveries from requests with content that the model cannot read.
 OF_THE_REQUEST: Final[Mapping[str, str]] = {
     MEDIA_LEFT_OUT: "The history contained images or other media. Each was replaced by a line of text.",
 }

@@ -14,19 +14,20 @@ from unisono.core.request_store import RequestFilter, ended_ms, has_failed
 
 MINUTE_S: Final = 60
 HOUR_S: Final = 3600
-# Lifetime of counts, by the length of their interval in seconds.
+# Lifetime of counts in seconds, by the length of their interval in seconds.
 COUNTS_KEPT_S: Final = {MINUTE_S: 2 * 86_400, HOUR_S: 60 * 86_400}
-# Maximum number of intervals of an answer.
+# Maximum number of intervals in the answer to a query.
 MAX_POINTS: Final = 1_500
 
-# Upper bounds of the histograms of durations, in seconds. A last bucket is unbounded.
+# Upper bounds of the histograms of durations, in seconds. The last bucket has no upper bound.
 BUCKETS_S: Final = tuple(round(0.005 * 1.4**step, 4) for step in range(34))
 
 
 class CountedGroup(NamedTuple):
-    """Requests with a facet in an interval of `step_s` seconds.
+    """Requests that have a facet and ended in an interval of `step_s` seconds.
 
-    `start` is its beginning in seconds since 1970. `facet` is empty for all requests.
+    `start` is the beginning of the interval in seconds since 1970. The group with an empty `facet` contains all
+    requests of the interval.
     """
 
     step_s: int
@@ -35,11 +36,11 @@ class CountedGroup(NamedTuple):
 
 
 def counts_of(records: Sequence[RequestRecord]) -> dict[CountedGroup, Mapping[str, int]]:
-    """Return the counts of these records, in minutes and in hours.
+    """Return the counts of these records, by minute and by hour.
 
-    Consecutive groups with the same requests share one mapping.
+    Groups that contain the same requests may share one mapping.
     """
-    # Records of one minute with the same names are added up first: each group receives only their sums.
+    # Records of one minute with the same tenant, key and model are added up first. Then the sums are added to groups.
     minutes: dict[tuple[int, str, str, str], list[RequestRecord]] = {}
     for record in records:
         minute = ended_ms(record) // (1000 * MINUTE_S) * MINUTE_S
@@ -63,7 +64,7 @@ def _sum(some: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int
 
 
 def _sums_of(records: Sequence[RequestRecord]) -> dict[str, int]:
-    """Return the counts of records with the same names."""
+    """Return the counts of these records, without zeros."""
     durations_s = [record.duration_s for record in records]
     first_token_s = [record.first_token_s for record in records if record.first_token_s is not None]
     sums = {
@@ -82,21 +83,24 @@ def _sums_of(records: Sequence[RequestRecord]) -> dict[str, int]:
 
 
 def _count_facets(tenant: str, key: str, model: str) -> tuple[str, ...]:
-    """Return the facets of a request's counts: every combination that a query may name."""
+    """Return the facets of a request's counts: each combination that a query may name."""
     owners = ("", f"tenant:{tenant}", f"key:{key}")
     return (*owners, *(f"{owner} model:{model}" for owner in owners)) if model else owners
 
 
 def count_facet(wanted: RequestFilter) -> str:
-    """Return the facet of the counts that fit the tenant, key and model of a filter."""
-    # A key belongs to one tenant.
+    """Return the facet of the counts for the tenant, key and model of a filter."""
+    # A key belongs to one tenant, so the tenant is not needed if the key is given.
     owner = f"tenant:{wanted.tenant}" if wanted.tenant is not None else ""
     owner = f"key:{wanted.key}" if wanted.key is not None else owner
     return f"{owner} model:{wanted.model}" if wanted.model else owner
 
 
 def percentile(counts: Mapping[str, int], name: str, share: float) -> float | None:
-    """Return the upper bound of the bucket at a share of a histogram; None if it is empty."""
+    """Return the upper bound of the bucket that contains a percentile; None without requests.
+
+    `name` is `duration` or `first_token`. `share` is the percentile divided by 100.
+    """
     buckets = [counts.get(f"{name}:{bucket}", 0) for bucket in range(len(BUCKETS_S) + 1)]
     rest = sum(buckets) * share
     if not rest:

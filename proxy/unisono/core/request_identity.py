@@ -1,4 +1,4 @@
-"""Ids of the current request for its spans: end user, response and conversation."""
+"""Ids of the current request for its trace spans: end user, response and conversation."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ IDENTITY: ContextVar[RequestIdentity] = ContextVar("IDENTITY", default=UNKNOWN)
 
 
 def identify(*, user: str | None = None, response_id: str | None = None, conversation_id: str | None = None) -> None:
-    """Set ids of the current request; None leaves an id as it is.
+    """Set ids of the current request; None leaves an id unchanged.
 
-    They apply to the generations that start later in this task.
+    The ids apply to generations that start later in this task. Ids of more than `MAX_ID_LENGTH` characters are
+    truncated.
     """
     known = IDENTITY.get()
     IDENTITY.set(

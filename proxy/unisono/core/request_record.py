@@ -1,4 +1,4 @@
-"""Record of one request: who sent it, who answered, and at what cost.
+"""Record of one request: its sender, the deployments that answered, times, usage and cost.
 
 It contains no content of the conversation.
 """
@@ -14,22 +14,22 @@ from unisono.core.generation import NO_USAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome
 from unisono.core.recorded_errors import error_of_request
 
-# Maximum characters of a value that the client chooses.
+# Maximum number of characters of a value that the client chooses.
 MAX_VALUE_LENGTH: Final = 256
-# Maximum number of attempts, recoveries and notes of a record.
+# Maximum number of attempts, of recoveries and of notes in a record.
 MAX_ENTRIES: Final = 32
-# Method of the record of an answer on a WebSocket or in the background.
+# Value of `method` for an answer on a WebSocket or in the background.
 NO_METHOD: Final = ""
 
 
 class RequestRecord(NamedTuple):
     """Facts about a request that has ended.
 
-    `at` is its start in seconds since 1970, `route` the path template, empty for an unknown path. `status` is the HTTP
-    status, `error` an error code. `tenant` is the team of a key that has one. `key` is the public id of a virtual key,
-    `key_name` its alias, `user` the end user that the request names. `model` is the requested model, `served_model` the
-    one that answered. `attempts` are pairs of a deployment and its error code, in order. Costs are in micro-dollars,
-    times in seconds.
+    `at` is the start of the request in seconds since 1970. `route` is the path template, empty for an unknown path.
+    `status` is the HTTP status, and `error` an error code, empty without an error. `tenant` is the team of the key if
+    it has a team. `key` is the public id of a virtual key, and `key_name` its alias. `user` is the end user that the
+    request names. `model` is the requested model, and `served_model` the model that answered. `attempts` are pairs of a
+    deployment and its error code, in order. Costs are in micro-dollars, times in seconds.
     """
 
     id: str
@@ -107,17 +107,17 @@ def _recoveries_of(generations: Sequence[GenerationDone]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rules))[:MAX_ENTRIES]
 
 
-# Whether a field is in the facts even if it has no value, in the order of the fields.
+# For each field of `RequestRecord`, in order: True if the facts include the field even if it has no value.
 _ALWAYS_IN_FACTS: Final = tuple(name in ("status", "duration_s") for name in RequestRecord._fields)
 _TIMES: Final = frozenset({"at", "duration_s", "first_token_s", "waited_s"})
-# Costs in a record are in micro-dollars.
+# Unit of the costs in a record, in dollars.
 COST_UNIT: Final = 1e-6
 
 
 def to_facts(record: RequestRecord) -> dict[str, Any]:
-    """Return the fields of a record that have a value, for JSON.
+    """Return the fields of a record that have a value, as JSON data.
 
-    Times are in seconds, the cost is in dollars.
+    Times are in seconds. The cost is in dollars, unlike in the record.
     """
     is_fact = map(any, zip(record, _ALWAYS_IN_FACTS, strict=True))
     facts: dict[str, Any] = dict(compress(zip(RequestRecord._fields, record, strict=True), is_fact))
@@ -133,9 +133,9 @@ def to_facts(record: RequestRecord) -> dict[str, Any]:
     return facts
 
 
-# Receiver of the record of each request. It returns at once and does not raise.
+# Receiver of the record of each request. It returns immediately and raises no exception.
 RecordSink: TypeAlias = Callable[[RequestRecord], None]
 
-# Generations of the current request that have ended. None outside of a request, and in a WebSocket, which may stay open
-# for hours: each answer there has a record of its own.
+# Generations of the current request that have ended. None outside of a request, and in a WebSocket. A WebSocket may
+# stay open for hours, so each answer on it has its own record.
 GENERATIONS: ContextVar[list[GenerationDone] | None] = ContextVar("GENERATIONS", default=None)

@@ -1,4 +1,4 @@
-"""Store protocol for request records; their counts are in `request_counts`."""
+"""Store protocol for request records; `request_counts` computes counts of these records."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Final, Protocol
 from unisono.core.frozen import dataclass
 from unisono.core.request_record import RequestRecord
 
-# Time after the deletion of a key's records in which no further ones are stored: requests may still be running.
+# After the records of a key are deleted, no further records of the key are stored for this number of seconds, because
+# requests may still be running.
 DELETED_S: Final = 86_400
-# Maximum number of digits of a time in milliseconds since 1970: a database has integers of 64 bits.
+# Maximum number of digits of a time in milliseconds since 1970, because databases have integers of 64 bits.
 MAX_CURSOR_DIGITS: Final = 15
-# Maximum number of records that one query visits.
+# Maximum number of records that one query reads.
 MAX_VISITED: Final = 20_000
 
 # Facet of records that failed, and of records with any recovery.
@@ -21,9 +22,10 @@ RECOVERED: Final = "recovered"
 
 @dataclass(frozen=True, slots=True)
 class RequestFilter:
-    """Conditions on records. All must hold; empty ones do not count.
+    """Conditions that a record must meet; an empty value or None is not a condition.
 
-    `recovery` is the name of a rule, or `any`. `since` and `until` limit the end of a request, in seconds since 1970.
+    `recovery` is the name of a recovery rule, or `any`. The request must have ended between `since` and `until`, in
+    seconds since 1970.
     """
 
     tenant: str | None = None
@@ -52,7 +54,7 @@ class RequestFilter:
 
 
 def facets_of(record: RequestRecord) -> tuple[str, ...]:
-    """Return the facets by which a record is found."""
+    """Return the facets of a record, by which queries find it."""
     facets = [f"tenant:{record.tenant}", f"key:{record.key}", f"status:{record.status}"]
     if record.model:
         facets.append(f"model:{record.model}")
@@ -79,8 +81,8 @@ def ended_ms(record: RequestRecord) -> int:
 class RequestPage:
     """Page of records, the latest first.
 
-    `cursor` continues after the last one; None at the end. A page may be short although more follow, because a query
-    visits a limited number of records.
+    `cursor` is the start of the next page; None if no more records follow. A page may contain fewer records than
+    requested although more follow, because one query reads a limited number of records.
     """
 
     records: tuple[RequestRecord, ...]
@@ -93,27 +95,33 @@ class RequestStore(Protocol):
     async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
         """Store records for `for_s` seconds, and add them to the counts.
 
-        Of more than `most` records, the oldest are dropped. A record with the id of an earlier one is ignored.
+        If the store has more than `most` records, the oldest are dropped. A record is ignored if a record with the same
+        id is stored already.
         """
         ...
 
     async def delete_requests(self, key: str, most: int) -> int:
-        """Delete at most `most` records of a key, the oldest first, and return their number.
+        """Delete at most `most` records of a key, the oldest first, and return the number deleted.
 
-        Counts stay. Records of requests that end within the next day (`DELETED_S`) are not stored.
+        The counts do not change. Records of the key's requests that end within the next day (`DELETED_S`) are not
+        stored.
         """
         ...
 
     async def request(self, id: str) -> RequestRecord | None: ...
 
     async def requests(self, wanted: RequestFilter, limit: int, cursor: str = "") -> RequestPage:
-        """Return the latest records, or those after `cursor`. Raises ValueError for an invalid one."""
+        """Return at most `limit` records, the latest first, after `cursor` if it is not empty.
+
+        Raises ValueError if `cursor` is invalid.
+        """
         ...
 
     async def request_counts(self, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
-        """Return the counts by the start of each interval from `since` to `until`.
+        """Return the counts of each interval from `since` to `until`, by the interval's start.
 
-        Only `model` and `key` or `tenant` of the filter apply.
+        `step_s` is the length of the intervals in seconds. Of the other fields of the filter, only `model`, `key` and
+        `tenant` apply; if `key` is set, `tenant` is ignored.
         """
         ...
 
@@ -123,7 +131,10 @@ def to_cursor(ended: int, id: str) -> str:
 
 
 def of_cursor(cursor: str) -> tuple[int, str]:
-    """Return the end and the id of the record at a cursor. Raises ValueError."""
+    """Return the end in milliseconds and the id of the record at a cursor.
+
+    Raises ValueError if the text is not a cursor.
+    """
     ended, _, id = cursor.partition(".")
     if not id or not ended.isdecimal() or len(ended) > MAX_CURSOR_DIGITS:
         raise ValueError("not a cursor")

@@ -6,7 +6,7 @@ from typing import Final
 
 from unisono.core.frozen import dataclass
 
-# Header by which the operator selects the deployment of a request.
+# Request header with which the operator selects the deployment of a request.
 DEPLOYMENT_HEADER: Final = "x-unisono-deployment"
 
 
@@ -14,10 +14,11 @@ DEPLOYMENT_HEADER: Final = "x-unisono-deployment"
 class RequestedRouting:
     """Fallbacks, retries, tags and deployment of one request.
 
-    `fallbacks` are model groups that replace the configured fallbacks; None keeps those. They exist, and the caller may
-    use them. With `no_fallbacks`, no other model answers, even if the prompt is too long. `num_retries` is the number
-    of attempts after the first one in each group, None for the configured number. `tags` select deployments.
-    `deployment` is the name of the only one that may answer, or empty.
+    `fallbacks` are model groups that replace the configured fallbacks; None keeps the configured fallbacks. It was
+    checked that these groups exist and that the caller may use them. With `no_fallbacks`, only the requested model may
+    answer, even if the prompt is too long for it. `num_retries` is the number of attempts after the first attempt in
+    each group; None for the configured number. `tags` select deployments. `deployment` is the name of the only
+    deployment that may answer; empty for no restriction.
     """
 
     fallbacks: tuple[str, ...] | None = None

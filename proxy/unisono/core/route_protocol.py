@@ -1,7 +1,8 @@
 """Routing protocol between engine and pool: route requests, slots, reports on attempts.
 
-Every request has one route. For each stretch of generating it gets a slot: on a healthy deployment with capacity that
-probably has the prompt cached. After a failure is reported, the next slot is on another deployment.
+Every request has one route. Whenever the request has to generate, the route gives it a slot. The slot is on a healthy
+deployment with free capacity, if possible on one that has the prompt in its cache. After a failure is reported, the
+next slot is on a different deployment.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from unisono.core.ports import Deployment
 from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 from unisono.errors import UnisonoError
 
-# Prompt prefixes as blocks; a block's hash covers all tokens up to its end.
-#
-# Two prompts share as many hashes as they share whole blocks from the beginning. That is the part of one that a
-# backend's prefix cache can reuse for the other. No randomness: every process computes the same hashes.
+# A prompt is divided into blocks. The hash of a block covers all tokens of the prompt up to the end of the block. The
+# number of hashes that two prompts share is therefore the number of whole blocks with which both begin. A backend that
+# has one of the prompts in its prefix cache can reuse these blocks for the other prompt. All processes compute the same
+# hashes.
 
-# Block size in tokens, coarser than any engine's own. The loss from cutting at a block end is a small part of any
-# prompt worth routing by prefix.
+# Block size in tokens, which is larger than the block size of any engine. The incomplete block at the end is ignored;
+# it is a small part of any prompt that is long enough for routing by prefix.
 BLOCK_TOKENS: Final = 128
 
 
 def blocks_of(tokens: Sequence[int], salt: str = "") -> tuple[int, ...]:
-    """Return 64-bit hashes of all whole blocks; prompts with different `salt` share none."""
+    """Return 64-bit hashes of all whole blocks; prompts with different `salt` share no hashes."""
     if len(tokens) < BLOCK_TOKENS:
         return ()
     digest = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
@@ -48,12 +49,13 @@ def blocks_of(tokens: Sequence[int], salt: str = "") -> tuple[int, ...]:
 class RouteRequest:
     """Request for a route.
 
-    Requests of one `owner` wait for each other; no other owner waits for all of them. Requests with the same `sticky`
-    value go to one deployment while it is healthy and no busier than others, to use its prefix cache. An empty
-    `sticky` allows any deployment. `passing` selects deployments that answer in the OpenAI API, and only those;
-    without it, Harmony deployments. Deployments with a name in `excluded` are not used. `identity` returns the name of
-    the requester, to which failures are attributed; empty for none. It is called only after a failure. `requested` is
-    the routing that the client chose. With `has_both_kinds`, another route leads to the deployments of the other kind.
+    The queue serves owners in turn: a request waits for earlier requests of the same `owner`, but not for all requests
+    of a different owner. Requests with the same `sticky` value go to one deployment, to use its prefix cache, while
+    this deployment is healthy and no busier than others. An empty `sticky` allows any deployment. `passing` selects
+    only deployments that answer in the OpenAI API; otherwise, only Harmony deployments are used. Deployments with a
+    name in `excluded` are not used. `identity` returns the name of the requester to which failures are attributed, or
+    an empty text; it is called only after a failure. `requested` is the routing that the client chose.
+    `has_both_kinds`: the model also has deployments of the other kind, which a second route uses.
     """
 
     model: str
@@ -70,10 +72,11 @@ class RouteRequest:
 class RouteRequirements:
     """Requirements of the next generation.
 
-    `prompt_tokens` counts the tokens of its prompt, `blocks` are their hashes (`core.prefix_blocks`). `max_tokens` is
-    the most that may be generated, None for what the context holds. `preferred_abilities` are from
-    `Capabilities.constrain` and `logit_bias`. A generation with `resumes` continues an answer that the client already
-    receives; it never waits for one that has not begun.
+    `prompt_tokens` is the number of tokens of its prompt, and `blocks` are the hashes of the prompt (`blocks_of`).
+    `max_tokens` is the largest number of tokens to generate; None for the rest of the context window.
+    `preferred_abilities` are names of abilities in `Capabilities`, such as constraint kinds and `logit_bias`.
+    `resumes`: the generation continues an answer that the client is receiving, so it does not wait for requests whose
+    answers have not begun.
     """
 
     prompt_tokens: int
@@ -85,9 +88,9 @@ class RouteRequirements:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt on a deployment; `failure` is the code of its error, empty for none.
+    """One attempt on a deployment; `failure` is its error code, empty if it did not fail.
 
-    `model` is the name under which the deployment is configured.
+    `model` is the model name under which the deployment is configured.
     """
 
     deployment: str
@@ -97,10 +100,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """Possibilities for another attempt after a failed one.
+    """Possibilities for another attempt after a failed attempt.
 
-    `available`: another deployment may be tried now. `later_s` is the pause, in seconds, after which a deployment that
-    failed before may be tried again; None if none may.
+    `available`: another deployment may be tried now. `later_s` is the number of seconds after which a deployment that
+    failed before may be tried again; None if no failed deployment may be tried again.
     """
 
     available: bool = False
@@ -108,7 +111,7 @@ class Prospects:
 
 
 class Slot(Protocol):
-    """Right to generate on one deployment, as a context; leaving it always releases the slot."""
+    """Right to generate on one deployment; a context manager that releases the slot on exit."""
 
     @property
     def deployment(self) -> Deployment: ...
@@ -123,50 +126,54 @@ class Slot(Protocol):
     ) -> Timeouts:
         """Begin an attempt and return its time limits.
 
-        `timeouts` are the configured ones; their `total_s` is the remaining time for the answer. `elsewhere`: whether
-        another deployment can be tried; `retries_left`: how often. `other_kind`: whether a deployment outside this
-        route takes over.
+        `timeouts` are the configured time limits, but their `total_s` is the time that is left for the answer.
+        `elsewhere`: another deployment can be tried if the attempt fails. `retries_left` is the number of further
+        attempts. `other_kind`: deployments outside this route can take over if all attempts fail.
         """
         ...
 
     def record_attempt(
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
     ) -> None:
-        """Record the timing of an attempt that answered, before `record_usage` ends it.
+        """Record the times of an attempt that answered; call this before `record_usage`.
 
-        `read_tokens` counts the tokens of the prompt that were not cached, None if the backend does not report it.
+        `first_token_s` is the time until the first token, and `largest_gap_s` the longest time between two tokens, in
+        seconds. `read_tokens` is the number of prompt tokens that were not cached; None if not reported.
         """
         ...
 
     def first_token_limit(self) -> AbstractAsyncContextManager[None]:
-        """Return a context for reading an attempt, which limits the wait for the first token.
+        """Return a context manager for an attempt, which limits the wait for the first token.
 
-        Raises BackendTimeout if no first token arrived and the deployment generated nothing for other requests either,
-        for longer than the learned limit. `record_first_token` ends the limit.
+        The context raises BackendTimeout if, for longer than the learned limit, no first token arrived and the
+        deployment generated no token for other requests either. `record_first_token` ends the limit.
         """
         ...
 
     def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
         """Set a callback for failed probes of the deployment during the wait for the first token.
 
-        The callback receives the seconds that the attempt may still take. None removes it. It is never called if no
-        other deployment can take over.
+        The callback receives the number of seconds that the attempt may still take. None removes the callback. It is
+        never called if no other deployment can take over.
         """
         ...
 
     def record_first_token(self) -> None:
-        """Report the first token: the prompt has been read. Repeated calls change nothing."""
+        """Report that the first token has arrived. Repeated calls change nothing."""
         ...
 
     def failed(self, error: UnisonoError) -> None:
-        """Report that the generation ended in `error`.
+        """Report that the generation failed with `error`.
 
-        The pool decides if the deployment is at fault.
+        The pool decides whether the deployment is at fault.
         """
         ...
 
     def record_usage(self, tokens: int) -> None:
-        """Report the end of a generation, for any reason, and its tokens (prompt and output)."""
+        """Report the end of a generation, successful or not, and its number of tokens.
+
+        `tokens` is the sum of prompt and output tokens.
+        """
         ...
 
     def succeeded(self) -> None:
@@ -185,12 +192,12 @@ class FailoverRoute(Protocol):
 
     @property
     def tries(self) -> Sequence[Attempt]:
-        """Attempts on all slots given so far, in order."""
+        """One attempt for each slot that the route has given so far, in order."""
         ...
 
     @property
     def retries_left(self) -> int:
-        """Retries that the configuration still allows after the attempt on the current slot."""
+        """Number of retries that the configuration still allows after the attempt on this slot."""
         ...
 
     @property
@@ -199,25 +206,25 @@ class FailoverRoute(Protocol):
         ...
 
     def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:
-        """Return the possibilities after an attempt that ended in `error`.
+        """Return the possibilities for another attempt after an attempt that failed with `error`.
 
-        Call before `Slot.failed`. `resumes` is as in `RouteRequirements`. `held` is False if the attempt got no slot;
-        such an attempt counts as failed too.
+        Call this before `Slot.failed`. `resumes` is as in `RouteRequirements`. `held` is False if the attempt failed
+        because it got no slot.
         """
         ...
 
     def retry_failed(self) -> None:
-        """Make failed deployments available again, once the pause of `Prospects.later_s` is over."""
+        """Make failed deployments available again; call this after waiting `Prospects.later_s`."""
         ...
 
     async def next_slot(self, demand: RouteRequirements) -> Slot:
         """Wait in the queue for the next slot, and return it.
 
-        If nothing failed since the last slot, the next one is at the same deployment, provided that a slot is free
-        there. A cancelled call leaves the queue.
+        If nothing failed since the last slot, the next slot is on the same deployment, provided that this deployment
+        has a free slot. A cancelled call leaves the queue.
 
-        Raises `BackendOverloaded` if the queue is full or the wait is too long. If no deployment works, it raises
-        `BackendUnavailable` or a similar error. If none is left to try, it raises the error of the last attempt.
+        Raises `BackendOverloaded` if the queue is full or the wait is too long. Raises `BackendUnavailable` or a
+        similar error if no deployment works. Raises the error of the last attempt if no deployment is left to try.
         """
         ...
 
@@ -226,5 +233,5 @@ class DeploymentPool(Protocol):
     """Live deployments by model name."""
 
     def route(self, request: RouteRequest) -> FailoverRoute:
-        """Return a route for one request. Raises `UnknownModel`."""
+        """Return a route for one request. Raises `UnknownModel` if no deployment has the model name."""
         ...

@@ -1,4 +1,4 @@
-"""Scores of given tokens: what a backend's model would have generated in their place."""
+"""Scores of given tokens: their log probabilities, and the tokens that are most likely."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from unisono.core.generation import Prompt, Timeouts
 from unisono.core.ports import Backend
 from unisono.core.trace_context import TraceContext
 
-# Alternatives per token that every scoring backend can report.
+# Number of alternatives per token that every scoring backend can report.
 SCORED_ALTERNATIVES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreJob:
-    """Tokens to score: the `targets` after a `prompt`.
+    """Tokens to score: the `targets`, which follow `prompt`.
 
-    The model reads each target, whatever it would have generated in its place. `top` is the number of alternatives per
-    token, from 1 to `SCORED_ALTERNATIVES`.
+    Each target is scored after the prompt and all earlier targets, even if the model would have generated different
+    tokens. `top` is the number of alternatives to report per token, from 1 to `SCORED_ALTERNATIVES`.
     """
 
     prompt: Prompt
@@ -34,9 +34,10 @@ class ScoreJob:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Log probability of one target, and the most likely tokens at its place, best first.
+    """Log probability of one target, and the most likely tokens at its position, best first.
 
-    `logprob` is None if the backend does not report it because the token is not among the most likely ones.
+    `top` are pairs of a token id and its log probability. `logprob` is None if the backend reports only the most likely
+    tokens, and the target is not among them.
     """
 
     token: int
@@ -50,7 +51,7 @@ class TokenScore:
 
     @property
     def rank(self) -> int | None:
-        """Place of the target among the alternatives, from 0; None if it is not among them."""
+        """0-based position of the target in `top`; None if `top` does not contain the target."""
         return next((place for place, (token, _) in enumerate(self.top) if token == self.token), None)
 
 
@@ -59,8 +60,9 @@ class ScoringBackend(Backend, Protocol):
     """Backend that scores given tokens, if its `Capabilities.scores` is true."""
 
     async def score(self, job: ScoreJob) -> Sequence[TokenScore | None]:
-        """Return a score for each target; None where the backend reports nothing.
+        """Return a score for each target; None for targets about which the backend reports nothing.
 
-        Cancelling the task frees the backend. Raises the `BackendError` family and `ContextTooLong`.
+        Cancelling the task ends the work of the backend. Raises `BackendError` or a subclass if the backend fails, and
+        `ContextTooLong` if prompt and targets exceed its context window.
         """
         ...

@@ -1,7 +1,7 @@
 """Arguments of a server tool call: the text to send, its members, a digest for comparisons.
 
-The text is sent as the model wrote it: Python converts no integer of more than 4,300 digits, and its JSON readers and
-writers support about a thousand levels of nesting.
+The text is sent as the model wrote it, without being parsed and written again. Python does not convert integers of more
+than 4,300 digits, and its JSON parser and writer support only about a thousand levels of nesting.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 from unisono.core.json_syntax import MAX_LEVELS, json_kind, leaf_tokens, levels
 
-# Maximum nesting of arguments whose members are read.
+# Maximum nesting depth of arguments whose members are read.
 MAX_MEMBER_LEVELS: Final = 200
-# Maximum digits of an integer that is read.
+# Maximum number of digits of an integer that is read.
 MAX_MEMBER_DIGITS: Final = 4_000
-# Maximum characters of a number quoted in an error.
+# Maximum number of characters of a number that an error quotes.
 QUOTED_CHARACTERS: Final = 40
 
 NOT_AN_OBJECT: Final = "they are not a JSON object"
 
+# Built-in tool whose calls contain code instead of JSON.
 PYTHON: Final = "python"
-# Trained tool whose body is code instead of JSON, and the argument for the code.
+# Argument of that tool for the code.
 CODE: Final = "code"
 
 
@@ -35,10 +36,10 @@ CODE: Final = "code"
 class ToolArguments:
     """Parsed arguments of a tool call.
 
-    `text` is the JSON object to send to the tool. `problem` says why the arguments are invalid; `text` is then `{}`
-    and must not be sent. `members` are the members of the object: integers of more than `MAX_MEMBER_DIGITS` digits are
-    None in it, and it is empty if the nesting is deeper than `MAX_MEMBER_LEVELS`. `digest` is equal for calls of one
-    tool with equal arguments.
+    `text` is the JSON object to send to the tool. `problem` is the reason why the arguments are invalid; `text` is then
+    `{}` and must not be sent. `members` are the members of the object. Integers of more than `MAX_MEMBER_DIGITS` digits
+    are None in `members`. If the nesting is deeper than `MAX_MEMBER_LEVELS`, `members` is empty. Calls of one tool with
+    equal arguments have the same `digest`.
     """
 
     text: str
@@ -50,7 +51,7 @@ class ToolArguments:
 def read_arguments(tool: str, text: str) -> ToolArguments:
     """Parse the arguments that the model wrote for `tool`; an empty text is an empty object.
 
-    For `python` every text is code, unless it is an object that holds the code.
+    For the tool `python`, the text is code, unless it is a JSON object that contains the code.
     """
     try:
         return _code(tool, text) if tool == PYTHON else _object(tool, text)
@@ -61,7 +62,10 @@ def read_arguments(tool: str, text: str) -> ToolArguments:
 
 
 def _code(tool: str, text: str) -> ToolArguments:
-    """Wrap code in an object, unless it is in one. Raises ValueError for lone surrogates."""
+    """Wrap code in a JSON object, unless it is wrapped already.
+
+    Raises ValueError if the code contains a lone surrogate.
+    """
     try:
         found = _object(tool, text)
     except ValueError:
@@ -76,8 +80,8 @@ def _code(tool: str, text: str) -> ToolArguments:
 def _object(tool: str, text: str) -> ToolArguments:
     """Parse a JSON object.
 
-    Raises ValueError for any other text, and for an object with lone surrogates or nested too deeply. The message
-    completes a sentence about the arguments.
+    Raises ValueError if the text is not a JSON object, contains a lone surrogate, or is nested too deeply. The error's
+    message is the rest of a sentence about the arguments, such as "they are not a JSON object".
     """
     text = text.strip() or "{}"
     depth = levels(text) if text.count("[") + text.count("{") > MAX_MEMBER_LEVELS else 0
@@ -126,9 +130,9 @@ def _check_characters(text: str) -> None:
 
 
 def _finite(text: str) -> float:
-    """Convert a number; raise ValueError if it exceeds a double.
+    """Convert a number; raise ValueError if it is out of the range of double-precision floats.
 
-    Most readers would take it as infinity.
+    Most JSON parsers would read such a number as infinity.
     """
     value = float(text)
     if math.isinf(value):

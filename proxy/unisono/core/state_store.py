@@ -1,8 +1,8 @@
 """State that outlives a request, and the `Store` protocol. Independent of any wire format.
 
-All state belongs to a tenant. A missing id and an id of another tenant both return None. Callers create the ids, which
-must be unguessable. Every write may be repeated with the same arguments if its reply was lost; it takes effect once. A
-refused write changes nothing. Failures of the store raise the `StoreError` family.
+All state belongs to a tenant. For a missing id and for an id of a different tenant, methods return None. Callers create
+the ids, which must be impossible to guess. If the reply to a write was lost, the write may be repeated with the same
+arguments; it takes effect only once. A refused write changes nothing. Errors are `StoreError` and its subclasses.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """One item under its id.
+    """One stored item.
 
-    `wire` is the item in the form of its API surface. `meaning` is its content for the model, with the exact generated
-    token ids. `meaning` is empty for an item that is only displayed, and has several items for a call with its result.
+    `wire` is the item in the format of its API surface. `meaning` is its content for the model, with the exact token
+    ids that were generated. `meaning` is empty for an item that is only displayed. For a server tool call, `meaning`
+    contains the call and its result.
     """
 
     id: str
@@ -53,11 +54,11 @@ class StoredItem:
 class StoredResponse:
     """One response.
 
-    `request` echoes the request; `notes` holds other data that the API surface needs again. `input` holds the items of
-    this turn only. Earlier items are found through `ancestors` or in `conversation`. `ancestors` are the ids of the
-    responses that this one continues, oldest first, the parent last. `first_day` is the date of the preamble,
-    YYYY-MM-DD; `created_at` is in seconds since 1970. A response is stored under its anchor: its conversation, or
-    itself.
+    `request` contains the fields of the request that the response repeats. `notes` contains other data that the API
+    surface needs again. `input` contains only the items of this turn. Earlier items are in the responses `ancestors`,
+    or in `conversation`. `ancestors` are the ids of the responses that this response continues, oldest first, the
+    parent last. `first_day` is the date of the preamble, YYYY-MM-DD. `created_at` is in seconds since 1970. A response
+    is stored under its anchor: the id of its conversation, or its own id.
     """
 
     id: str
@@ -87,7 +88,7 @@ class StoredResponse:
 class StoredConversation:
     """Head of a conversation; its items are read separately.
 
-    `revision` grows by one with every change of the items. The store sets it and ignores the caller's value.
+    The store increments `revision` with every change to the items, and ignores the caller's value.
     """
 
     id: str
@@ -98,16 +99,16 @@ class StoredConversation:
 
 
 # -- writing
-# A process that was paused may believe that it still holds a lease. The fence therefore travels with every write, and
-# the store compares it. The clock of the process decides nothing.
+# A process that was paused may believe that it still holds a lease. Every write therefore contains the fence, and the
+# store refuses the write if the fence is not the newest. This does not depend on the clock of the process.
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Right to write under an anchor.
 
-    The holder of a conversation's lease is the only writer of the conversation and its responses. `fence` grows with
-    every new owner. The store refuses a writer whose fence is not the newest.
+    Only the holder of a conversation's lease may write to the conversation and its responses. `fence` grows with every
+    new owner. The store refuses writes with a fence that is not the newest.
     """
 
     tenant: str
@@ -120,7 +121,8 @@ class Lease:
 class LogWrite:
     """Addition to a response's log in one atomic operation: events (opaque bytes) and token ids.
 
-    `first_event` is the sequence number of the first event, `first_token` the number of the first generated token.
+    `first_event` is the sequence number of the first event in `events`. `first_token` is the number of the first token
+    in `tokens`.
     """
 
     first_event: int = 0
@@ -140,7 +142,7 @@ class EventPage:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRun:
-    """Background response that a replica must carry on."""
+    """Background response that a replica must complete."""
 
     tenant: str
     response: str
@@ -148,9 +150,10 @@ class BackgroundRun:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Retention of state in seconds since its last write; a conversation is kept as a whole.
+    """Seconds for which state is stored after its last write.
 
-    `log_s` applies to the log of a finished response, `key_s` to idempotency keys.
+    All items of a conversation are stored equally long. `log_s` applies to the log of a finished response, and `key_s`
+    to idempotency keys.
     """
 
     response_s: float = 30 * 86400.0
@@ -165,8 +168,8 @@ NOTHING_LOGGED = LogWrite()
 class WriteOptions(TypedDict, total=False):
     """Optional parts of `Store.create` and `Store.update`, applied in the same atomic operation.
 
-    The write fails if `lease` is lost. `log` is appended to the response's log. `revision` is the expected revision of
-    the conversation, to which the input and output of a terminal response are appended.
+    The write fails if `lease` is lost. `log` is appended to the response's log. If the response is terminal, its input
+    and output are appended to its conversation; the write fails if the conversation does not have `revision`.
     """
 
     lease: Lease | None
@@ -177,47 +180,45 @@ class WriteOptions(TypedDict, total=False):
 class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Protocol):
     """Storage for state.
 
-    Any method may raise `StoreUnavailable`; each method names its other errors.
+    Any method may raise `StoreUnavailable`. The docstring of each method lists its other errors.
     """
 
     async def start(self) -> tuple[str, ...]:
-        """Prepare the store and return warnings for the operator.
-
-        They name settings under which state can be lost.
-        """
+        """Prepare the store and return warnings for the operator about settings that can lose state."""
         ...
 
     async def aclose(self) -> None: ...
 
     async def check(self, beginning: StoredResponse | None = None) -> None:
-        """Return if the store answers and accepts writes, and `beginning` is not too large.
+        """Check that the store answers and accepts writes; raise an error otherwise.
 
-        `beginning` is a response before anything of it is generated; it is not written. Raises `StoreTooLarge`.
+        `beginning` is a new response; it is not written. Raises `StoreTooLarge` if it is too large.
         """
         ...
 
     # -- responses
-    # The log is written together with the response: no reader sees a finished response without its last events.
+    # Log and response are written in one operation, so no reader sees a finished response without its last events.
 
     async def create(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
         """Store a new response and the beginning of its log, in one atomic operation.
 
-        Raises `NotFound` (no such conversation), `StoreConflict` (another response has the id, the lease is lost or
-        belongs to another owner, the conversation changed), `StoreTooLarge`.
+        Raises `NotFound` if the conversation does not exist, `StoreConflict` if a different response has the id, the
+        lease is lost or has a different owner, or the conversation has changed, and `StoreTooLarge`.
         """
         ...
 
     async def update(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
-        """Replace the mutable parts of a response that is not terminal; its input stays as created.
+        """Replace all parts except the input of a response that is not terminal.
 
-        A terminal status closes the log after `log`. Raises as `create`, and `NotFound` for a deleted response.
+        A terminal status closes the log after `log`. Raises the errors of `create`, and `NotFound` if the response was
+        deleted.
         """
         ...
 
     async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
-        """Return the responses in the order of `ids`, None for each missing one.
+        """Return the responses in the order of `ids`, with None for each missing response.
 
-        Raises `StoreUnreadable`.
+        Raises `StoreUnreadable` if a stored response is damaged.
         """
         ...
 
@@ -232,36 +233,37 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         """Return an item by its id alone, from any response or conversation of the tenant.
 
         An item of a response is available as long as the response is stored. An item that was appended to a
-        conversation is available for `Retention.conversation_s` after that.
+        conversation is available for `Retention.conversation_s` seconds after it was appended.
         """
         ...
 
     # -- logs
-    # Events and tokens are numbered by the writer. A repeated write is recognised by its numbers, and a gap is
-    # refused, so that a log is always a beginning of the answer.
+    # The writer numbers events and tokens. The store recognises a repeated write by these numbers, and refuses a write
+    # that would leave a gap. A log therefore always contains the beginning of the answer, without gaps.
 
     async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
         """Append to the log of a response that runs under `lease`.
 
-        Content that is already logged must be identical. Raises `NotFound`, `StoreConflict` (lease lost, a gap, other
-        content, or terminal).
+        Raises `NotFound` if the response does not exist. Raises `StoreConflict` if the lease is lost, the write would
+        leave a gap, content with the same numbers differs, or the response is terminal.
         """
         ...
 
     async def is_log_complete(self, lease: Lease, response: str) -> bool:
-        """Return False if the store may have lost the last log writes of another owner.
+        """Return False if the store may have lost the last log writes of an earlier owner.
 
-        This happens if the server failed over or restarted since those writes. A new owner calls this before its first
-        write; False is permanent for the response. Raises `NotFound`, `StoreConflict` (lease lost).
+        This can happen if the server of the store failed over or restarted since those writes. A new owner calls this
+        before its first write. Once False, the result stays False for the response. Raises `NotFound` if the response
+        does not exist, and `StoreConflict` if the lease is lost.
         """
         ...
 
     async def events(
         self, tenant: str, response: str, first: int, *, limit: int = 512, wait_s: float = 0.0
     ) -> EventPage | None:
-        """Return logged events from number `first` on; None if there is no log (any more).
+        """Return at most `limit` logged events from number `first` on; None if there is no log.
 
-        If there are none, wait up to `wait_s` seconds for new events or for the end.
+        If there are no such events yet, wait up to `wait_s` seconds for new events or for the end of the log.
         """
         ...
 
@@ -270,13 +272,13 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         ...
 
     # -- conversations
-    # The revision counts changes of the items. A response appends to the revision that it has read, so two answers to
-    # the same state cannot both be appended.
+    # The revision counts changes to the items. A response is appended only if the conversation still has the revision
+    # that the response continues. Two answers to the same state can therefore not both be appended.
 
     async def create_conversation(
         self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
     ) -> None:
-        """Store a new conversation. Raises `StoreConflict` (the id exists), `StoreTooLarge`."""
+        """Store a new conversation. Raises `StoreConflict` if the id exists, and `StoreTooLarge`."""
         ...
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None: ...
@@ -292,7 +294,7 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     ) -> tuple[StoredItem, ...] | None:
         """Return at most `limit` items in order, only those that follow the item `after`.
 
-        None if there is no such conversation or no item `after` in it.
+        Returns None if the conversation does not exist or does not contain the item `after`.
         """
         ...
 
@@ -309,9 +311,9 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     ) -> int:
         """Append items, all or none, and return the new revision.
 
-        With `revision`, append only if the conversation still has that revision; without it, a repeated call is not
-        recognised. Raises `NotFound`, `StoreConflict` (changed meanwhile, leased by another owner, an id already
-        present), `StoreTooLarge`.
+        If `revision` is None, the items are appended to any revision, and a repeated call appends them again. Raises
+        `NotFound` if the conversation does not exist, `StoreConflict` if it has a different revision, has a lease of a
+        different owner or contains one of the ids already, and `StoreTooLarge`.
         """
         ...
 
@@ -320,63 +322,65 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     ) -> StoredConversation | None: ...
 
     async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
-        """Return False if there was none. Raises `StoreConflict` while a lease is held."""
+        """Delete an item; return False if it did not exist. Raises `StoreConflict` during a lease."""
         ...
 
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
-        """Delete a conversation but not its responses; return False if there was none.
+        """Delete a conversation but not its responses; return False if it did not exist.
 
-        Raises `StoreConflict` while a lease is held.
+        Raises `StoreConflict` while any owner has the lease.
         """
         ...
 
     async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
         """Acquire the lease of `anchor` for `for_s` seconds; return None if another owner has it.
 
-        `force` revokes the other owner's lease. The same owner gets the same fence again.
+        With `force`, the lease of the other owner is revoked. An owner that has the lease already gets it with the same
+        fence.
         """
         ...
 
     async def renew(self, lease: Lease, for_s: float) -> bool:
-        """Return False if the lease is lost."""
+        """Extend the lease to `for_s` seconds from now; return False if the lease is lost."""
         ...
 
     async def release(self, lease: Lease) -> None: ...
 
     async def watch(self, run: BackgroundRun, for_s: float) -> None:
-        """Report the job through `lapsed` unless this is called again within `for_s` seconds."""
+        """Watch a background run: unless this is called again within `for_s` seconds, it has lapsed."""
         ...
 
     async def unwatch(self, run: BackgroundRun) -> None: ...
 
     async def lapsed(self, limit: int = 16) -> tuple[BackgroundRun, ...]:
-        """Return jobs whose watch has expired, the longest expired first.
+        """Return at most `limit` runs whose watch has expired, the longest expired first.
 
-        Each is returned until a replica watches or unwatches it.
+        Each run is returned again by later calls, until a replica watches or unwatches it.
         """
         ...
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
-        """Bind an idempotency key to a body (its digest), and return the response that owns the key.
+        """Bind an idempotency key to the digest of a body; return the response that owns the key.
 
-        That is the given one on first use, the earlier one on a repeat. Raises `KeyReused` for another body. A key is
-        stored for `Retention.key_s` from its first use, and for at least `for_s` seconds from now.
+        On first use of the key, the given response owns it; later, the response of the first use. Raises `KeyReused` if
+        the key is bound to a different body. A key is stored for `Retention.key_s` seconds from its first use, and for
+        at least `for_s` seconds from now.
         """
         ...
 
     async def unclaim(self, tenant: str, key: str, response: str) -> None:
-        """Release a key if it still belongs to that response, because the response was not created."""
+        """Release an idempotency key if the response owns it, because the response was not created."""
         ...
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
-        """Return the secret of that name, which is permanent and the same for all replicas.
+        """Return the secret with this name, which is permanent and the same for all replicas.
 
-        If the store has none yet, store and return `candidate`.
+        If the store has no such secret yet, it stores and returns `candidate`.
         """
         ...
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
-        """Add to a counter and return its value; each value of `once` adds only once.
+        """Add `amount` to a counter and return its value; each `once` is added only once.
 
         The counter is deleted `for_s` seconds after its last change.
         """

@@ -8,5 +8,5 @@ from enum import Enum
 class TableKey(Enum):
     """Enum whose members are hashed by identity."""
 
-    # The hash of `Enum` is a Python function, which would run for each lookup, for example for each token of a header.
+    # `Enum.__hash__` is a slow Python function, which would run for each look-up, for example for each header token.
     __hash__ = object.__hash__

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-# Length of a chain of references.
+# Maximum number of references in a chain that are followed.
 MAX_REFERENCES: Final = 64
 
 _NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -14,7 +14,10 @@ _DATA: Final = frozenset({"const", "enum", "default", "examples"})
 
 
 def is_tagged_union(schema: Mapping[str, object], root: Mapping[str, object]) -> bool:
-    """Return True if the branches of `oneOf` exclude each other by the discriminator property."""
+    """Return True if no two branches of `oneOf` allow the same discriminator value.
+
+    `root` is the whole schema, in which references are resolved.
+    """
     branches, discriminator = schema.get("oneOf"), schema.get("discriminator")
     if not isinstance(branches, list | tuple) or not isinstance(discriminator, Mapping):
         return False
@@ -31,14 +34,14 @@ def is_tagged_union(schema: Mapping[str, object], root: Mapping[str, object]) ->
 
 
 def for_grammar(schema: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the equivalent schema with `anyOf` for tagged unions, which more grammars support."""
+    """Return an equivalent schema with `anyOf` for tagged unions, which more engines support."""
     return _rewritten(schema, schema)
 
 
 def _tags(branch: object, tag: str, root: Mapping[str, object], depth: int = 0) -> frozenset[str]:
-    """Return the possible values, as JSON, of a branch's property `tag`.
+    """Return the possible values of a branch's property `tag`, as JSON texts.
 
-    Empty if others are possible.
+    The set is empty if the values are not limited to a list.
     """
     if not isinstance(branch, Mapping) or depth > MAX_REFERENCES:
         return frozenset()

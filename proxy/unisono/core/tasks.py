@@ -12,19 +12,19 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:
     for task in running:
         task.cancel()
     if running:
-        # Awaiting a task itself would confuse its cancellation with one of the caller.
+        # Awaiting a cancelled task raises CancelledError, which would look like a cancellation of the caller.
         await asyncio.wait(running)
 
 
 async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks whose errors do not matter any more, and wait until they have ended."""
+    """Cancel tasks, ignore their errors, and wait until they have ended."""
     running = []
     for task in tasks:
         if not task.done():
             task.cancel()
             running.append(task)
         elif not task.cancelled():
-            # The event loop logs errors that nobody has retrieved.
+            # Retrieve the error, because the event loop logs errors that were never retrieved.
             task.exception()
     if running:
         await asyncio.gather(*running, return_exceptions=True)

@@ -1,8 +1,9 @@
 """Server tools: tools that the gateway runs on tool servers, and the `ToolHost` protocol.
 
-This module is independent of any wire protocol: an engine knows a tool's name and arguments, has it run, and gets text
-back. An error of a tool or its server during a call is an outcome, because the model reads it and continues. Only
-errors of the request itself (a forbidden server, an unavailable tool list) are raised.
+This module is independent of any wire protocol: the engine passes a tool's name and arguments to the host, which runs
+the tool and returns text. If a tool or its server fails during a call, the error is an outcome: the model reads it and
+continues. Exceptions are raised only for errors of the request itself, such as a forbidden server or an unavailable
+tool list.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from unisono.core.elicitation import ToolQuestion, UserAnswer
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments
 
-# Unique wire names for server tools; models allow 64 letters, digits, `_` and `-`.
+# Names of server tools in prompts. A name may have at most 64 characters: letters, digits, `_` and `-`.
 #
-# An ordinary tool name under an ordinary server label becomes `label__tool`, from which both can be read back. Any
-# other pair gets a readable stem and a digest of both. A name depends on the pair alone, so it stays the same in a
-# continued conversation. No two tools of one table share a name.
+# The name of an ordinary tool on a server with an ordinary label is `label__tool`, from which label and tool can be
+# derived. In all other cases, the name consists of a readable stem and a digest of label and tool. A name depends only
+# on label and tool, so it stays the same in a continued conversation. The names of one request are unique.
 
 MAX_NAME_LENGTH: Final = 64
 SEPARATOR: Final = "__"
@@ -34,9 +35,9 @@ _ODD = re.compile(r"[^a-zA-Z0-9-]+")
 
 
 class ToolNames:
-    """Names of a set of server tools.
+    """Unique names for a set of server tools; `tools` are pairs of server label and tool name.
 
-    `reserved` are names in other use, such as the client's tools.
+    `reserved` are names that must not be assigned, such as the names of the client's tools.
     """
 
     def __init__(self, tools: Iterable[tuple[str, str]] = (), reserved: Iterable[str] = ()) -> None:
@@ -49,7 +50,7 @@ class ToolNames:
     def add(self, label: str, tool: str) -> str:
         """Return the name under which the model knows `tool` of the server `label`.
 
-        The first call assigns a free name; further calls return the same one.
+        The first call assigns a free name; further calls return the same name.
         """
         known = self._names.get((label, tool))
         if known is not None:
@@ -60,7 +61,7 @@ class ToolNames:
         return name
 
     def tool(self, name: str) -> tuple[str, str] | None:
-        """Return the label and the tool for `name`; None if unknown."""
+        """Return the server label and the tool name for `name`; None if the name was not assigned."""
         return self._tools.get(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -72,8 +73,8 @@ class ToolNames:
 
 def _candidates(label: str, tool: str) -> Iterator[str]:
     plain = f"{label}{SEPARATOR}{tool}"
-    # The plain name must be readable back to the same pair. A label that contains the separator, or ends in half of
-    # it, could give two pairs one name.
+    # It must be possible to derive the same pair from the plain name. If a label contains the separator or ends with
+    # half of the separator, two pairs could have the same plain name.
     if (
         len(plain) <= MAX_NAME_LENGTH
         and tool
@@ -81,7 +82,7 @@ def _candidates(label: str, tool: str) -> Iterator[str]:
         and plain.split(SEPARATOR, 1) == [label, tool]
     ):
         yield plain
-    # Single underscores only, so that this name never equals a plain one.
+    # The stem contains only single underscores, so that this name never equals a plain name.
     stem = _ODD.sub("_", f"{label}_{tool}").strip("_")
     attempt = 0
     while True:
@@ -103,8 +104,8 @@ class ToolTransport(StrEnum):
 class HostedTool:
     """Tool as its server describes it.
 
-    `server` is the server's label, `schema` the JSON Schema of the arguments. `annotations` are unverified hints of
-    the server (`readOnlyHint`, ...).
+    `server` is the label of the server, and `schema` is the JSON Schema of the arguments. `annotations` are hints from
+    the server that the gateway cannot verify, such as `readOnlyHint`.
     """
 
     server: str
@@ -123,8 +124,9 @@ class HostedTool:
 class ToolFilter:
     """Subset of a server's tools.
 
-    Tools are selected by name, by the server's read-only claim, or both; None means no restriction. `excluded` tools
-    never match. With `unasked`, only tools match that this approval lets run without asking.
+    `names` and `read_only` select tools by their name and by the server's claim that they are read-only; None means no
+    restriction. Tools with a name in `excluded` never match. With `unasked`, a tool matches only if this policy does
+    not require an approval for it.
     """
 
     names: frozenset[str] | None = None
@@ -138,7 +140,7 @@ class ToolFilter:
         return named and matches_access and (self.unasked is None or not self.unasked.needed(tool))
 
     def __and__(self, other: ToolFilter) -> ToolFilter:
-        """Return the filter for tools that match both; at most one of them may have `unasked`."""
+        """Return a filter for tools that match both filters; at most one may have `unasked`."""
         assert self.unasked is None or other.unasked is None
         named = [names for names in (self.names, other.names) if names is not None]
         values = {value for value in (self.read_only, other.read_only) if value is not None}
@@ -150,15 +152,16 @@ class ToolFilter:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """Approval policy for calls.
+    """Policy that decides which calls need an approval.
 
-    `always` wins over `never`; a tool in neither is decided by `otherwise`. By default, approval is required.
+    Tools that match `always` need an approval. Of the other tools, those that match `never` need none. For the rest,
+    `otherwise` decides. By default, all calls need an approval.
     """
 
     always: ToolFilter | None = None
     never: ToolFilter | None = None
     otherwise: bool = True
-    # Second policy; a call that it wants approved needs approval in any case.
+    # Second policy. A call needs an approval if either policy requires one.
     second: Approval | None = None
 
     def needed(self, tool: HostedTool) -> bool:
@@ -173,7 +176,10 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Tool server as a local process; it sees `environment` and a few harmless variables only."""
+    """Tool server that runs as a local process.
+
+    Its environment contains only `environment` and a few harmless variables.
+    """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -184,8 +190,8 @@ class Command:
 class ClientCredentials:
     """OAuth client credentials.
 
-    They are sent only to the authorization server `issuer`, even if a tool server names another. The tool server
-    determines the requested scope.
+    They are sent only to the authorization server `issuer`, even if a tool server names a different authorization
+    server. The tool server determines the requested scope.
     """
 
     client_id: str
@@ -195,7 +201,7 @@ class ClientCredentials:
 
 @dataclass(frozen=True, slots=True)
 class ToolTimeouts:
-    """Time limits in seconds: connecting, listing, one call, and keeping an unused connection."""
+    """Time limits in seconds: to connect, to list tools, for one call, for an idle connection."""
 
     connect_s: float = 10.0
     list_s: float = 30.0
@@ -203,7 +209,7 @@ class ToolTimeouts:
     idle_s: float = 300.0
 
 
-# Separator in an owner name: the owner of the connections, then one of its connections.
+# Separator in `ToolServer.owner`, between the owner of the connections and the name of one connection.
 TALK = "\0"
 
 
@@ -211,11 +217,11 @@ TALK = "\0"
 class ToolServer:
     """Address and permissions of a tool server.
 
-    `configured` marks a server from the operator's configuration. Only such a server may be a command, and only its
-    address is used without a check. `owner` owns the connection. Connections are never shared between owners, since
-    servers store state per connection. The part of `owner` that follows `TALK` names one of the owner's connections.
-    `headers` and `authorization` (the value that follows `Bearer`) are sent to this server only. `idempotent` names
-    tools that the operator declares safe to run twice.
+    `configured` marks a server from the operator's configuration. Only a configured server may be a command, and only
+    its address is used without a check. Connections are never shared between owners, because servers store state per
+    connection. In `owner`, `TALK` may separate the owner from the name of one of its connections. `headers` and
+    `authorization` (the value that follows `Bearer`) are sent only to this server. `idempotent` are the names of tools
+    that may run twice, according to the operator.
     """
 
     label: str
@@ -230,18 +236,19 @@ class ToolServer:
     idempotent: frozenset[str] = frozenset()
     approval: Approval = field(default_factory=Approval)
     description: str = ""
-    # Simultaneous calls of all owners together; further calls wait, and owners alternate.
+    # Maximum number of simultaneous calls of all owners together. Further calls wait, and owners take turns.
     concurrent: int = 8
     configured: bool = False
     owner: str = ""
-    # Builtin tool that this server implements: `browser`, `python` or `container`. The model then sees the server's
-    # tools under their trained names.
+    # Built-in tool that this server implements: `browser`, `python` or `container`. The prompt then declares the
+    # server's tools under the names on which the model was trained.
     builtin: str = ""
-    # Request field with the server's address, for errors; empty for a configured server.
+    # Request field that contains the server's address, for error messages; empty for a configured server.
     at: str = ""
-    # Whether the model knows the server's tools only after a search. Without a search, it knows them from the start.
+    # True if the prompt declares the server's tools only after a search has found them. Requests without a search
+    # ignore this field.
     deferred: bool = False
-    # Whether its tools may ask the user.
+    # True if the server's tools may ask the user questions.
     may_ask: bool = True
 
 
@@ -257,8 +264,8 @@ class LeftOutTool:
 class ToolList:
     """Permitted tools of a server, in the server's order.
 
-    `digest` stays equal as long as the tools do, so a caller can detect a change during a response. `left_out` are
-    tools whose names cannot be used.
+    `digest` changes if the tools change, so a caller can detect a change during a response. `left_out` are tools that
+    cannot be offered because of their names.
     """
 
     tools: tuple[HostedTool, ...]
@@ -270,9 +277,9 @@ class ToolList:
 class ServerToolCall:
     """A call of a server tool as the model wrote it; `arguments` is its unparsed text.
 
-    `approval` is the id of the granted approval, for a call that is in the conversation already. Such a call has no
-    new tokens; `earlier_tokens` are those in the conversation. A call with a `question` repeats one whose tool asked
-    the user. It waits for the client, and is made with the `answer`.
+    A call with an `approval` was approved by the client: it is in the conversation already, and `approval` is the id of
+    the approval. Such a call has no new `tokens`; `earlier_tokens` are its tokens in the conversation. A call with a
+    `question` repeats a call whose tool asked the user. It runs after the client has sent the `answer`.
     """
 
     call_id: str
@@ -285,10 +292,10 @@ class ServerToolCall:
     answer: UserAnswer | None = None
 
 
-# Label of the server that stands for the gateway's own search for tools. No request can name it.
+# Server label under which the gateway's own search for tools appears. No request can use this label.
 SEARCH_LABEL = "builtin:tool_search"
-# Keys in the structured outcome of a search: the names of the found tools, and the server label and own name of those
-# that a server runs.
+# Keys in the structured outcome of a search: the names of the found tools; and for found tools of servers, the server
+# label and the server's name for the tool, by tool name.
 FOUND = "found"
 FOUND_ON = "found_on"
 
@@ -297,8 +304,9 @@ FOUND_ON = "found_on"
 class ToolSearch:
     """Search for deferred tools, which the gateway runs without a server.
 
-    `tool` is what the model calls, under the tool's own name. `run` takes the arguments and the deferred tools of
-    servers. Its outcome has the names of the found tools under `FOUND`.
+    `tool` is the declaration of the search; the model calls it by its own name, without a server label. `run` takes the
+    arguments of a call and the deferred tools of servers. The structured outcome contains the names of the found tools
+    under `FOUND`.
     """
 
     tool: HostedTool
@@ -306,7 +314,7 @@ class ToolSearch:
 
     @property
     def server(self) -> ToolServer:
-        """Server that stands for the search. It may run twice, and needs no approval."""
+        """Server entry under which the search appears; it is idempotent and needs no approval."""
         idempotent = frozenset({self.tool.name})
         return ToolServer(SEARCH_LABEL, approval=Approval(otherwise=False), idempotent=idempotent)
 
@@ -315,9 +323,9 @@ class ToolSearch:
 class ToolOutcome:
     """Outcome of a call, as text for the model; `structured` is the server's own JSON, if any.
 
-    `outcome_unknown` means that the call was sent but no valid answer arrived. It may have been carried out, and must
-    not be repeated unless the tool is known to be idempotent. With a `question`, the tool has no result yet: the call
-    is made again with the answer of the user.
+    `outcome_unknown`: the call was sent, but no valid answer arrived. The call may have been carried out, and must not
+    be repeated unless the tool is idempotent. With a `question`, the tool has no result yet; the call is repeated with
+    the answer of the user.
     """
 
     text: str
@@ -328,7 +336,7 @@ class ToolOutcome:
 
 
 def found_names(outcome: ToolOutcome) -> list[str]:
-    """Return the names of the tools that a search found; none for the outcome of another call."""
+    """Return the names of the tools that a search found; empty for any other call."""
     structured = outcome.structured
     names = structured.get(FOUND) if isinstance(structured, dict) else None
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -342,14 +350,14 @@ class ToolHost(Protocol):
     """Runner of server tools. Deadlines are times of the running event loop, in seconds."""
 
     async def start(self) -> None:
-        """Load the client libraries, so that no call waits for them; no server is contacted yet."""
+        """Load the client libraries, so that no later call has to wait; contacts no server."""
         ...
 
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
         """Return the permitted tools of `server`.
 
-        Raises `ToolServerNotAllowed` or `InvalidRequest` for a server that must not be contacted like this, else the
-        `ToolServerError` family.
+        Raises `ToolServerNotAllowed` or `InvalidRequest` if the server must not be contacted or its settings are
+        invalid. Raises `ToolServerError` or a subclass if the server fails.
         """
         ...
 
@@ -366,9 +374,9 @@ class ToolHost(Protocol):
     ) -> ToolOutcome:
         """Run a tool. Cancelling notifies the server and frees the connection.
 
-        With `can_ask`, the outcome may be a question, and `answer` is the user's to the last one of the same call.
-        Errors of the tool, its server or the network are outcomes; raises only `ToolServerNotAllowed` and
-        `InvalidRequest`.
+        With `can_ask`, the outcome may be a question. `answer` is the user's answer to the last question of the same
+        call. If the tool, its server or the network fails, the error is an outcome. Raises only `ToolServerNotAllowed`
+        and `InvalidRequest`, as `list_tools`.
         """
         ...
 

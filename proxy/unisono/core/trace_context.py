@@ -1,7 +1,7 @@
 """Position of a request in a distributed trace: reads and writes W3C Trace Context headers.
 
-No randomness: ids of child spans are derived from the parent's. The code that sends a span to a backend and the code
-that exports it later therefore compute the same id independently.
+Ids of child spans are not random, but derived from the id of the parent span. The code that sends a span id to a
+backend, and the code that exports the span later, can therefore compute the same id independently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 class TraceContext:
     """Position in a distributed trace, as in W3C Trace Context.
 
-    Ids are lower-case hexadecimal; `state` is passed on unchanged.
+    Ids are in lower-case hexadecimal. `state` is the header `tracestate`, which is passed on unchanged.
     """
 
     trace_id: str
@@ -31,7 +31,7 @@ class TraceContext:
 
     @classmethod
     def read(cls, parent: str, state: str = "") -> Self | None:
-        """Parse the headers `traceparent` and `tracestate`; return None if invalid."""
+        """Parse the headers `traceparent` and `tracestate`; return None if the former is invalid."""
         match = _TRACEPARENT.fullmatch(parent)
         if match is None:
             return None
@@ -52,28 +52,28 @@ class TraceContext:
         return {"traceparent": self.parent} | ({"tracestate": self.state} if self.state else {})
 
     def child(self, name: str) -> TraceContext:
-        """Return the child span of that name; the id is the same wherever it is computed."""
+        """Return the child span with this name; its id depends only on this span and the name."""
         digest = blake2b(f"{self.trace_id}{self.span_id}{name}".encode(), digest_size=8).hexdigest()
         return TraceContext(self.trace_id, digest, self.sampled, self.state)
 
 
-# Span named by the request that is being processed; None if it named none.
+# Span in the headers of the request that is being processed; None if the headers contain no span.
 ARRIVED: ContextVar[TraceContext | None] = ContextVar("ARRIVED", default=None)
 
-# Current span of a generation, the parent for tool server spans; None if nothing is traced.
+# Current span of a generation, which is the parent of spans of tool servers; None if the request is not traced.
 DOING: ContextVar[TraceContext | None] = ContextVar("DOING", default=None)
 
 
 def step_span(number: int) -> str:
-    """Return the name of a step's span for `TraceContext.child`; steps count from 0."""
+    """Return the name of a step's span for `TraceContext.child`; `number` is 0-based."""
     return f"step {number}"
 
 
 def try_span(number: int) -> str:
-    """Return the name of an attempt's span below its step, by its number within the answer."""
+    """Return the name of an attempt's span; `number` is its 0-based number within the answer."""
     return f"try {number}"
 
 
 def tool_span(number: int) -> str:
-    """Return the name of a server tool call's span below its answer's span."""
+    """Return the name of a server tool call's span; `number` is 0-based within the answer."""
     return f"tool {number}"

@@ -1,4 +1,4 @@
-"""Estimates of the billed units of a request, until its server reports its own. Pure."""
+"""Estimates of the billed units of a request, until its server reports the actual units."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from unisono.core.billed_units import MAX_UNITS, BilledUnits
 from unisono.core.conversation import Json
 from unisono.core.passthrough_request import UPLOAD_APIS, Api
 
-# Bytes for each second of audio without a report: MP3 of 128 kbit/s.
+# Assumed bytes per second of audio if the server reports no duration: MP3 at 128 kbit/s.
 AUDIO_BYTES_PER_SECOND: Final = 16_000
-# Bytes for each second of audio that is reserved: speech is rarely encoded with less than 32 kbit/s.
+# Assumed bytes per second of audio for reservations: speech is rarely encoded at less than 32 kbit/s.
 MIN_AUDIO_BYTES_PER_SECOND: Final = 4_000
-# A query of Cohere's rerankers includes this number of documents, each with up to this number of tokens.
+# Cohere bills one query of a reranker for up to this number of documents, each with up to this number of tokens.
 DOCUMENTS_PER_QUERY: Final = 100
 TOKENS_PER_DOCUMENT: Final = 500
 CHARACTERS_PER_TOKEN: Final = 4
@@ -23,7 +23,7 @@ QUERY_APIS: Final = frozenset({Api.EMBEDDINGS, Api.RERANK, Api.SCORE, Api.MODERA
 
 
 def estimated_units(api: Api, body: Mapping[str, Json], upload_bytes: int = 0) -> BilledUnits:
-    """Return the units of a request whose server reports none."""
+    """Return the units that are billed for a request whose server reports no units."""
     return BilledUnits(
         queries=int(api in QUERY_APIS),
         images=_images(body) if api is Api.IMAGES else 0,
@@ -33,7 +33,11 @@ def estimated_units(api: Api, body: Mapping[str, Json], upload_bytes: int = 0) -
 
 
 def reserved_units(api: Api, body: Mapping[str, Json], tokens: int, upload_bytes: int, parts: int) -> BilledUnits:
-    """Return the units to reserve for a request that is sent in `parts`, rather too many."""
+    """Return the units to reserve for a request, which are rather too many than too few.
+
+    `tokens` is the estimated number of input tokens, `upload_bytes` the size of the uploaded file, and `parts` the
+    number of requests to the server.
+    """
     units = estimated_units(api, body, upload_bytes)
     documents = body.get("documents")
     queries = units.queries * parts
@@ -49,7 +53,7 @@ def _images(body: Mapping[str, Json]) -> int:
 
 
 def _characters(value: Json) -> int:
-    """Return the characters of an input: a text, token ids, or a list of these."""
+    """Return the number of characters of an input: a text, token ids, or a list of these."""
     if isinstance(value, str):
         return min(len(value), MAX_UNITS)
     if not isinstance(value, list):
