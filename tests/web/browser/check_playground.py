@@ -73,7 +73,10 @@ def test_a_raw_completion_shows_its_markers(stage: dict[str, str], opened: Opene
 def test_recoveries_are_explained(stage: dict[str, str], opened: Opened, surface: str) -> None:
     page = opened(f"{stage['open']}/#/playground")
     answer = ask(page, "say mended", API=surface)
-    assert "missing-end A message began before the previous message ended; the previous message was closed." in answer.inner_text()
+    assert (
+        "missing-end A message began before the previous message ended; the previous message was closed."
+        in answer.inner_text()
+    )
     # The tokens beside the answer have the recovery at its position.
     answer.locator(".side .repair", has_text="missing-end").wait_for()
 
