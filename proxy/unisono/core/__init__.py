@@ -1,1 +1,1 @@
-"""Nouns and protocols shared by every package. Standard library only."""
+"""Types and protocols that all packages share. Uses no third-party library."""

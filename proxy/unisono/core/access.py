@@ -156,21 +156,21 @@ class KeyStore(Protocol):
     async def key(self, key: str) -> KeyRecord | None:
         """Return the key with this public id, or None.
 
-        Raises `StoreUnreadable` if the stored record is damaged.
+        Raises `StoreUnreadable` if the stored record cannot be read.
         """
         ...
 
     async def key_of(self, digest: str) -> KeyRecord | None:
         """Return the key that has this digest, even if the key is revoked or expired, or None.
 
-        Raises `StoreUnreadable` if the stored record is damaged.
+        Raises `StoreUnreadable` if the stored record cannot be read.
         """
         ...
 
     async def keys(self) -> tuple[KeyRecord, ...]:
         """Return all keys, including revoked keys, oldest first.
 
-        Raises `StoreUnreadable` if a stored record is damaged.
+        Raises `StoreUnreadable` if a stored record cannot be read.
         """
         ...
 

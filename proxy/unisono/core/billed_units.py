@@ -7,7 +7,7 @@ from typing import Final
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 
-# Maximum of each unit, so that costs stay within the number range of the stores.
+# Maximum number of each unit, so that costs stay within the number range of the stores.
 MAX_UNITS: Final = 10**7
 
 

@@ -105,14 +105,14 @@ class DirectoryStore(Protocol):
     async def entries(self, *ids: tuple[EntryKind, str]) -> tuple[DirectoryEntry | None, ...]:
         """Return the entries in the order of `ids`, with None for each missing entry.
 
-        Raises `StoreUnreadable` if a stored entry is damaged.
+        Raises `StoreUnreadable` if a stored entry cannot be read.
         """
         ...
 
     async def directory(self, kind: EntryKind) -> tuple[DirectoryEntry, ...]:
         """Return all entries of a kind, oldest first.
 
-        Raises `StoreUnreadable` if a stored entry is damaged.
+        Raises `StoreUnreadable` if a stored entry cannot be read.
         """
         ...
 

@@ -61,7 +61,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Finished answer: all items in order, reasoning and calls included.
+    """Finished answer: all items in order, including reasoning and calls.
 
     `recoveries` are the names of the recovery rules that were applied.
     """

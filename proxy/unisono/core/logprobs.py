@@ -24,7 +24,7 @@ ScoredToken: TypeAlias = tuple[int, TokenLogprob | None]
 
 @dataclass(slots=True)
 class _Text:
-    """Progress of the matching of one emitted text.
+    """Progress in matching one emitted text with generated tokens.
 
     `position` is the index of the next generated token; None if no further tokens can be matched.
     """

@@ -124,7 +124,7 @@ class StepDone:
     gaps: Sequence[int] = ()
     gaps_s: float = 0.0
     prompt: Sequence[int] = ()
-    # Billed units besides tokens, such as images.
+    # Billed units other than tokens, such as images.
     units: BilledUnits = NO_UNITS
 
 

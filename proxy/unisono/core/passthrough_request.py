@@ -35,7 +35,7 @@ class Api(StrEnum):
 
 
 class ModelMode(StrEnum):
-    """Kind of output of a model, under LiteLLM's name. All modes that generate text are `CHAT`."""
+    """Kind of a model's output, with LiteLLM's names. All modes that generate text are `CHAT`."""
 
     CHAT = "chat"
     EMBEDDING = "embedding"

@@ -98,7 +98,7 @@ def owner_of(account: Account) -> tuple[str, str]:
 
 
 class QuotaKind(StrEnum):
-    """Limit that refused a request."""
+    """Limit because of which a request was refused."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"

@@ -7,7 +7,7 @@ from typing import Final
 
 from unisono.core.frozen import dataclass
 
-# Maximum characters of an id that the client chooses.
+# Maximum number of characters of an id that the client chooses.
 MAX_ID_LENGTH: Final = 256
 
 

@@ -15,7 +15,7 @@ MAX_CURSOR_DIGITS: Final = 15
 # Maximum number of records that one query reads.
 MAX_VISITED: Final = 20_000
 
-# Facet of records that failed, and of records with any recovery.
+# Facet of the records of failed requests, and facet of the records with any recovery.
 FAILED: Final = "failed"
 RECOVERED: Final = "recovered"
 

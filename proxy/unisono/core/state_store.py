@@ -218,7 +218,7 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
         """Return the responses in the order of `ids`, with None for each missing response.
 
-        Raises `StoreUnreadable` if a stored response is damaged.
+        Raises `StoreUnreadable` if a stored response cannot be read.
         """
         ...
 

@@ -89,8 +89,8 @@ class SlotSession:
     async def acquire(self, demand: RouteRequirements) -> Slot:
         """Wait for the next slot and hold it. The session must not hold a slot yet.
 
-        If no deployment can be used, raises the error of the last attempt, or of the queue if there was no attempt.
-        Raises BackendTimeout if the answer's time limit expires while waiting.
+        If no slot becomes available, raises the error of the last attempt or of the queue. Raises BackendTimeout if the
+        answer's time limit expires while waiting.
         """
         slot = await self._wait_for_slot(demand, None if self._timeouts is None else self.remaining_s)
         # The slot is held until `release`, across several calls, so no `with` block can hold it.

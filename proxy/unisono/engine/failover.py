@@ -29,17 +29,17 @@ from unisono.errors import (
     ContextTooLong,
 )
 
-# Errors of an attempt that the policy decides on. Every other error ends the request.
+# Errors of an attempt after which the policy decides on the next action. Every other error ends the request.
 AttemptError: TypeAlias = BackendError | ContextTooLong
 
 
 class FailureKind(Enum):
     """Kind of failure of an attempt."""
 
-    UNREACHABLE = auto()  # refused, reset or closed
+    UNREACHABLE = auto()  # the connection was refused, reset or closed
     TIMEOUT = auto()  # a time limit of the attempt expired
     OVERLOADED = auto()  # 429, 503 or a full queue
-    PROTOCOL = auto()  # invalid bytes, or an answer without an end
+    PROTOCOL = auto()  # invalid bytes, or a stream that stopped before the end of the answer
     ERROR = auto()  # any other failure of the backend, such as a 500
     REJECTED = auto()  # the backend says that the request is invalid
     UNFIT = auto()  # a probe found that the backend's answers cannot be trusted
@@ -124,7 +124,7 @@ ONWARD: Final[Mapping[tuple[Progress, bool], Action]] = {
 # because without sampling the text is the same every time.
 MAX_REGENERATIONS: Final = 3
 # note in the report about an answer that the policy stopped before its end
-ENDS_EARLY: Final = "answer: ends early, since no backend can continue it"
+ENDS_EARLY: Final = "answer: ends early, because no backend can continue it"
 
 
 def failure_kind(error: AttemptError) -> FailureKind:

@@ -114,8 +114,9 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
 class JournalSegment:
     """State of the current step just after its last note, or at its beginning if it has no note.
 
-    `start` is the 0-based position in the journal after the note. `tail` are the tokens of the step up to `start` that
-    its prompt continues. `generated` is the number of tokens that the model generated in the step before `start`.
+    `start` is the 0-based position in the journal after the note. `tail` is the tail of the step's prompt at that
+    position (see `JournalWriter`). `generated` is the number of tokens that the model generated in the step before that
+    position.
     """
 
     start: int = 0

@@ -45,7 +45,7 @@ from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet
 
-UNFIT_JOURNAL = "What was generated so far does not fit the request it was generated for."
+UNFIT_JOURNAL = "The stored part of this answer does not fit its request; send a new request."
 
 
 class OutputReader:
@@ -83,7 +83,7 @@ class OutputReader:
         # length of the journal before anything is generated
         self.known_length = len(request.resumption.journal or self.transcript.journal.numbers)
         calls = () if self.round is None else tuple(self.round.calls)
-        self._state = AnswerState(calls=calls) if calls else INITIAL_STATE  # at the end of the last step
+        self._state = AnswerState(calls=calls) if calls else INITIAL_STATE  # state at the end of the last step
 
     @property
     def stop_sequence(self) -> str | None:

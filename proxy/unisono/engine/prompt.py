@@ -111,8 +111,7 @@ async def with_text(
 ) -> RenderedPrompt:
     """Return the same prompt with its text, for a backend that does not accept token ids.
 
-    Raises InvalidRequest if such a backend would tokenize the text differently, for example because a message contains
-    the spelling of a control token.
+    Raises InvalidRequest if such a backend would read different control tokens in the text.
     """
     tokens = rendered.prompt.tokens
     if len(tokens) > OFF_LOOP_TOKENS or len(conversation.items) > OFF_LOOP_ITEMS:
@@ -198,12 +197,13 @@ def _check_position(
     if not capabilities.prefill:
         raise CannotGoOn("This backend cannot continue an unfinished message; use a backend that accepts token ids.")
     marks = [token for token in tail if token >= FIRST_SPECIAL]
-    # If the tail has no control token, the prompt determines the position: `opening` ends in a message's body.
-    # Otherwise, the position is in a header.
+    # If the tail has no control token, the prompt determines the position. If the prompt leaves a message open, the
+    # position is in the body of that message; otherwise, it is in a header.
     in_header = marks[-1] in _HEADER if marks else not rendered.opening
     if capabilities.output is OutputForm.MARKERLESS and in_header and not is_naming:
         raise CannotGoOn(
-            "This backend cannot continue inside a message header, because its output does not contain the rest of it."
+            "This backend cannot continue inside a message header, because its output does not contain headers; use a "
+            "backend that returns token ids."
         )
 
 
@@ -218,7 +218,7 @@ def _continued(
     # An id outside the vocabulary makes a backend reject the prompt or crash, and the backend would be blamed for that.
     if not 0 <= min(tail) <= max(tail) < VOCABULARY:
         raise CannotGoOn(
-            "This backend cannot continue the answer, which contains a token id outside the vocabulary of the model."
+            "The answer so far contains a token id outside the vocabulary of the model, so no backend can continue it."
         )
     decoder = decoder_for(capabilities.output, encoding, opening, tail)
     exact = retokenized(encoding, tail) if is_guessed else tail
@@ -238,7 +238,7 @@ def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Seque
     text = decoder.decode(encoding.decode_bytes(tail))
     if decoder.getstate()[0]:
         raise CannotGoOn(
-            "The answer so far ends inside a character; only a backend that accepts token ids can continue it."
+            "The answer so far ends inside a character; only a backend that accepts token ids can continue the answer."
         )
     # The check includes the prompt's last message: it may be unfinished and end with the first half of a control
     # token's spelling. The text before this message was checked when the prompt was rendered. That text cannot contain
@@ -252,7 +252,8 @@ def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Seque
         same = False
     if not same:
         raise CannotGoOn(
-            "The answer so far spells control tokens; only a backend that accepts token ids can continue it."
+            "The answer so far contains the spelling of a control token as text; only a backend that accepts token ids "
+            "can continue the answer."
         )
     return text
 

@@ -120,7 +120,8 @@ class EncodedPrompt:
             same = False
         if not same:
             raise CannotGoOn(
-                "The answer so far spells special tokens; only a backend that accepts token ids can continue it."
+                "The answer so far contains the spelling of a special token as text; only a backend that accepts token "
+                "ids can continue the answer."
             )
         return text
 

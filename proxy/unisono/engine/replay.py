@@ -134,7 +134,7 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
     Raises InvalidRequest if the record is invalid, or if it is of a raw completion, whose tokens are never parsed.
     """
     if record.get("raw"):
-        raise InvalidRequest("'raw': a raw completion has no messages to parse; use a recording of another API.")
+        raise InvalidRequest("'raw': a raw completion has no messages to parse; use a recording of a different API.")
     try:
         hosting = record["hosting"]
         found = tuple(map(to_tool, record.get("found", ())))

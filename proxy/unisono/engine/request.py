@@ -72,7 +72,7 @@ class ServerTools:
     optional: bool = True
     visible: frozenset[str] = frozenset()
     claim_approval: Callable[[str], Awaitable[None]] | None = None
-    search: ToolSearch | None = None  # its server is one of `servers`
+    search: ToolSearch | None = None  # search for deferred tools; `servers` contains its server too
     can_ask: bool = False
     # False: an earlier stream may have made calls that the journal does not contain. This stream might repeat them, so
     # it calls only idempotent tools.
@@ -108,7 +108,7 @@ Choice: TypeAlias = ForcedCalls | AllowedTools
 
 
 class ForbiddenTools(StrEnum):
-    """Treatment of the tool declarations in the prompt of a request that allows no calls."""
+    """Handling of the tool declarations in the prompt if the request allows no calls."""
 
     REMOVE = "remove"
     NOTE = "note"  # keep the declarations, for prompt caches, and forbid calls in a developer message at the end
@@ -307,7 +307,7 @@ class GenerationReport:
     # reason why a forced call or the required answer form is missing; empty if no requirement is violated
     unmet: str = ""
     tries: Sequence[Attempt] = ()  # every attempt in order, with its deployment and failure
-    # monotonic clock, in seconds; the times of `facts` are relative to it
+    # start of the stream in seconds of the monotonic clock; the times of `facts` are relative to this start
     began: float = field(default_factory=monotonic)
     facts: GenerationFacts = field(default_factory=GenerationFacts)
     standing: QuotaStatus | None = None  # the caller's quota status after the answer; None without limits
@@ -337,8 +337,8 @@ BatchSink: TypeAlias = Callable[[list[Event]], bool]
 class GenerationStream(Protocol):
     """An answer in progress, as batches of events.
 
-    Iteration yields one batch or more for each network read of the backend. No batch is empty, except
-    that the first batch of a stream that continues a journal may be empty. The last batch ends with Finished.
+    Batches follow the network reads of the backend, so that deltas are not delayed. No batch is empty, except that the
+    first batch of a stream that continues a journal may be empty. The last batch ends with Finished.
 
     The first `__anext__` raises errors that occur before the first batch; later errors are raised during iteration.
     `aclose`, or cancelling the iterating task, releases the backend immediately.

@@ -47,7 +47,7 @@ class AnswerState:
     calls: tuple[ServerToolCall, ...] = ()  # complete calls of server tools in the step
     has_run: bool = False  # the step has ended and its calls were run
     needs_client: bool = False  # the client has to run calls of its own tools, or to decide on approval requests
-    exhausted: bool = False  # the limit of calls or time is reached, so no more tools are run
+    exhausted: bool = False  # no more tools are run, for example because the limit of calls is reached
     paused: bool = False  # no more tools are run until the client continues the answer
 
     @property

@@ -22,10 +22,10 @@ class Obligation(TableKey):
 
 
 class MessageKind(TableKey):
-    """The role of a message in the policy."""
+    """Kind of a message, as the policy distinguishes them."""
 
     THOUGHT = auto()
-    LATE_THOUGHT = auto()  # reasoning after its budget is used up
+    LATE_THOUGHT = auto()  # reasoning after the reasoning budget is used up
     PREAMBLE = auto()
     ANSWER = auto()
     WANTED = auto()  # a call of a required tool

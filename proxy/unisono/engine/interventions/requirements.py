@@ -223,7 +223,7 @@ class Obligations:
         return Obligation.FORM if self.form is Duty.OWED else Obligation.NOTHING
 
     def message_kind(self, header: Header) -> MessageKind:
-        """Return the role of a message in the answer."""
+        """Return the kind of a message in the answer."""
         is_call_owed = self.call is not Duty.NONE
         return self._requirements.message_kind(header, is_call_owed=is_call_owed, is_late=self.is_late)
 

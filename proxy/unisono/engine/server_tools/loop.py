@@ -84,7 +84,7 @@ class ToolLoop:
         return ServerOffer(server.label, error=error.message)
 
     async def parse_arguments(self, calls: ToolRound) -> ToolArguments:
-        """Return the arguments of the next call; long ones are parsed in a thread."""
+        """Return the arguments of the next call; long arguments are parsed in a thread."""
         is_long = len(calls.calls[0].arguments) > OFF_LOOP_CHARS
         return await asyncio.to_thread(calls.parse_next) if is_long else calls.parse_next()
 
@@ -128,7 +128,7 @@ class ToolLoop:
         self, call: ServerToolCall, tools: OfferedServerTools, tool: HostedTool, arguments: ToolArguments
     ) -> ToolOutcome:
         if (search := self._server_tools.search) is not None and tool.server == SEARCH_LABEL:
-            # Words of hundreds of tools are compared; the thread lets other streams continue.
+            # The search may compare the words of hundreds of tools. The thread lets other streams continue.
             return tools.with_servers_of_found(await asyncio.to_thread(search.run, arguments.members, tools.deferred))
         assert self._host is not None
         return await self._host.call(

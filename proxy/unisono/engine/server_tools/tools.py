@@ -69,7 +69,7 @@ class OfferedServerTools:
         self.server_tools = server_tools
         self.offers = tuple(offers)
         self._client = frozenset(client)
-        # tools that the model is not offered, by server; complete after `plan`
+        # tools that are not offered to the model, by the label of their server; complete after `plan`
         self.left_out: dict[str, list[LeftOutTool]] = {}
         for offer in offers:
             self.left_out.setdefault(offer.server, []).extend(offer.left_out)
