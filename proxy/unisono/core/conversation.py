@@ -220,7 +220,7 @@ class Conversation:
 
     @property
     def tools(self) -> tuple[FunctionTool, ...]:
-        """Client tools that the model may call: those of the preamble, then the added ones.
+        """Client tools that the model may call: the tools of the preamble, then the added tools.
 
         If a name is defined several times, the last definition applies.
         """

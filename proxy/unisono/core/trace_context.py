@@ -31,7 +31,7 @@ class TraceContext:
 
     @classmethod
     def read(cls, parent: str, state: str = "") -> Self | None:
-        """Parse the headers `traceparent` and `tracestate`; return None if the former is invalid."""
+        """Parse the headers `traceparent` and `tracestate`; return None if `traceparent` is invalid."""
         match = _TRACEPARENT.fullmatch(parent)
         if match is None:
             return None

@@ -176,8 +176,8 @@ def identity_of(request: GenerationRequest) -> str:
     """Return the identity of the requester: its key's public id, or a digest of the request.
 
     If only the requests of a single identity fail, routing keeps the deployment available to other requesters. The
-    digest is that of the request's unusual options. If the request has no unusual options, the digest is that of the
-    beginning of its conversation. The identity therefore stays the same if a client repeats or continues a request.
+    digest is computed from the request's unusual options, or if it has none, from the beginning of its conversation.
+    The identity therefore stays the same if a client repeats or continues a request.
     """
     if request.origin.caller is not None and request.origin.caller.key:
         return request.origin.caller.key

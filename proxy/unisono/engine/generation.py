@@ -237,7 +237,7 @@ class HarmonyGeneration(BatchStream):
     ) -> AsyncGenerator[list[Event]]:
         """Yield the last `events` of a step, and the batches before the next step."""
         if reader.has_pending_edit:
-            # Emit one batch: a journal can be cut only at a token, and there is no token between these events.
+            # Emit one batch: a journal can be cut only at a token, and no token separates these events.
             if events := [*events, *await settled(reader, reader.apply_edit)]:
                 yield events
             return
@@ -260,7 +260,7 @@ class HarmonyGeneration(BatchStream):
                 if not has_room:
                     yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
                     return
-                # Emit one batch: a journal can be cut only at a token, and there is no token between these events.
+                # Emit one batch: a journal can be cut only at a token, and no token separates these events.
                 yield [*events, *reader.start_next_step()]
 
     async def _finish(

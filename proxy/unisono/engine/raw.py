@@ -269,8 +269,8 @@ class RawGeneration(BatchStream):
         prompt = await self._prompt.form_for(able, full, tokens)
         job = CompletionJob(
             prompt=prompt,
-            # A backend reports the prompt's log probabilities with the first generated token, so one token is requested
-            # even if the answer has none.
+            # A backend reports the prompt's log probabilities with the first generated token. Therefore, one token is
+            # requested even if the answer must not contain a token.
             max_tokens=max(min(left, room), 1),
             sampling=request.answer.sampling,
             timeouts=session.start_attempt(slot),

@@ -171,7 +171,7 @@ class AnswerOptions:
     stop: tuple[str, ...] = ()
     calls_allowed: bool = True  # False for `tool_choice: none`: no call reaches the client
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
-    parallel_calls: bool = True  # False: emit one call of the answer and drop the later ones
+    parallel_calls: bool = True  # False: emit one call of the answer and drop later calls
     # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses.
     choice: Choice | None = None
     form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt

@@ -232,7 +232,8 @@ class StepInterventions:
     def record_message(self, *, is_preamble: bool, is_call: bool) -> None:
         """Record that a complete message was accepted."""
         self.trims = 0
-        # In each attempt at a rejected message, the model may write a preamble first. It does not end the attempts.
+        # In each attempt at a rejected message, the model may write a preamble first. A preamble does not end the
+        # attempts.
         if not is_preamble:
             self.attempts = NONE_REJECTED
         self.has_call = self.has_call or is_call

@@ -176,7 +176,7 @@ class OutputRequirements:
         return None if schema is None else constraint_of(schema)
 
     def message_kind(self, header: Header, *, is_call_owed: bool, is_late: bool) -> MessageKind:
-        """Return the kind of a message; `is_late`: its reasoning would exceed the budget."""
+        """Return the kind of a message; `is_late`: the reasoning budget is used up."""
         recipient = header.recipient.full_name
         if header.is_call and self.tools.calls_allowed:
             return self.tools.call_kind(recipient, is_call_owed=is_call_owed)
@@ -308,7 +308,7 @@ def requirements_of(
 def _without_tools(
     calls_allowed: bool, disabled_rules: frozenset[str], whole: bool, hold_calls: bool
 ) -> OutputRequirements:
-    """Return the requirements of a request without tools; cached, as most are the same."""
+    """Return the requirements of a request without tools; cached, because most are equal."""
     is_passed_on = UNDECLARED_TOOL in disabled_rules
     tools = ToolRequirements(calls_allowed=calls_allowed, declared=None if is_passed_on else frozenset())
     return OutputRequirements(tools, disabled_rules=disabled_rules, whole=whole, hold_calls=hold_calls)

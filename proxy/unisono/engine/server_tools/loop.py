@@ -67,7 +67,7 @@ class ToolLoop:
                 listed = await self._host.list_tools(server, deadline=until)
         except TimeoutError:
             error: ToolServerError = ToolServerTimeout(
-                f"The tool server {server.label!r} did not list its tools in time."
+                f"The tool server {server.label!r} did not list its tools before the time limit expired."
             )
         except ToolServerError as failure:
             error = failure
