@@ -24,9 +24,10 @@ class Period:
     """Renewal period of a budget.
 
     With kind `none`, the budget is never renewed. The kinds `day` and `month` follow the calendar. With kind `every`,
-    the budget is renewed every `seconds` seconds. If `seconds` is a whole number of days, the period begins at midnight, as in
-    LiteLLM: 7 days begin on Monday, 30 days on the first of the month. Other numbers of days are counted from the day
-    on which the key was created. All other periods are counted from the second at which the key was created.
+    the budget is renewed every `seconds` seconds. If `seconds` is a whole number of days, the period begins at
+    midnight, as in LiteLLM: 7 days begin on Monday, 30 days on the first of the month. Other numbers of days are
+    counted from the day on which the key was created. All other periods are counted from the second at which the key
+    was created.
     """
 
     kind: PeriodKind = "none"

@@ -130,13 +130,11 @@ class HarmonyGeneration(BatchStream):
         Returns the reader for the next attempt. Raises `error` if the policy ends the request.
         """
         transcript = reader.transcript
-        # A backend that accepts only text cannot continue in the middle of a character. If the incomplete character is
-        # dropped, the same backend may continue.
+        # A backend that accepts only text cannot continue inside a character, unless this character is dropped.
         continues_here = runner.session.has_slot and isinstance(error, CannotGoOn) and not reader.is_step_complete
         if continues_here and await settled(reader, transcript.drop_incomplete_character):
             return reader
-        # An answer with server tools never starts over, because their calls may have had effects. An answer of which
-        # output was emitted never starts over either.
+        # Neither an answer whose server tools may have had effects nor an answer with emitted output starts over.
         can_restart = prepared.loop is None and not runner.has_output
         has_generated = can_restart and len(transcript.journal.numbers) > reader.known_length
         regenerable = self._regenerations < MAX_REGENERATIONS and (transcript.can_drop or has_generated)
@@ -219,8 +217,7 @@ class HarmonyGeneration(BatchStream):
     def _publish(self, reader: OutputReader, runner: StepRunner) -> None:
         """Add the journal up to now to the report's journal, before the matching batch is yielded.
 
-        Once output was emitted, the answer cannot start over. From then on, the reader appends to the report's journal
-        directly.
+        After output was emitted, the answer cannot start over, so the reader appends to the report's journal directly.
         """
         journal = reader.transcript.journal
         self.report.journal += journal.numbers[len(self.report.journal) :]
@@ -268,8 +265,7 @@ class HarmonyGeneration(BatchStream):
     ) -> Finished:
         """Record the answer in the conversation cache and return the last event.
 
-        The answer is recorded before the event is returned, because the client may disconnect or send its next request
-        right after the last event.
+        The record comes first, because the client may disconnect or send its next request right after the last event.
         """
         runner.session.pause()
         request = self._request

@@ -112,10 +112,7 @@ class OutputReader:
 
     @property
     def unsettled(self) -> int:
-        """Return how many tokens may have to be parsed or encoded at the next marker, end or edit.
-
-        The caller uses this number to decide whether to do that work in a thread.
-        """
+        """Return how many tokens may have to be parsed or encoded at the next marker, end or edit."""
         edit = self.transcript.controller.step.pending
         return max(self.transcript.router.unsettled, 0 if edit is None else len(edit.body))
 
@@ -146,7 +143,7 @@ class OutputReader:
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Read more generated tokens and return the events to emit."""
         events = self.transcript.feed(share_ids(tokens))
-        # Nearly always, there is only one delta. `_record` has nothing to do for a delta.
+        # Nearly always, there is only one delta, which `_record` ignores.
         if self._filter is None and self._stops is None and len(events) == 1 and type(events[0]) is Delta:
             return events
         return self._emit(events)
@@ -175,10 +172,7 @@ class OutputReader:
         return events
 
     def start_next_step(self) -> list[Event]:
-        """Begin the next step if no calls run before it.
-
-        The model continues, or a message on `final` is opened.
-        """
+        """Begin the next step without calls: the model continues, or `final` is opened for it."""
         step = self.next_step
         assert isinstance(step, ContinueTurn | OpenFinal)
         self._end_step()

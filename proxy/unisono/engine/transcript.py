@@ -46,9 +46,7 @@ class Transcript:
         self.is_broken_off = False  # the answer ends here, because the model repeats itself
         self._is_noted = is_noted
         self._start = encoding.assistant_start
-        # Journal length below which the output is not checked for repetition. Until then, only the router and the
-        # reasoning budget can stop the stream.
-        self._unchecked_to = 0
+        self._unchecked_to = 0  # journal length below which the output is not checked for repetition
         # Tokens of the unfinished message at the end of the step's prompt; None before the first step.
         self.opening: Tokens | None = None
 
@@ -56,8 +54,7 @@ class Transcript:
     def constraint(self) -> Constraint | None:
         """Return the constraint for the next generation, or None."""
         constraint = self.controller.constraint
-        # A backend applies a constraint from its first token, as if the body began there. Therefore, a message whose
-        # body has already begun gets no constraint.
+        # A backend applies a constraint from its first token on, so a body that has begun gets no constraint.
         is_body_empty = constraint is not None and self.journal.tail_length == self.controller.step.header_end
         return constraint if is_body_empty else None
 
@@ -98,10 +95,7 @@ class Transcript:
     # -- tokens
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
-        """Read more generated tokens and return their events.
-
-        If an intervention stops the parsing, the tokens after that point are counted and recorded, but not parsed.
-        """
+        """Read generated tokens; return the events up to where an intervention stops the parsing."""
         journal, limits = self.journal.numbers, self._limits
         is_unchecked = len(journal) + len(tokens) < self._unchecked_to
         if is_unchecked and (limits.budget is None or limits.are_in_budget(tokens)):
@@ -213,20 +207,14 @@ class Transcript:
     def _record_edit(
         self, edit: PromptEdit, remaining: Sequence[int], added: Sequence[int], *, tail: Sequence[int]
     ) -> None:
-        """Add a journal entry for an edit that shortens the tail to `remaining` and appends `added`.
-
-        `tail` is the tail after the edit.
-        """
+        """Add the entry of an edit that shortens the tail to `remaining` and appends `added`."""
         value: dict[str, Json] = {MOVED: [*remaining[edit.position :], *added], "kept": edit.position}
         if edit.ended is not None:
             value["ended"] = edit.ended.value
         self.add_entry(JournalEntry(value), tail)
 
     def replay_entry(self, entry: JournalEntry) -> list[Event] | None:
-        """Repeat the action of a journal entry and return its events.
-
-        Returns None if the entry belongs to another component.
-        """
+        """Repeat the action of a journal entry; return None if it belongs to another component."""
         if isinstance(able := entry.value.get(ABLE), list):
             self.set_source(self.journal.source, frozenset(map(str, able)))
             return []
@@ -249,8 +237,8 @@ class Transcript:
     def resume_elsewhere(self, able: frozenset[str]) -> None:
         """Prepare to continue on another backend, which can enforce the constraint kinds `able`.
 
-        No backend can enforce a constraint on the rest of a body. Therefore, an unfinished message with a constraint is
-        discarded and generated again, unless a part of it was emitted already.
+        No backend can enforce a constraint on the rest of a body. An unfinished message with a constraint is therefore
+        discarded and generated again, unless a part of it was emitted.
         """
         wanted = self.controller.step.last.constraint
         keeps = wanted is not None and wanted.kind in able
@@ -286,10 +274,7 @@ class Transcript:
         return tokens > 0 and self.controller.step.pending is None and self._drop_tokens(tokens)
 
     def _drop_tokens(self, tokens: int) -> bool:
-        """Discard the last `tokens` tokens, but keep the text of complete characters among them.
-
-        Returns False, without a change, if they cannot be discarded.
-        """
+        """Discard the last `tokens` tokens except complete characters; return False if not possible."""
         decoder = getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(self._encoding.decode_bytes(self.journal.tail[-tokens:]))
         instead = self._encoding.encode_generated(text)

@@ -113,8 +113,7 @@ class InterventionController:
     def handle_spent_budget(self, place: int, *, is_reasoning: bool) -> bool:
         """Choose the edit when the reasoning budget is used up; return whether reading stops.
 
-        `place` is the number of tokens in the tail, after which the edit applies. `is_reasoning`: the tail ends inside
-        reasoning.
+        The edit applies after the first `place` tokens of the tail. `is_reasoning`: the tail ends inside reasoning.
         """
         if is_reasoning:
             self._end_reasoning(place, rule=REASONING_BUDGET)
@@ -123,12 +122,9 @@ class InterventionController:
         return is_reasoning
 
     def handle_repetition(self, place: int, *, is_reasoning: bool) -> bool:
-        """Choose the edit after a repetition that ends at `place`; return False if the answer ends.
-
-        `place` and `is_reasoning` as for `handle_spent_budget`.
-        """
-        # If reasoning is repetitive, the model can still answer. If the answer itself is repetitive, the answer ends,
-        # because the model would probably repeat itself in every further attempt.
+        """Choose the edit after a repetition that ends at `place`; return False if the answer ends."""
+        # After repetitive reasoning, the model can still answer. After a repetitive answer, the answer ends, because
+        # the model would probably repeat itself in every further attempt.
         if not is_reasoning or self.is_spent:
             return False
         self._end_reasoning(place, rule=REPETITION)
@@ -260,10 +256,7 @@ class InterventionController:
         self.step.pending = PromptEdit(at.start, header, constraint=constraint, attempts=self.step.attempts, rule=rule)
 
     def _trim(self, at: Stopped, message: MessageKind) -> None:
-        """Choose the edit after a long run of whitespace in JSON.
-
-        The whitespace is removed. The message is then complete, is continued or regenerated, or the answer ends.
-        """
+        """Remove whitespace from JSON; then complete, continue or regenerate the message, or end."""
         self.step.trims += 1
         is_last = self.step.trims > MAX_TRIMS and not at.is_complete
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
