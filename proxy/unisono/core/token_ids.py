@@ -1,4 +1,4 @@
-"""Shared integer objects for token ids, so that messages and answers do not contain separate copies."""
+"""Shared integer objects for token ids, so that messages and answers contain no copies."""
 
 from __future__ import annotations
 
