@@ -96,7 +96,7 @@ async def test_limits_apply_to_all_keys_together(admin: AdminClient) -> None:
     answers = await asyncio.gather(*(ask(keys[number % 3], "ann") for number in range(9)))
     assert sorted(answer.status for answer in answers) == [200] * 3 + [429] * 6
     messages = {answer.body["error"]["message"] for answer in answers if answer.status == 429}
-    assert messages == {"This customer has made all the requests it may make in a minute."}
+    assert messages == {"This customer has reached its limit of requests per minute; try again later."}
     # A refused request takes nothing of the limit of its key.
     assert int((await ask(keys[1], "bob")).headers["x-ratelimit-remaining-requests"]) >= 45
     assert (await ask(admin, "bob")).status == 200

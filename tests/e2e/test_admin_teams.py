@@ -118,7 +118,7 @@ async def test_tightest_of_the_limits_decides_under_concurrency(admin: AdminClie
     answers = await asyncio.gather(*(admin.gateway.chat_as(made["key"]) for _ in range(12)))
     assert Counter(answer.status for answer in answers) == {200: 4, 429: 8}
     messages = {answer.body["error"]["message"] for answer in answers if answer.status == 429}
-    assert messages == {f"This {tightest} has made all the requests it may make in a minute."}
+    assert messages == {f"This {tightest} has reached its limit of requests per minute; try again later."}
     granted = [answer.headers for answer in answers if answer.status == 200]
     assert {headers["x-ratelimit-limit-requests"] for headers in granted} == {"4"}
     # Refused requests took nothing of the other limits.

@@ -96,7 +96,7 @@ async def test_unfinished_answers_end_with_an_error_in_the_format_of_their_api(w
     *_, failed = events_in(response[2])
     assert (failed["type"], failed["response"]["error"]["message"]) == (
         "response.failed",
-        "The gateway is shutting down; ask again.",
+        "The gateway is shutting down; send the request again.",
     )
     log = stage.process.log
     assert "Traceback" not in log

@@ -195,7 +195,7 @@ async def test_a_pass_through_model_is_a_fallback_where_it_can_answer() -> None:
             # The fields of the gateway are not for the backend.
             assert "fallbacks" not in sent[0]
             refused = await found.ask("/v1/messages", fallbacks=["other"])
-            assert (refused.status, "only passes through" in refused.body["error"]["message"]) == (400, True)
+            assert (refused.status, "is a pass-through model" in refused.body["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("field", [{"num_retries": 0}, {"fallbacks": []}, {"disable_fallbacks": True}], ids=str)

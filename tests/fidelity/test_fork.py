@@ -84,5 +84,5 @@ def test_the_last_tool_result_is_replaced() -> None:
 def test_what_is_not_in_the_prompt_cannot_be_replaced() -> None:
     with pytest.raises(InvalidRequest, match="no tool result"):
         with_tool_result(ENCODING, PROMPT, "x")
-    with pytest.raises(InvalidRequest, match="no effort"):
+    with pytest.raises(InvalidRequest, match="no line with the reasoning effort"):
         with_effort(ENCODING, CALLED, Effort.LOW)

@@ -1,4 +1,4 @@
-"""Comparison of two backends by their scores of the same answers. Pure."""
+"""Comparison of two backends by the scores that they give to the same answers. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unisono.core.scoring import TokenScore
 from unisono.fidelity.places import Place
 from unisono.fidelity.statistics import Estimate, Group, divergence, mean, proportion
 
-# Smallest preference, in nats, that counts as a difference. Engines round differently, so that two nearly equally
-# likely tokens change places on identical weights.
+# Two backends differ in their choice only if the reference prefers its own choice by at least this number of nats.
+# Engines round differently, so the order of two nearly equally likely tokens may differ with identical weights.
 TIE_NATS: Final = 0.1
 
-# A token differs if its divergence exceeds the limit of the mean this many times.
+# A token differs if its divergence is more than this number of times the limit for the mean divergence.
 TOKEN_FACTOR: Final = 10
 
 Scores = Sequence[TokenScore | None]
@@ -24,7 +24,7 @@ Scores = Sequence[TokenScore | None]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSample:
-    """Answer to score. `tokens` follow `prompt`; `places` has the place of each of them."""
+    """Answer to score: `tokens` follow `prompt`, and `places` has the place of each token."""
 
     name: str
     prompt: Sequence[int]
@@ -43,11 +43,12 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics over the tokens of one place, or of all.
+    """Statistics over the tokens of one place, or over all tokens.
 
-    `agreement` is the share of tokens where both backends consider the same token most likely. `best` and `best_other`
-    are the shares where the answer's own token is that one, `divergence` is in nats, and `shift` is the change of its
-    log probability. None where no token has the necessary scores.
+    `agreement` is the share of positions at which both backends consider the same token most likely. `best` is the
+    share at which the reference considers the answer's token most likely, and `best_other` the same for the other
+    backend. `divergence` is the mean divergence in nats, and `shift` the mean change in the log probability of the
+    answer's token. A value is None if no token has the necessary scores.
     """
 
     tokens: int
@@ -62,8 +63,9 @@ class Statistics:
 class Divergence:
     """First token of an answer at which the backends differ.
 
-    `expected` and `found` are their choices. `preference` is how much more likely the reference considers its own
-    choice than that of the other, and `nats` the divergence of the distributions, both in nats.
+    `expected` is the choice of the reference, and `found` that of the other backend. `preference` is the difference
+    between the log probabilities that the reference gives to both choices. `nats` is the divergence of the
+    distributions. Both are in nats.
     """
 
     sample: AnswerSample
@@ -76,7 +78,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of a comparison. `unscored` counts the tokens without a score of both backends."""
+    """Result of a comparison; `unscored` counts the tokens that lack a score of a backend."""
 
     answers: int
     unscored: int
@@ -87,13 +89,17 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limits of what rounding explains: least agreement, greatest divergence in nats."""
+    """Limits up to which rounding explains differences.
+
+    `agreement` is the minimum share of tokens with the same choice, and `divergence` the maximum mean divergence in
+    nats.
+    """
 
     agreement: float = 0.999
     divergence: float = 0.0005
 
     def exceeded_by(self, statistics: Statistics) -> tuple[str, ...]:
-        """Return the limits that the estimates exceed."""
+        """Return the names of the limits that the estimates exceed."""
         agreement, kl = statistics.agreement, statistics.divergence
         low = agreement is not None and agreement.value < self.agreement
         high = kl is not None and kl.value > self.divergence
@@ -104,10 +110,10 @@ USUAL_THRESHOLDS = Thresholds()
 
 
 def compare(scored: Sequence[ScoredSample], limits: Thresholds = USUAL_THRESHOLDS) -> Comparison:
-    """Compare the scores of answers."""
+    """Compare the scores of both backends for the same answers."""
     rows = [row for number, one in enumerate(scored) for row in _rows(number, one)]
     total = _statistics(rows)
-    # Within the limits, a token with the same choice is rounding, however far its distributions are apart.
+    # Within the limits, tokens with the same choice do not differ, even if their distributions are far apart.
     most = limits.divergence * TOKEN_FACTOR if limits.exceeded_by(total) else inf
     return Comparison(
         answers=len(scored),
@@ -121,19 +127,19 @@ def compare(scored: Sequence[ScoredSample], limits: Thresholds = USUAL_THRESHOLD
 def agrees(reference: TokenScore, other: TokenScore) -> bool:
     """Return whether two backends consider the same token most likely.
 
-    A token that the reference considers nearly as likely counts as the same.
+    They also agree if the reference considers the choice of `other` nearly as likely as its own.
     """
     return reference.best == other.best or _preference(reference, other.best) < TIE_NATS
 
 
 def _preference(reference: TokenScore, token: int) -> float:
     known = dict(reference.top)
-    # A token that is not listed is at most as likely as the last one that is.
+    # A token that is not listed is at most as likely as the last listed token.
     return reference.top[0][1] - known.get(token, reference.top[-1][1])
 
 
 def first_divergence(scored: ScoredSample, most: float) -> Divergence | None:
-    """Return the first token that differs by its choice or by more than `most` nats."""
+    """Return the first token whose choice differs, or whose divergence exceeds `most` nats."""
     for position, (reference, other) in enumerate(zip(scored.reference, scored.other, strict=True)):
         if reference is None or other is None:
             continue

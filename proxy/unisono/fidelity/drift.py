@@ -1,8 +1,8 @@
-"""Detection of drift in the scores of live answers: pure, with the clock as an argument.
+"""Detection of drift in the scores of live answers. Pure: the clock is an argument.
 
-A deployment is beyond a limit if the whole confidence interval of a measure is. The first time it gets a warning. Then
-only new answers count: if they are beyond a limit too, the deployment is quarantined for some time, and afterwards it
-is on trial like after a warning.
+A deployment exceeds a limit if the whole confidence interval of a measure is beyond the limit. The first time, the
+deployment gets a warning. From then on, only new answers count. If they exceed a limit too, the deployment is
+quarantined for some time. After the quarantine, it is in the same state as after a warning.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ from unisono.core.observer import TokenInfluences
 from unisono.fidelity.comparison import Scores, agrees
 from unisono.fidelity.statistics import divergence
 
-# Answers of the window. Older ones are forgotten.
+# Number of answers in a window. Older answers are dropped.
 WINDOW: Final = 300
-# Answers and tokens that a decision needs.
+# Minimum numbers of answers and of tokens for a decision.
 MIN_ANSWERS: Final = 10
 MIN_TOKENS: Final = 200
-# Answers with a difference that a decision needs. Wilson's interval is too narrow for two or three rare events.
+# Minimum number of answers with a difference for a decision. Wilson's interval is too narrow for two or three events.
 MIN_AFFECTED: Final = 4
-# Quantile of the normal distribution for a decision. The same window is judged after each answer, so that a usual
-# interval of 95 % would soon be left by chance.
+# Quantile of the normal distribution for a decision. There is a decision after each answer, so a usual interval of 95 %
+# would soon be beyond a limit by chance.
 Z_DECISION: Final = 4.0
-# New answers within the limits after which a warning ends.
+# Number of new answers within the limits after which a warning ends.
 CLEARED_AFTER: Final = 50
-# A token that the reference considers less likely than this, in nats, is implausible: its probability is below one in
+# A token is implausible if its log probability by the reference is lower, in nats. Its probability is then below one in
 # a million.
 IMPLAUSIBLE_NATS: Final = -14.0
-# Longest quarantine, as a multiple of the first one. It doubles each time.
+# Maximum duration of a quarantine, as a multiple of the first one. The duration doubles with each quarantine.
 MAX_QUARANTINE_FACTOR: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class DriftLimits:
-    """Limits of the measures: least agreement, most divergence in nats, most implausible tokens.
+    """Limits of the measures.
 
-    A quarantine lasts `quarantine_s` at first; with 0 there is only a warning.
+    `agreement` is the minimum share of tokens on which both agree, `divergence` the maximum mean divergence in nats,
+    and `implausible` the maximum share of implausible tokens. The first quarantine lasts `quarantine_s` seconds. If
+    this is 0, there are only warnings.
     """
 
     agreement: float = 0.995
@@ -56,8 +58,9 @@ class DriftLimits:
 class AnswerMeasure:
     """Measures of one answer.
 
-    Of `compared` tokens, `disagreeing` ones had another choice; `nats` is the sum of their divergences. Of `judged`
-    tokens, `implausible` ones were practically impossible.
+    For `disagreeing` of `compared` tokens, the two deployments consider different tokens most likely; `nats` is the sum
+    of the divergences of all `compared` tokens. For the reference, `implausible` of `judged` tokens were practically
+    impossible.
     """
 
     compared: int = 0
@@ -68,7 +71,7 @@ class AnswerMeasure:
 
 
 def model_decides_alone(influences: TokenInfluences) -> bool:
-    """Return whether nothing but the model decides on the tokens: no constraint and no penalty."""
+    """Return whether only the model decides on the tokens, without any constraint or penalty."""
     is_forced = influences.has_form or influences.has_tool_choice or influences.has_reasoning_budget
     if is_forced or influences.is_raw_prompt or influences.has_strict_tools:
         return False
@@ -84,7 +87,8 @@ def _has_penalty(sampling: Sampling) -> bool:
 def measure(reference: Scores, other: Scores, *, is_sampled_freely: bool) -> AnswerMeasure:
     """Return the measures of an answer from its scores.
 
-    `other` is empty if the deployment does not score. `is_sampled_freely`: nothing but the model decided on the tokens.
+    `other` are the scores by the deployment itself; empty if it cannot score. `is_sampled_freely` means that only the
+    model decided on the tokens.
     """
     pairs = [(one, two) for one, two in zip(reference, other, strict=False) if one is not None and two is not None]
     known = [one.logprob for one in reference if one is not None and one.logprob is not None]
@@ -134,7 +138,10 @@ class RatioWindow:
         return is_long and self._sums[5] >= MIN_AFFECTED
 
     def lower_bound(self, *, is_share: bool) -> float:
-        """Return the lower bound; that of a share considers chance within the answers too."""
+        """Return the lower bound of the ratio's confidence interval.
+
+        With `is_share`, the ratio is a share of tokens, and the bound also allows for chance within the answers.
+        """
         total, count, squares, products, counts, _ = self._sums
         size, value = len(self._answers), total / count
         variance = max(squares - 2 * value * products + value**2 * counts, 0.0) * size / (size - 1) / count**2
@@ -149,7 +156,7 @@ class RatioWindow:
 
 
 class DriftDetector:
-    """Detector for one deployment, which continues from an earlier `status`."""
+    """Detector of drift of one deployment, which starts with an earlier `status`."""
 
     def __init__(self, limits: DriftLimits, status: FidelityStatus) -> None:
         self.limits = limits
@@ -157,7 +164,7 @@ class DriftDetector:
         self._windows = _new_windows()
 
     def add(self, measured: AnswerMeasure, now: float) -> FidelityStatus:
-        """Add an answer, and return the new status."""
+        """Add the measures of an answer, and return the new status of the deployment."""
         windows = self._windows
         windows["agreement"].add(measured.disagreeing, measured.compared)
         windows["divergence"].add(measured.nats, measured.compared)
@@ -183,7 +190,7 @@ class DriftDetector:
     def release(self, now: float) -> bool:
         """End the quarantine if its time is over; return whether this call ended it.
 
-        The deployment is then on trial: it is used again, and its next answers decide as after a warning.
+        The deployment is then used again, and its next answers decide as after a warning.
         """
         if self.status.state is not FidelityState.QUARANTINED or now < self.status.until:
             return False
@@ -221,7 +228,10 @@ def _new_windows() -> dict[str, RatioWindow]:
 
 
 def next_state(state: FidelityState, *, is_exceeded: bool, answers: int) -> tuple[FidelityState, bool]:
-    """Return the state after an answer, and whether only later answers count from now on."""
+    """Return the state after an answer, and whether the answers so far no longer count.
+
+    `answers` is the number of answers that have been counted in the state `state`.
+    """
     match state:
         case FidelityState.HEALTHY if is_exceeded:
             return FidelityState.WARNING, True

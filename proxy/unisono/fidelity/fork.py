@@ -1,4 +1,4 @@
-"""Fork of a recorded answer: its prompt up to a token, with changes. Pure."""
+"""Fork of a recorded answer: a prompt that ends inside the answer, with changes. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOL_HEADER = " to=assistant"
 class Fork:
     """Prompt of a forked answer, and the recorded tokens that followed it.
 
-    `generated` are the tokens of the step before the fork, with which the prompt ends.
+    The prompt ends with `generated`, the tokens that the recorded step generated before the fork.
     """
 
     prompt: Sequence[int]
@@ -31,9 +31,10 @@ class Fork:
 def fork_at(
     prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], position: int, step: int | None = None
 ) -> Fork:
-    """Fork at a generated token of a step, or of all steps.
+    """Fork before the generated token at the 0-based `position`.
 
-    Raises InvalidRequest if there is no such token.
+    Positions are counted from the beginning of the step with the 0-based number `step`, or over all steps if `step` is
+    None. Raises InvalidRequest if there is no such step or token.
     """
     if step is not None:
         if step >= len(outputs):
@@ -54,34 +55,47 @@ def fork_at(
 
 
 def with_effort(encoding: Encoding, prompt: Sequence[int], effort: Effort) -> list[int]:
-    """Return the prompt with another effort. Raises InvalidRequest if it states none."""
+    """Return the prompt with a different reasoning effort.
+
+    Raises InvalidRequest if the system message has no line with the effort.
+    """
     begin, end = _body(prompt, 0)
     text, count = EFFORT.subn(effort.value, encoding.decode(prompt[begin:end]), count=1)
     if not count:
-        raise InvalidRequest("The system message of this recording states no effort.", param="effort")
+        raise InvalidRequest(
+            "The system message of this recording has no line with the reasoning effort; omit 'effort'.", param="effort"
+        )
     return [*prompt[:begin], *encoding.encode_text(text), *prompt[end:]]
 
 
 def with_tool_result(encoding: Encoding, prompt: Sequence[int], text: str) -> list[int]:
-    """Return the prompt with another last tool result. Raises InvalidRequest if it has none."""
+    """Return the prompt with a different text of its last tool result.
+
+    Raises InvalidRequest if the prompt contains no tool result.
+    """
     for at in reversed([at for at, token in enumerate(prompt) if token == START]):
         begin, end = _body(prompt, at)
         if TOOL_HEADER in encoding.decode(prompt[at:begin]):
             return [*prompt[:begin], *encoding.encode_text(text), *prompt[end:]]
-    raise InvalidRequest("There is no tool result before this token.", param="tool_result")
+    raise InvalidRequest(
+        "There is no tool result before this token; choose a later token, or omit 'tool_result'.", param="tool_result"
+    )
 
 
 def _body(prompt: Sequence[int], start: int) -> tuple[int, int]:
-    """Return the bounds of the body of the message that begins at `start`; empty if it has none."""
+    """Return the bounds of the body of the message that begins at the index `start`.
+
+    The range is empty if the message has no body.
+    """
     rest = range(start, len(prompt))
     begin = next((at + 1 for at in rest if prompt[at] == MESSAGE), len(prompt))
     return begin, next((at for at in range(begin, len(prompt)) if prompt[at] == END), len(prompt))
 
 
 def first_difference(recorded: Sequence[int], forked: Sequence[int]) -> int | None:
-    """Return the first token that differs, counted from the fork; None if there is none.
+    """Return the index of the first different token after the fork; None if there is none.
 
-    A recorded answer without its last token was cut off, so that the fork may be longer.
+    If the recorded answer has no stop token, it was truncated, so the forked answer may be longer.
     """
     same = common_length(recorded, forked)
     is_whole = bool(recorded) and recorded[-1] in STOP_TOKENS

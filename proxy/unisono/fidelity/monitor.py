@@ -1,7 +1,7 @@
-"""Scoring of live answers in idle time, within a budget of tokens.
+"""Scoring of live answers while backends are idle, within a budget of tokens.
 
-An answer is scored by the reference, and by its own deployment if that can score. Both must be idle, and a request
-that arrives meanwhile cancels the scoring, so that clients wait for nothing.
+An answer is scored by the reference deployment, and by the deployment that generated it if this one can score. Both
+must be idle. A request that arrives in the meantime cancels the scoring, so that no client has to wait for it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from unisono.fidelity.runner import REQUEST_ID, generate
 log = logging.getLogger("unisono.fidelity")
 
 MAX_QUEUED: Final = 64
-# Interval between two looks for idle backends, and for requests that arrive while an answer is scored, in seconds.
+# Seconds between two checks whether backends are idle, before and while an answer is scored.
 LOOK_S: Final = 0.02
-# Interval between two looks for the end of a quarantine, in seconds.
+# Seconds between two checks whether a quarantine is over.
 RELEASE_S: Final = 1.0
-# Pause after a request cancelled a scoring, in seconds. It doubles with each further one, so that a model with only
-# short idle moments does not begin a scoring in each of them.
+# Pause after a request has cancelled a scoring, in seconds. The pause doubles with each further cancellation, so that a
+# model with only short idle moments does not begin a scoring in each of them.
 MIN_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 2.0
-# Outcomes of an attempt that a running request prevented, and of one that a new request cancelled.
+# Outcomes of an attempt to score an answer: a backend was busy, or a new request cancelled the scoring.
 BUSY: Final = "busy"
 CANCELLED: Final = "cancelled"
-# Tokens of an answer that are scored at most; llama.cpp needs a forward step for each.
+# Maximum number of tokens of an answer that are scored; llama.cpp needs a forward pass for each.
 MAX_TOKENS: Final = 512
 
 
@@ -68,10 +68,11 @@ class WatchedDeployment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FidelityPlan:
-    """Deployments of a model whose answers are compared with `reference`.
+    """Deployments of a model (`watched`) whose answers are compared with `reference`.
 
-    The share `sample` of the answers is scored, with at most `budget` tokens per hour. With `shadow`, the only one of
-    `watched`, it answers the prompts of the reference, and these answers are scored.
+    The share `sample` (0 to 1) of the answers is scored, with at most `budget` tokens per hour. If there is a `shadow`,
+    it is the only deployment in `watched`. It answers the prompts that the reference gets, and these answers are
+    scored.
     """
 
     model: str
@@ -85,7 +86,11 @@ class FidelityPlan:
 
 @dataclass(frozen=True, slots=True)
 class LiveSample:
-    """Answer of a deployment. `is_free`: nothing but the model decided on its tokens."""
+    """Answer of a deployment.
+
+    `is_free` means that only the model decided on the tokens, without constraints or penalties. `tokens` is empty for a
+    prompt that the shadow has yet to answer.
+    """
 
     deployment: str
     prompt: Sequence[int]
@@ -93,12 +98,13 @@ class LiveSample:
     is_free: bool
 
 
-# Receives model, deployment and outcome of a sample: `scored`, `failed`, `dropped` or `over_budget`.
+# Callback that receives the model, the deployment and the outcome of a sample, which is `scored`, `failed`, `dropped`
+# or `over_budget`.
 CountSample = Callable[[str, str, str], None]
 
 
 class FidelityMonitor:
-    """Monitor of the deployments of one model."""
+    """Monitor that scores answers of the deployments of one model, and sets their fidelity."""
 
     def __init__(self, plan: FidelityPlan, sink: AlertSink, count: CountSample, clock: Callable[[], float]) -> None:
         self._plan = plan
@@ -115,11 +121,11 @@ class FidelityMonitor:
 
     @property
     def names(self) -> Collection[str]:
-        """Names of the deployments that it judges."""
+        """Names of the monitored deployments."""
         return self._live.keys()
 
     def start(self) -> None:
-        """Take over the deployments, and score until `aclose`."""
+        """Set the fidelity of the monitored deployments, and score answers until `aclose` is called."""
         for live in self._plan.watched:
             detector = self._detectors[live.name] = DriftDetector(self._plan.limits, self._status(live))
             live.set_fidelity(detector.status)
@@ -129,7 +135,7 @@ class FidelityMonitor:
         ]
 
     def _status(self, live: WatchedDeployment) -> FidelityStatus:
-        """Return the status that a deployment has from before a reload, or a new one."""
+        """Return the status that a deployment had before a reload, or a new status."""
         reference = self._plan.reference.name
         known = live.fidelity
         return known if known is not None and known.reference == reference else FidelityStatus(reference)
@@ -138,9 +144,9 @@ class FidelityMonitor:
         await cancel_and_wait(*self._tasks)
 
     def offer(self, sample: LiveSample) -> None:
-        """Queue an answer if it belongs to the sample.
+        """Queue an answer for scoring if it is drawn at random for the sample.
 
-        All answers of a deployment with a warning do, so that it is decided soon.
+        If the deployment has a warning, all its answers are queued, so that a decision is reached soon.
         """
         shadow = self._plan.shadow
         is_repeated = shadow is not None and sample.deployment == self._plan.reference.name
@@ -190,7 +196,7 @@ class FidelityMonitor:
                 pause_s = MIN_PAUSE_S
 
     async def _repeat(self, sample: LiveSample) -> LiveSample:
-        """Return the sample with the shadow's own answer; without tokens if it has none."""
+        """Let the shadow answer the prompt; return the sample with its tokens, or none if it fails."""
         live = self._live[sample.deployment]
         if live.known is None or live.known.output is not OutputForm.IDS or not self._pay(len(sample.prompt)):
             return sample
@@ -227,7 +233,7 @@ class FidelityMonitor:
         return "scored"
 
     def _pay(self, tokens: int) -> bool:
-        """Pay for scored tokens; return False if the budget of this hour is too low."""
+        """Pay for tokens; return False and pay nothing if the budget does not suffice now."""
         now, budget = self._clock(), self._plan.budget
         self._budget = min(self._budget + (now - self._paid_at) * budget / 3600, float(budget))
         self._paid_at = now
@@ -247,7 +253,7 @@ class FidelityMonitor:
         detector = self._detectors[live.name]
         before = detector.status.state
         if before is FidelityState.QUARANTINED:
-            # The answer is older than the quarantine.
+            # The answer was generated before the quarantine.
             return
         status = detector.add(measure(reference, own, is_sampled_freely=is_free), self._clock())
         if status.state is before:
@@ -268,10 +274,10 @@ class FidelityMonitor:
 
 
 def to_alert(model: str, name: str, before: FidelityState, status: FidelityStatus) -> Alert:
-    """Return the alert for a changed state."""
+    """Return the alert for a deployment whose state changed from `before`."""
     limits = " and ".join(status.exceeded)
     event, text = {
-        FidelityState.HEALTHY: ("fidelity_recovered", "computes what the reference computes again"),
+        FidelityState.HEALTHY: ("fidelity_recovered", "computes the same as the reference again"),
         FidelityState.WARNING: ("fidelity_warning", f"is beyond the limit of {limits}"),
         FidelityState.QUARANTINED: ("fidelity_quarantined", f"is quarantined: beyond the limit of {limits}"),
     }[status.state]
@@ -284,7 +290,7 @@ def to_alert(model: str, name: str, before: FidelityState, status: FidelityStatu
         "divergence": status.divergence,
         "implausible": status.implausible,
     }
-    # Each quarantine has alerts of its own.
+    # The identity contains the number of quarantines, so that each quarantine has its own alerts.
     identity = f"{event} {name} of {model} {status.quarantines}"
     return Alert(identity, event, "backend", f"The backend {name} of {model} {text}.", facts)
 
@@ -305,7 +311,7 @@ def _scores(live: WatchedDeployment) -> bool:
 async def _scores_unless_busy(
     job: ScoreJob, deployments: Sequence[WatchedDeployment]
 ) -> list[Sequence[TokenScore | None]] | None:
-    """Return the scores of the deployments; None if a request arrived at one of them meanwhile."""
+    """Return the scores by each deployment; None if a request arrived at one in the meantime."""
 
     async def score() -> list[Sequence[TokenScore | None]]:
         found = []

@@ -1,4 +1,4 @@
-"""Places of an answer's tokens: which part of which message a token belongs to."""
+"""Places of an answer's tokens: the kind of message, and the part of it, of each token."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Place(StrEnum):
     ANALYSIS = "analysis"
     COMMENTARY = "commentary"
     FINAL = "final"
-    # Body of a message on an unknown channel or on none.
+    # Body of a message on an unknown channel, or without a channel.
     OTHER = "other"
 
 
 BODIES = (Place.ANALYSIS, Place.COMMENTARY, Place.FINAL)
-# After these markers comes a header.
+# Markers that a header follows.
 HEADER_FOLLOWS = frozenset({START, CHANNEL, CONSTRAIN, END, RETURN, CALL})
 
 
@@ -45,7 +45,7 @@ def places_of(encoding: Encoding, tokens: Sequence[int], before: Sequence[int] =
             header = []
         elif token in HEADER_FOLLOWS:
             body = None
-            # Only the channel follows this marker, or a recipient.
+            # The channel or the recipient follows these markers; `<|constrain|>` only continues the header.
             header = [] if token != CONSTRAIN else header
     return places[len(known) - len(tokens) :]
 

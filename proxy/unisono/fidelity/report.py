@@ -11,9 +11,9 @@ from unisono.fidelity.comparison import Comparison, Divergence, Statistics, Thre
 from unisono.fidelity.statistics import Estimate
 from unisono.harmony.encoding import Encoding
 
-# Differing answers that the report describes.
+# Maximum number of differing answers that the report describes.
 MAX_DIVERGENCES: Final = 5
-# Tokens printed before and after a difference.
+# Number of tokens that are printed before and after a difference.
 CONTEXT_BEFORE: Final = 16
 CONTEXT_AFTER: Final = 8
 
@@ -87,7 +87,7 @@ def _text(tokens: Any, encoding: Encoding) -> str:
 
 
 def to_json(comparison: Comparison, limits: Thresholds, encoding: Encoding) -> dict[str, object]:
-    """Return the report as JSON data. Unbounded intervals have the bounds null."""
+    """Return the report as JSON data; the bounds of an unbounded interval are null."""
     return {
         "object": "unisono.comparison",
         "equal": not limits.exceeded_by(comparison.total),

@@ -13,19 +13,19 @@ from unisono.fidelity.places import places_of
 from unisono.harmony.encoding import Encoding
 
 REQUEST_ID = "unisono-fidelity"
-# Tokens at the end of a prompt that contain the beginning of the message that it leaves open.
+# Number of tokens at the end of a prompt in which the beginning of an open message is searched for.
 OPEN_MESSAGE_TOKENS = 64
 
 
 def to_sample(encoding: Encoding, name: str, prompt: Sequence[int], tokens: Sequence[int]) -> AnswerSample:
-    """Return an answer with the places of its tokens."""
+    """Return an answer to score, with the places of its tokens."""
     return AnswerSample(name, prompt, tokens, places_of(encoding, tokens, prompt[-OPEN_MESSAGE_TOKENS:]))
 
 
 async def generate(
     backend: Backend, prompt: Sequence[int], max_tokens: int, timeouts: Timeouts, sampling: Sampling | None = None
 ) -> list[int]:
-    """Return the tokens of an answer, greedy by default. Raises the `BackendError` family."""
+    """Generate an answer, greedily by default. Raises a BackendError if the backend fails."""
     job = CompletionJob(
         Prompt(prompt),
         max_tokens,
@@ -42,7 +42,7 @@ async def generate(
 
 
 async def score(backend: ScoringBackend, sample: AnswerSample, timeouts: Timeouts) -> Sequence[TokenScore | None]:
-    """Return the score of each token of an answer. Raises the `BackendError` family."""
+    """Return the score of each token of an answer. Raises a BackendError if the backend fails."""
     if not sample.tokens:
         return []
     job = ScoreJob(
@@ -64,7 +64,10 @@ async def score_on_both(
     at_once: int = 1,
     scored: Callable[[ScoredSample], None] = lambda one: None,
 ) -> list[ScoredSample]:
-    """Score answers on two backends, `at_once` at a time. Calls `scored` after each answer."""
+    """Score answers on two backends, `at_once` answers at a time.
+
+    `scored` is called after each answer. Raises an ExceptionGroup of BackendErrors if a backend fails.
+    """
     places = asyncio.Semaphore(at_once)
 
     async def work(sample: AnswerSample) -> ScoredSample:

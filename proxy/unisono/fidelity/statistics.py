@@ -1,7 +1,7 @@
 """Estimates with 95 % confidence intervals, from values that are grouped by answer.
 
-Tokens of one answer resemble each other, so that a thousand tokens of ten answers say less than a thousand independent
-ones. All intervals therefore use the variance between answers. Pure functions without random numbers.
+The tokens of one answer depend on each other, so a thousand tokens of ten answers say less than a thousand independent
+tokens. All intervals therefore use the variance between answers. The functions are pure and use no random numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unisono.core.frozen import dataclass
 
 # Quantile of the normal distribution for a two-sided interval of 95 %.
 Z_95: Final = 1.959964
-# Probability assumed for a token that is not among the alternatives, at most that of the last alternative.
+# Minimum probability that is assumed for all tokens together that are not among the alternatives.
 MIN_PROBABILITY: Final = 1e-9
 
 
@@ -30,7 +30,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sum of the values of one answer, and their number."""
+    """Sum and number of the values of one answer."""
 
     total: float
     count: int
@@ -43,7 +43,8 @@ def proportion(groups: Sequence[Group]) -> Estimate | None:
         return None
     share = sum(group.total for group in groups) / count
     binomial = share * (1 - share) / count
-    # The variance of a few answers is itself uncertain. Never assume more information than independent values have.
+    # The variance of a few answers is itself uncertain. Never assume more information than independent values would
+    # have.
     effect = max(_variance(groups, share, count) / binomial, 1.0) if binomial else 1.0
     size = count / effect
     spread = Z_95 * sqrt(share * (1 - share) / size + Z_95**2 / (4 * size**2))
@@ -64,7 +65,7 @@ def mean(groups: Sequence[Group]) -> Estimate | None:
 
 
 def _variance(groups: Sequence[Group], value: float, count: int) -> float:
-    """Return the variance of a ratio of sums over answers, by linearisation."""
+    """Return the variance of the mean `value`, which is a ratio of sums over answers."""
     used = [group for group in groups if group.count]
     if len(used) < 2:
         return 0.0
@@ -75,8 +76,8 @@ def _variance(groups: Sequence[Group], value: float, count: int) -> float:
 def divergence(first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]]) -> float:
     """Return the Kullback-Leibler divergence from the most likely tokens, in nats.
 
-    The tokens that `first` does not list count as one more outcome. A token that `second` does not list is at most as
-    likely as the last one that it lists, so that the result is rather too small than too large.
+    All tokens that `first` does not list are treated as one more outcome. A token that `second` does not list gets the
+    probability of its last listed token, which is too high. So the result may be too small, but hardly too large.
     """
     if not first or not second:
         return 0.0
@@ -104,7 +105,7 @@ class Difference:
 
 
 def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Difference:
-    """Compare two results of the same cases, with McNemar's exact test.
+    """Compare two runs of the same cases by McNemar's exact test.
 
     The interval is that of Agresti and Min (https://doi.org/10.1002/sim.1977), which adds half a case to each of the
     four possible pairs of results. It is an approximation, and can disagree with the exact test near its limit.
@@ -120,7 +121,7 @@ def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Differen
 
 
 def _binomial_test(successes: int, trials: int) -> float:
-    """Return the two-sided p-value of a fair coin."""
+    """Return the two-sided p-value for a number of successes with a fair coin."""
     extreme = min(successes, trials - successes)
     row, tail = 1, 0
     for at in range(extreme + 1):

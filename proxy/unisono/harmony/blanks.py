@@ -9,20 +9,20 @@ from typing import Final
 
 from unisono.harmony.encoding import Encoding
 
-# Maximum run of blanks in characters, longer than any deep indentation.
+# Maximum number of blanks in a row. Even deeply indented JSON has fewer.
 MAX_BLANKS: Final = 64
 BLANKS: Final = " \t\r\n"
 
 
 class JsonPlace(Enum):
-    """Place between two characters of a JSON text."""
+    """Position of the filter between two characters of a JSON text."""
 
     STRUCTURE = auto()  # outside of strings
     STRING = auto()
     ESCAPE = auto()  # in a string, after a backslash
 
 
-# Read for every character; see `repair`.
+# Constants, because they are read for every character; the comment in `repair` gives the cost of an enumeration member.
 _STRUCTURE: Final = JsonPlace.STRUCTURE
 _STRING: Final = JsonPlace.STRING
 _ESCAPE: Final = JsonPlace.ESCAPE
@@ -38,9 +38,9 @@ def is_closed(json: str) -> bool:
 
 
 class BlankFilter:
-    """Filter that withholds blanks outside of strings until more text follows.
+    """Filter that withholds blanks outside of JSON strings until other text follows.
 
-    It also finds the run that is too long.
+    `is_too_long` becomes True when there are more than `MAX_BLANKS` blanks in a row.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class BlankFilter:
         return len(self._run) > MAX_BLANKS
 
     def feed(self, text: str, position: int) -> str:
-        """Return the text that may be emitted after adding `text`.
+        """Add `text`, and return the text that may be emitted now.
 
-        `position` is the index in the body of the token that ends `text`.
+        `position` is the index in the body of the token that completes `text`.
         """
         place, before = self._place, len(self._run)
         run = before
@@ -78,7 +78,7 @@ class BlankFilter:
         return text[:end]
 
     def trimmed(self, encoding: Encoding, body: Sequence[int]) -> tuple[int, ...]:
-        """Return the body's tokens without the run of blanks at its end."""
+        """Return the tokens of `body` without the blanks at its end."""
         begin = self._run_start
         # The first token of the run may also end a character that earlier tokens began.
         while begin and _is_continuation(encoding.decode_bytes(body[begin : self._run_start + 1])):
@@ -87,10 +87,10 @@ class BlankFilter:
         return (*body[:begin], *encoding.encode_generated(rest))
 
     def restart(self) -> None:
-        """Continue after the body without the run."""
+        """Forget the withheld blanks, after the caller removed them from the body."""
         self._run = ""
 
 
 def _is_continuation(raw: bytes) -> bool:
-    """Return whether the first byte continues a UTF-8 character."""
+    """Return whether the first byte is inside a UTF-8 character instead of at its beginning."""
     return raw[:1] != b"" and raw[0] & 0xC0 == 0x80

@@ -1,4 +1,4 @@
-"""Text of the bodies of messages."""
+"""Conversion of the body tokens of messages to text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class BodyText(Protocol):
     """Reader of one message after another; bytes of an incomplete character are withheld."""
 
     def start(self, body: Sequence[int] = ()) -> None:
-        """Begin a message that continues after `body`; the one before it ends."""
+        """End the previous message, and begin one whose tokens `body` were already read."""
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """Return the text that further tokens complete."""
+        """Return the text of further tokens; the bytes of an incomplete character are withheld."""
 
 
 class TableBodyText:
@@ -40,12 +40,12 @@ class TableBodyText:
     def text_of(self, tokens: Sequence[int]) -> str:
         if self._withheld:
             return "".join(map(self._decoded, tokens))
-        # A slow stream brings single tokens.
+        # A slow stream delivers one token at a time.
         if len(tokens) == 1 and (known := self._texts.get(tokens[0])) is not None:
             return known
         try:
             return "".join(map(self._texts.__getitem__, tokens))
-        except KeyError:  # the text of a token is not known yet, or is not a whole character
+        except KeyError:  # the text of a token is not known yet, or the token is not a whole character
             return "".join(map(self._decoded, tokens))
 
     def _decoded(self, token: int) -> str:
@@ -60,7 +60,8 @@ class TableBodyText:
             if error.reason == TRUNCATED:
                 self._withheld = data[error.start :]
                 return text
-            # The parser replaces only the first invalid bytes, and reads the rest with the next token.
+            # Like openai-harmony's parser: replace only the first invalid bytes, and decode the rest with the next
+            # token.
             self._withheld = data[error.end :]
             return text + REPLACEMENT
         self._withheld = b""

@@ -1,7 +1,7 @@
 """Tools that gpt-oss was trained on: their names and their system message declarations.
 
-`browser` and `python` are declared exactly as openai-harmony does. It has no `container`, which is declared like any
-other namespace, with the arguments that gpt-oss servers agree on.
+`browser` and `python` are declared exactly as by openai-harmony. The library has no `container`; this tool is declared
+like any other namespace, with the arguments that the servers for gpt-oss have in common.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FUNCTIONS_OF: Final[dict[str, frozenset[str]]] = {
     "container": frozenset({"container.exec"}),
 }
 
-# In characters.
+# Maximum length in characters of a client's description of a tool; the rest is cut off.
 MAX_DESCRIPTION_LENGTH: Final = 8_000
 
 
@@ -35,16 +35,16 @@ def is_builtin(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinNamespace:
-    """Description of a tool, and its functions in TypeScript.
+    """Description of a tool, and the TypeScript declarations of its functions.
 
-    A tool without functions reads plain text.
+    A tool without functions takes plain text, such as code for `python`.
     """
 
     description: str
     functions: tuple[str, ...] = ()
 
     def section(self, name: str, description: str) -> str:
-        """Return the tool's section of the system message; a `description` replaces its own."""
+        """Return the tool's section of the system message; a `description` replaces the default one."""
         lines = _lines(description) if description else self.description.splitlines()
         return namespace_section(name, lines, self.functions)
 
@@ -52,7 +52,7 @@ class BuiltinNamespace:
 def namespace_section(name: str, lines: Iterable[str], functions: Iterable[str]) -> str:
     """Return the section of a namespace below `# Tools`.
 
-    `lines` describe it, and each function ends with an empty line.
+    `lines` describe the namespace. The text of each function ends with an empty line.
     """
     functions = tuple(functions)
     if not functions:
@@ -62,7 +62,7 @@ def namespace_section(name: str, lines: Iterable[str], functions: Iterable[str])
 
 
 def builtin_sections(builtins: Iterable[Builtin]) -> list[str]:
-    """Return the sections of the offered tools, in the order of the library."""
+    """Return the sections of the offered tools, in openai-harmony's order."""
     return [
         NAMESPACES[builtin.name].section(builtin.name, builtin.description)
         for builtin in sorted(builtins, key=lambda builtin: builtin.name)

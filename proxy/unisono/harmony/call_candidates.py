@@ -10,7 +10,10 @@ from unisono.harmony.header import COMMENTARY, Header
 
 
 def decide(header: Header, text: str, token: int, *, terminated: bool) -> Header:
-    """Return the header of the closed message `text`. A call that is not `terminated` was cut."""
+    """Return the header of a closed message with the body `text`, which may be a call.
+
+    `token` ended the message. `terminated` is False if repair supplied this token, because the message was truncated.
+    """
     if header.if_json is not None:
         is_call = is_json_object(text) if terminated else text.lstrip().startswith("{")
         return header.if_json if is_call else header

@@ -1,14 +1,16 @@
-"""Decoding of backend chunks to tokens.
+"""Decoders that turn the chunks of a backend's output into tokens.
 
-Ids pass through. Text is searched for markers. Markerless text gets its markers back.
+Token ids are passed on unchanged. In text, the decoder finds the Harmony markers, such as `<|end|>`. If the backend
+removes the markers from its text, the decoder restores them.
 
-In text, a marker that the model typed looks like one that it meant. These rules decide:
+In text, a marker that the model only quotes looks the same as a real marker. These rules distinguish them:
 
-- A stop marker followed by more of the same text is no stop.
-- A start without a header is no start.
-- Nothing inside an open JSON string of a call's arguments is structure.
+- A stop marker is quoted if more of the same text follows it.
+- A start marker is quoted if no header follows it.
+- A marker inside an open JSON string of a call's arguments is quoted, unless it is a stop marker that ends the output.
 
-Undecided text is held until the next characters or the end of the output; the held text is bounded.
+If the text does not decide yet, the decoder holds it until more characters arrive or the output ends. The length of the
+held text is limited.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ from unisono.harmony.recipients import RecipientKind
 _MARKER = re.compile(r"<\|(?:start|channel|constrain|message|end|return|call|endoftext|reserved_20[01]\d{3})\|>")
 _PARTIAL = re.compile(r"<(?:\|[a-z_0-9]{0,16}(?:\|)?)?\Z")
 _STOPS = frozenset({END, RETURN, CALL, ENDOFTEXT})
-# Markers that may be typed text inside a body; any other marker there is noise either way.
+# Inside a body, the rules above apply to these markers only. `repair` drops any other marker in a body.
 _UNCERTAIN = _STOPS | {START, CHANNEL}
-# Characters after an undecided marker from which on it counts as text.
+# Maximum number of characters after a marker that are held until it is clear whether the marker is real.
 _LOOKAHEAD = 512
 
-# The same for text that is the answer if the output ends with it.
+# The same for an end marker in reasoning or a preamble, because the text after it may be the answer.
 _ANSWER_LOOKAHEAD = 16_384
 
 _CHANNEL = "|".join(CHANNELS)
@@ -51,7 +53,7 @@ _TO = re.compile(r"to ?[=:]", re.IGNORECASE)
 _HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|(?i:to ?[=:]))")
 _BEFORE_ANSWER = re.compile(rf"(?:assistant)?\s*(?:{ANALYSIS}|{COMMENTARY})\s*\Z")
 _TO_PYTHON = re.compile(r"to=python(?![\w-])")
-# Maximum length of a header in characters; of a longer one the end is used.
+# Maximum length of a stored header in characters. Of a longer header, only the end is stored.
 _MAX_HEADER_LENGTH = 256
 _STRING_EDGE = re.compile(r'["\\]')
 
@@ -67,8 +69,8 @@ def decoder_for(
 ) -> Decoder:
     """Return the decoder for a backend's output.
 
-    `opening` is the header of the message that the prompt leaves open, if any. `generated` are tokens generated
-    after it earlier, if the prompt ends in them.
+    `opening` is the header of the message that the prompt leaves open, if any. `generated` are the tokens at the end of
+    the prompt that the model generated earlier.
     """
     match form:
         case OutputForm.IDS:
@@ -90,18 +92,18 @@ class AsIds:
 
 
 class _Place(Enum):
-    """Place between two characters of a text with markers."""
+    """Position of the decoder between two characters of a text with markers."""
 
     HEADER = auto()
     BEFORE_ANSWER = auto()  # in reasoning or a preamble
-    TEXT = auto()  # in another body that is not JSON
+    TEXT = auto()  # in any other body that is not JSON
     BEFORE_JSON = auto()  # in a body that may be JSON, before its first character
     JSON = auto()  # in JSON, outside of strings
     STRING = auto()
     ESCAPE = auto()  # in a string, after a backslash
 
 
-# Read for every chunk; see `repair`.
+# Constants, because they are read for every chunk; the comment in `repair` gives the cost of an enumeration member.
 _HEADER: Final = _Place.HEADER
 _BEFORE_JSON: Final = _Place.BEFORE_JSON
 _ESCAPE: Final = _Place.ESCAPE
@@ -213,7 +215,10 @@ class _Text:
                 at += 1
 
     def _is_structure(self, token: int, text: str, at: int, *, over: bool) -> bool | None:
-        """Return whether the marker that ends at `at` is structure; None if still undecided."""
+        """Return True if the marker before the index `at` of `text` is real, False if it is quoted.
+
+        Return None if this depends on text that has not arrived. `over` means that the output ended.
+        """
         is_in_string = self._place in _IN_STRING
         if self._place is _Place.HEADER or token not in _UNCERTAIN:
             return not is_in_string
@@ -239,9 +244,10 @@ def _id_of(marker: str) -> int:
 
 
 def _stop_is_meant(rest: str, settled: bool) -> bool | None:
-    """Return whether a stop ends its message: nothing, another marker or a header follows.
+    """Return True if a stop marker is real, False if it is quoted, None if undecided.
 
-    Prose after it makes it text, unless a start follows the prose.
+    `rest` is the text after the marker. The marker is real if nothing, another marker or a header follows it. It is
+    quoted if prose follows, unless a start marker follows the prose. `settled` means that `rest` has to suffice.
     """
     following = _MARKER.search(rest)
     if following is None:
@@ -260,9 +266,10 @@ def _stop_is_meant(rest: str, settled: bool) -> bool | None:
 
 
 def _ends_before_answer(rest: str, settled: bool, over: bool) -> bool | None:
-    """Return whether an end marker in reasoning or a preamble is meant.
+    """Return whether an end marker in reasoning or a preamble is real; see `_stop_is_meant`.
 
-    It is also meant if the last text of the output follows without a header: that text is the answer.
+    The marker is also real if it is followed by the last text of the output, without a header: that text is the answer.
+    `over` means that the output ended.
     """
     following = _MARKER.search(rest)
     if following is None and rest.strip():
@@ -273,14 +280,14 @@ def _ends_before_answer(rest: str, settled: bool, over: bool) -> bool | None:
 
 
 def _start_is_meant(rest: str, settled: bool) -> bool | None:
-    """Return whether a start or channel marker inside a body begins a message.
+    """Return True if a start or channel marker in a body is real, False if it is quoted.
 
-    It does if a header follows: words, then a marker of a header. Returns None if more text is needed to decide; with
-    `settled`, `rest` has to suffice.
+    `rest` is the text after the marker. The marker is real if a header follows: a few words, and then another marker.
+    Return None if more text is needed to decide. `settled` means that `rest` has to suffice.
     """
     following = _MARKER.search(rest)
     if following is None:
-        # A possible part of a marker decides nothing yet.
+        # `rest` may end with the first characters of a marker. They are not words of a header.
         partial = None if settled else _PARTIAL.search(rest)
         rest = rest[: partial.start()] if partial else rest
         words = rest.strip()
@@ -298,17 +305,18 @@ def _start_is_meant(rest: str, settled: bool) -> bool | None:
     return headed
 
 
+# Header from which the backend removed the markers, such as `assistantfinal` or `commentary to=functions.name json`.
 _SPLIT = re.compile(
     rf"(?:\A|assistant)\s?(?P<channel>{_CHANNEL})(?P<to>\s{{1,2}}to=(?P<name>[\w.-]{{1,80}})\s{{0,2}}(?:json|code)?)?"
 )
-# Maximum length of a split in characters.
+# Maximum length of such a header in characters.
 _TAIL = len("assistant commentary  to=  json") + 80
 
 
 class _Markerless:
-    """Decoder for text without markers.
+    """Decoder for text from which the backend removed the markers.
 
-    A split is a channel word at the beginning of the output or after the word `assistant`.
+    A channel name begins a message if it is at the beginning of the output, or directly after the word `assistant`.
     """
 
     def __init__(self, encoding: Encoding, opening: Header | None, generated: Sequence[int]) -> None:
@@ -341,7 +349,7 @@ class _Markerless:
             self._emit(self._buffer, out)
             self._buffer = ""
         elif split is None:
-            # Hold back a word that may still become a split.
+            # Hold back the end of the text, because it may be the beginning of a header.
             keep = min(len(self._buffer), _TAIL)
             self._emit(self._buffer[: len(self._buffer) - keep], out)
             self._buffer = self._buffer[len(self._buffer) - keep :]

@@ -1,7 +1,8 @@
 """The o200k_harmony encoding, loaded once from the bundled vocabulary file.
 
 tiktoken encodes all text. openai-harmony has an encoder for the same ids, but it takes quadratic time on one unbroken
-run of characters, holds the GIL, and needs 50 MB. It is the reference for tests, and a setting selects its parser.
+run of characters, holds the GIL, and needs 50 MB. It is the reference for tests, and a setting selects its parser for
+message bodies.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from unisono.core.generation import (
     VOCABULARY,
 )
 
-# Maximum number of characters encoded at once: far below the tokenizer's limit.
+# Maximum number of characters that are encoded at once, far below the length that the tokenizer rejects.
 PIECE = 32_768
 VOCABULARY_FOLDER = Path(__file__).parent / "vocab"
 VOCABULARY_FILE = "o200k_base.tiktoken"
@@ -45,7 +46,7 @@ MARKERS: dict[str, int] = {
     "<|call|>": CALL,
 }
 
-# Markers that count as structure in the output of a text backend.
+# Markers that the decoder recognises in the output of a text backend.
 STRUCTURAL: dict[str, int] = MARKERS | {"<|endoftext|>": ENDOFTEXT}
 
 
@@ -67,22 +68,22 @@ _OTHER_SPECIAL = {"<|startoftext|>": FIRST_SPECIAL, "<|endofprompt|>": 200018}
 
 
 class VocabularyError(Exception):
-    """Missing or unexpected vocabulary file."""
+    """The vocabulary file is missing, or has unexpected content."""
 
 
 class Encoding:
     """Conversion between text and ids. Safe to share between threads."""
 
-    uses_library_parser = False  # bodies of messages are read by openai-harmony
+    uses_library_parser = False  # True if openai-harmony's parser reads the bodies of messages
 
     def __init__(self, bpe: tiktoken.Encoding) -> None:
         self._bpe = bpe
         self._structural = frozenset(STRUCTURAL)
-        # Text of each token that was read so far, by id. Most of the vocabulary is never read.
+        # Text of each token that was decoded before, by id. Most of the vocabulary is never decoded.
         self.texts: dict[int, str] = {}
 
     def with_library_parser(self) -> Encoding:
-        """Return the same encoding, for messages that openai-harmony's parser reads."""
+        """Return a copy of the encoding that selects openai-harmony's parser for message bodies."""
         other = copy(self)
         other.uses_library_parser = True
         return other
@@ -108,7 +109,7 @@ class Encoding:
         return self._bpe.encode(text, allowed_special=self._structural, disallowed_special=())
 
     def encode_as_server(self, text: str) -> list[int]:
-        """Encode as a text backend does: every special token spelled in `text` becomes one."""
+        """Encode as a text backend does: a special token spelled in `text` becomes that token."""
         return self._bpe.encode(text, allowed_special="all")
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -139,19 +140,19 @@ class Encoding:
 def load_encoding(folder: Path | None = None) -> Encoding:
     """Load the encoding from `folder`, by default the bundled one; cached per process.
 
-    Never downloads. Raises VocabularyError if the file is missing or has another checksum.
+    Never downloads. Raises VocabularyError if the file is missing or has an unexpected checksum.
     """
     path = (folder or VOCABULARY_FOLDER) / VOCABULARY_FILE
     if not path.is_file():
-        raise VocabularyError(f"{path} is missing; it comes with the package, so reinstall unisono")
+        raise VocabularyError(f"{path} is missing; it is part of the package, so reinstall unisono")
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if digest != VOCABULARY_SHA256:
-        raise VocabularyError(f"{path} is not the o200k_base vocabulary (sha256 {digest})")
+        raise VocabularyError(f"{path} is not the o200k_base vocabulary (sha256 {digest}); reinstall unisono")
     special = STRUCTURAL | _OTHER_SPECIAL
     taken = set(special.values())
     special |= {f"<|reserved_{i}|>": i for i in range(FIRST_SPECIAL, VOCABULARY) if i not in taken}
-    # Parsed here and not by tiktoken's loader, which caches in the temporary folder without verification.
+    # The file is parsed here, because tiktoken's loader caches files in the temporary folder without verification.
     # Each line has a token and its rank, which is the number of the line.
     words = content.split()[::2]
     ranks = dict(zip(map(a2b_base64, words), range(len(words)), strict=True))

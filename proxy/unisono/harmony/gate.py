@@ -21,23 +21,23 @@ class Gate(Protocol):
         ...
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
-        """Return the content of a complete text or call, or None to stop reading after it.
+        """Return the content of a complete text or call, or None to reject it and stop reading.
 
-        The content is all of the text, or the part inside an enclosing code fence. Text that was already
-        emitted stays as it is. None means that nothing of the message was emitted.
+        The content is the whole text, or a part of it without an enclosure such as a code fence. If `held` is False,
+        the text was already emitted, and the result is ignored.
         """
         ...
 
     def limits_blanks(self, header: Header) -> bool:
-        """Return whether the body is JSON that is read only up to a long run of blanks.
+        """Return whether reading stops in the body if it has too many blanks in a row.
 
-        Blanks inside strings do not count.
+        This is meant for bodies that are JSON. Blanks inside JSON strings do not count.
         """
         ...
 
     @property
     def unfit(self) -> bool:
-        """True if the last accepted answer lacks the required form.
+        """True if the last accepted answer does not have the form that the request demands.
 
         Such an answer is emitted as a refusal.
         """
@@ -48,8 +48,8 @@ class Gate(Protocol):
 class Stopped:
     """Message at which a gate stopped reading.
 
-    It begins at the position `start`, its header ends at `header_end`, and it was read until `end` (positions
-    as in `message_parts`). `tokens` are its legal header.
+    The message begins at the position `start`, its header ends at `header_end`, and reading stopped at `end`.
+    `message_parts` explains positions. `tokens` are the tokens of the message's legal header.
     """
 
     header: Header
@@ -59,9 +59,9 @@ class Stopped:
     end: int
     # Text of the message; None if reading stopped before it.
     text: str | None = None
-    # Body without the long run of blanks; None if reading stopped for another reason.
+    # Tokens of the body without the blanks at its end; None if reading did not stop because of blanks.
     trimmed: tuple[int, ...] | None = None
     # True if the trimmed body is complete JSON.
     is_complete: bool = False
-    # True if a part of it was emitted to the client.
+    # True if a part of the message was emitted to the client.
     is_emitted: bool = False

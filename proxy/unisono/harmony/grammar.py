@@ -1,7 +1,7 @@
-"""Transition tables: markers allowed in each state, and the repair of all others.
+"""Transition table of repair: the action for each class of token in each state.
 
-A new malformed shape is a new row here, and its repair needs a sentence in `core.recovery_rules`. The meaning
-of a buffered header is not a transition: see `header.py`.
+To repair a new kind of malformed output, add a row here and a sentence in `core.recovery_rules`. The table says nothing
+about the meaning of a buffered header, which `header.py` interprets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class State(TableKey):
     BODY = auto()
     # After a message's terminator.
     BETWEEN = auto()
-    # After a terminator and buffered text, which is a header without its start or no message.
+    # After a terminator and text. The text is buffered: it is a header without its start, the answer, or text to drop.
     GAP = auto()
 
 
@@ -55,7 +55,7 @@ class TokenMark(TableKey):
 
 
 class MarkTable(dict[int, TokenMark]):
-    """Marks by token id; a token without a meaning in the grammar gets the mark of its range."""
+    """Marks by token id; a token that is not in the table gets the mark of its range of ids."""
 
     def __missing__(self, token: int) -> TokenMark:
         if 0 <= token < FIRST_SPECIAL:
@@ -90,26 +90,26 @@ class GrammarAction(TableKey):
     RESOLVE = auto()
     # The message is complete.
     CLOSE = auto()
-    # A terminator for text that completes no call.
+    # A terminator that completes a text, but not a call: close the message.
     CLOSE_TEXT = auto()
     # A new message begins inside a body: close the old one, as incomplete if it is a call.
     CUT = auto()
     # A terminator inside a header: the buffer is header and body in one.
     BODYLESS = auto()
-    # A channel marker in a header: a part of it, or the next header after a missing end.
+    # A channel marker in a header: it belongs to the header, or begins the next one after a missing end.
     CHANNEL = auto()
     # A start inside a header: the same header again, or a message without a body.
     RESTART = auto()
     # A header begins without its start: supply it.
     SUPPLY_START = auto()
-    # The buffer between messages is a header without its start, or text to drop.
+    # A marker after buffered text: the text is a header without its start, or is dropped.
     LEAVE_GAP = auto()
-    # The buffer between messages is text to drop; continue as from BETWEEN.
+    # A marker after buffered text that is not a header: drop the text, and continue as in BETWEEN.
     DROP_GAP = auto()
     DROP = auto()
 
 
-# Action for every mark in every state, with the rule's name if it is always a repair.
+# Action for every mark in every state, with the name of the recovery rule if the action is always a repair.
 STEPS: dict[tuple[State, TokenMark], tuple[GrammarAction, str | None]] = {
     (State.HEADER, TokenMark.TEXT): (GrammarAction.HOLD, None),
     (State.HEADER, TokenMark.CHANNEL): (GrammarAction.CHANNEL, None),

@@ -39,7 +39,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,32}\Z")
 TYPES = frozenset({"json", "code", "text", "response", "json_schema", "markdown", "string"})
 _NAME = r"[A-Za-z0-9_.:-]+"
 _LEGAL = re.compile(rf"(?: to={_NAME})?{C}(?:{'|'.join(CHANNELS)})(?: to={_NAME})?(?: ?{T}\w+| \w+)?\Z", re.ASCII)
-# Minimum number of letters from which a truncated channel word is recognised.
+# A truncated channel name is recognised if it has at least this number of letters.
 _MIN_STEM_LENGTH = 4
 
 INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
@@ -66,18 +66,18 @@ class Header:
     rules: tuple[str, ...] = ()
     # True if the generated header is legal and its tokens may be forwarded.
     verbatim: bool = False
-    # True for a message of an invented role, which is dropped.
+    # True for a message of an invented role; the message is dropped.
     dropped: bool = False
-    # Recipient if `<|call|>` ends the message (a tool's name in place of the role).
+    # Recipient if the message ends with `<|call|>`, for a header with a tool's name instead of the role.
     if_called: Recipient = NOBODY
-    # Header if the body is a JSON object (the recipient was spelled loosely).
+    # Header to use if the body is a JSON object, for a header with a misspelled recipient.
     if_json: Header | None = None
-    # Number of characters in meaningless header words.
+    # Number of characters of the header words that have no meaning and are dropped.
     lost: int = 0
     body: str = ""
     # True for text between messages, without any header.
     stray: bool = False
-    # True for a body without a channel: reasoning if more follows, else visible.
+    # True if `body` has no channel: it is reasoning if another message follows, otherwise the answer.
     thought: bool = False
 
     @cached_property
@@ -86,7 +86,7 @@ class Header:
 
     @cached_property
     def is_answer(self) -> bool:
-        """True for an answer or a call, so that stray text after the message is no answer."""
+        """True for an answer or a call: text without a header after it is not the answer."""
         return self.recipient.kind is not RecipientKind.NONE or self.channel == FINAL
 
     @cached_property
@@ -102,10 +102,10 @@ class Header:
             to = f" to={FUNCTIONS}{self.recipient.name}"
         elif self.recipient.kind is not RecipientKind.NONE:
             to = f" to={self.recipient.name}"
-        # Without a recipient the library takes a content type for one, so text never carries it.
+        # In a header without a recipient, openai-harmony reads a content type as the recipient. So text has none.
         kind = f" <|constrain|>{self.content_type}" if to and self.content_type else ""
         if self.recipient.kind is RecipientKind.HOSTED:
-            # Calls of builtin tools have this type, regardless of their content.
+            # Calls of builtin tools have the content type `code`, regardless of their content.
             kind = " code"
         return f"<|channel|>{self.channel}{to}{kind}<|message|>"
 
@@ -121,7 +121,7 @@ class HeaderWords:
     plain_type: str | None = None
     stray: list[str] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
-    unknown_tool: str = ""  # recipient in the form of a tool's name that is not declared
+    unknown_tool: str = ""  # recipient that looks like the name of a tool, but is not declared
 
     def note(self, rule: str) -> None:
         if rule not in self.rules:
@@ -137,14 +137,14 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
     header, unknown_tool = _read_header(text, declared, role_given, supplied)
     if header.recipient is not NOBODY or header.dropped or header.if_called is not NOBODY:
         return header
-    # A word may look like a recipient by chance. The body decides: only a call has a JSON object.
+    # A word may look like a recipient by chance. The body decides: only the body of a call is a JSON object.
     respelled = respell(text, declared)
     called = header if respelled == text else _read_header(respelled, declared, role_given, supplied)[0]
     if called.is_call:
         return replace(header, if_json=respelled_call(called), verbatim=False)
     if not unknown_tool:
         return header
-    # The same holds for the name of a tool that is not declared: arguments of a call are never text for the client.
+    # The body also decides about the name of a tool that is not declared: the client must not get arguments as text.
     rules = tuple(rule for rule in header.rules if rule not in ("not-a-tool", "type-as-recipient"))
     recipient = Recipient(RecipientKind.FUNCTION, unknown_tool)
     call = replace(header, channel=COMMENTARY, recipient=recipient, rules=rules, verbatim=False)
@@ -157,13 +157,13 @@ def respelled_call(header: Header) -> Header:
 
 
 def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, supplied: bool) -> tuple[Header, str]:
-    """Return the meaning of a header, and the name of a tool in it that is not declared."""
+    """Return the meaning of a header, and the name of an undeclared tool in it, or empty."""
     *earlier, segment = text.split(S)
     words = HeaderWords()
     carried = _read_earlier(earlier, words, role_given)
     again = not role_given and not earlier and segment.lstrip().startswith(ASSISTANT)
     if again:
-        # The prompt ended in the role, so the text begins with it twice.
+        # The prompt already ends in the role, so the model wrote the role a second time.
         words.note("glued-role")
         segment = segment.lstrip()
     role, segment = split_role(segment, words) if role_given or earlier or again else ("", segment)
@@ -179,9 +179,9 @@ def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, s
 
 
 def _read_earlier(earlier: list[str], words: HeaderWords, role_given: bool) -> HeaderWords | None:
-    """Return the words before the last `<|start|>` in a header; None if there are none.
+    """Return the words before the last `<|start|>` in a header; None if no words precede it.
 
-    At each `<|start|>` the model began the header again. `role_given` is explained at `read_header`.
+    At each `<|start|>`, the model began the header again. `read_header` explains `role_given`.
     """
     if not earlier:
         return None
@@ -201,7 +201,7 @@ def _last_known(words: HeaderWords) -> str:
 
 
 def split_role(segment: str, words: HeaderWords) -> tuple[str, str]:
-    """Return the foreign role, or an empty string, and the rest of the segment."""
+    """Return a role other than `assistant`, or an empty string, and the rest of the segment."""
     if segment.startswith(ASSISTANT):
         rest = segment[len(ASSISTANT) :]
         if rest and not rest[0].isspace() and rest[0] not in (C, T):
@@ -255,10 +255,10 @@ def _read_words(segment: str, declared: frozenset[str] | None, words: HeaderWord
 
 
 def _read_channel_marker(words: HeaderWords, before: str, after: str) -> tuple[bool, bool]:
-    """Return whether a channel word is expected, and whether the piece after the marker is used.
+    """Handle `<|channel|>`; return whether a channel must follow, and whether `after` was used.
 
-    A marker glued to a recipient leaked there. The exception is the header's first marker, since the recipient
-    may be in the role section.
+    A marker directly after a recipient is usually a mistake of the model inside the recipient's name. The exception is
+    the header's first marker, because a recipient may precede the channel.
     """
     word = "" if after in ("", C, T) or after.isspace() else after
     if before.startswith("to=") and words.recipients:
@@ -276,7 +276,7 @@ def _read_channel_marker(words: HeaderWords, before: str, after: str) -> tuple[b
 
 
 def _read_type_marker(words: HeaderWords, before: str, after: str) -> bool:
-    """Return whether the piece after the marker is used."""
+    """Handle `<|constrain|>`. Return whether the piece `after` the marker was consumed."""
     if before == "to=":
         words.note("type-as-recipient")
     elif before.startswith("to=") and words.recipients and words.recipients[-1].endswith("."):
@@ -330,10 +330,10 @@ def _judge_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Rec
 
 
 def _bare_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Recipient:
-    """Return a recipient that lacks its `to=`: the library takes any extra word for one.
+    """Return a recipient that is written without `to=`, or `NOBODY`.
 
-    A bare name counts only on the channel of calls, since reasoning and answers may contain a tool's name.
-    """
+    openai-harmony reads any extra word as the recipient. A name without `functions.` is accepted only if the channel is
+    `commentary` or missing, since other headers may contain it by chance."""
     calling = _last_known(words) in ("", COMMENTARY)
     for word in words.stray:
         clean, _ = cut_at_marker(word)
@@ -380,7 +380,7 @@ def spell_channel(word: str) -> tuple[str, bool]:
 def _foreign(role: str, header: Header, words: HeaderWords, declared: frozenset[str] | None) -> Header:
     """Return the header of a message with a foreign role.
 
-    The model invented the role, or it is a tool's name in the wrong position.
+    Either the model invented the role, or it wrote a tool's name instead of the role.
     """
     rules = (*(r for r in header.rules if r not in ("missing-channel", "not-a-tool")), "foreign-role")
     called = NOBODY
@@ -396,5 +396,5 @@ def _foreign(role: str, header: Header, words: HeaderWords, declared: frozenset[
 
 
 def is_invented(role: str) -> bool:
-    """Return whether the model speaks for another role; `user:bob` is a user with a name."""
+    """Return whether the model must not speak in this role, such as `system` or `user:bob`."""
     return role.casefold().partition(":")[0] in INVENTED_ROLES

@@ -1,4 +1,4 @@
-"""Buffer of a header that repair reads, and the meaning of its text."""
+"""Buffer for the tokens of an incomplete header, and interpretation of their text."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from unisono.harmony.incomplete_header import (
 from unisono.harmony.recipients import offered, respell
 from unisono.harmony.repaired_output import RepairedOutput
 
-# A header that is started again is parsed again only up to this length, so that work stays linear.
+# Buffered text is parsed again at a further marker only up to this length, so that work stays linear.
 MAX_REREAD_LENGTH: Final = 256  # characters
 _MAX_TOKENS_PER_CHARACTER: Final = 4
-# Maximum length of a cached header in generated tokens, which bounds the memory of the caches.
+# Maximum length in generated tokens of a header that is cached. It bounds the memory of the caches.
 MAX_CACHED_TOKENS: Final = 32
 
 
@@ -32,9 +32,9 @@ MAX_CACHED_TOKENS: Final = 32
 class HeldHeader:
     """Tokens of one header that is not complete, or of text that may be a header."""
 
-    # True if the output itself has the `<|start|>`; otherwise the prompt ends in it, or repair supplied it.
+    # True if the output contains the header's `<|start|>`; otherwise the prompt ends in it, or repair supplied it.
     role_given: bool = False
-    # True if repair supplied the start.
+    # True if repair supplied the `<|start|>`.
     is_supplied: bool = False
     # True if the header interrupts a preamble.
     cuts_preamble: bool = False
@@ -42,7 +42,7 @@ class HeldHeader:
 
     @property
     def may_be_short(self) -> bool:
-        """True if the text may be short enough to be parsed again."""
+        """False if the text is certainly too long to be parsed again."""
         return len(self.tokens) <= _MAX_TOKENS_PER_CHARACTER * MAX_REREAD_LENGTH
 
 
@@ -58,18 +58,19 @@ class CompleteHeader(NamedTuple):
 
 
 class HeaderBuffer:
-    """Header that is not complete, or text between two messages that may be one.
+    """Buffer of an incomplete header, or of text between messages that may be a header.
 
-    `declared` and `builtins` are as for `Repair`. `is_first` means that no header was read yet. Repairs of the text are
-    recorded in `output`.
+    `Repair` explains `declared` and `builtins`. `is_first` means that no header was read yet. Repairs are recorded in
+    `output`.
     """
 
     # Rules.
     # - `<|message|>` completes a header. A terminator, the next message or the end of the output ends it without a
     #   body: then the text holds header and body in one.
-    # - `<|channel|>` is a part of the header, or begins the next one if the text is already a whole message.
-    # - `<|start|>` begins the same header again, or the next one if the text has a body.
-    # - Long text is not parsed again at these two markers, so that work stays linear.
+    # - `<|channel|>` belongs to the header. If the text is already a whole message, `<|channel|>` begins the next
+    #   header.
+    # - `<|start|>` begins the same header again. If the text has a body, `<|start|>` begins the next header.
+    # - At `<|channel|>` and `<|start|>`, long text is not parsed again, so that work stays linear.
 
     def __init__(
         self, output: RepairedOutput, encoding: Encoding, declared: frozenset[str] | None, builtins: frozenset[str]
@@ -109,13 +110,13 @@ class HeaderBuffer:
         return self._read_bodyless(self.text())
 
     def read_unfinished(self, reason: FinishReason) -> Header | None:
-        """Return the meaning of a header that the end of the output ended; None without content."""
+        """Return the meaning of a header in which the output ended; None if it has no content."""
         output, text = self._output, self.text()
         self.note_cut_preamble()
         if not text.strip() and (self.is_first or not text):
             return None
         header = self._read_bodyless(text)
-        # The start of a truncated recipient: the tokenizer splits ` to` from `=functions`.
+        # The beginning of a truncated recipient: the tokenizer splits ` to=functions` into ` to` and `=functions`.
         begun = reason is FinishReason.LENGTH and not header.thought and header.body in ("t", "to")
         if not text.strip() or not header.body or (begun and header.rules == ("header-without-message",)):
             output.note("cut-header")
@@ -130,17 +131,17 @@ class HeaderBuffer:
             self._output.note("missing-end")
 
     def is_empty(self) -> bool:
-        """Return whether the text has no body if it ends here, without `<|message|>`."""
+        """Return whether the text has no body, assuming that it ends here without `<|message|>`."""
         text = self.text()
         return not text.strip() or not self._read_bodyless(text).body
 
     def is_restarted(self) -> bool:
-        """Return whether `<|start|>` begins the same header again."""
+        """Return whether a `<|start|>` after the text begins the same header again."""
         return self._is_short() and self.is_empty()
 
     def is_whole_message(self) -> bool:
-        """Return whether `<|channel|>` begins the next header."""
-        # Nearly always, nothing or only the role precedes the marker.
+        """Return whether the text is a whole message. `<|channel|>` then begins the next header."""
+        # In nearly all output, `<|channel|>` follows the role, or nothing.
         held = self.held
         if not held.tokens or (held.role_given and held.tokens == self._role):
             return False
@@ -157,7 +158,7 @@ class HeaderBuffer:
     # -- text between messages
 
     def header_from_text(self) -> HeldHeader | None:
-        """Return the text as the beginning of a header; None if it cannot be one."""
+        """Return the text as the beginning of a header; None if it does not begin like a header."""
         text = self.text()
         if not may_be_header(text, self._declared):
             return None
@@ -187,7 +188,7 @@ def _complete(
     header = _as_offered(header, declared, builtins)
     if not header.verbatim:
         return CompleteHeader(header, spelled_header(encoding, header), is_text)
-    # A header begun by the prompt gets the prompt's own start.
+    # The prompt contains the `<|start|>assistant` of the output's first header.
     start = (START,) if role_given else encoding.assistant_start
     return CompleteHeader(header, (*start, *tokens, MESSAGE), is_text)
 
@@ -198,7 +199,7 @@ _cached_text = lru_cache(maxsize=1024)(header_text)
 
 
 def _as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
-    """Return the header, given the offered builtin tools."""
+    """Return the header with a recipient of kind `HOSTED` if it names an offered builtin tool."""
     if not builtins or (recipient := offered(header.recipient, declared, builtins)) == header.recipient:
         return header
     if not recipient.is_corrected:

@@ -1,4 +1,4 @@
-"""Text form of header tokens, with surrogates for marker ids, and their canonical form."""
+"""Conversion between header tokens and text in which surrogates represent the markers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from unisono.core.generation import CHANNEL, CONSTRAIN, START
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import C, Header, S, T
 
-# Maximum length of a cached header in characters of its spelling, which bounds the memory of the cache.
+# Maximum length in characters of a header that is cached. It bounds the memory of the cache.
 MAX_CACHED_LENGTH: Final = 128
 
 _SENTINELS = {START: S, CHANNEL: C, CONSTRAIN: T}
 
 
 def header_text(encoding: Encoding, tokens: Sequence[int]) -> tuple[str, bool]:
-    """Return the text, and whether all of it was UTF-8; invalid bytes become U+FFFD."""
+    """Return the text, and whether all bytes were valid UTF-8; invalid bytes become U+FFFD."""
     parts: list[str] = []
     run: list[int] = []
     whole = True

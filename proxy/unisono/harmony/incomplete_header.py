@@ -1,6 +1,6 @@
 """Interpretation of a header that ended without `<|message|>`.
 
-The text of such a header may include the body. Lone surrogates represent the marker ids in it, as in `header`.
+The text of such a header may include the body of the message. As in `header`, lone surrogates represent the markers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unisono.harmony.recipients import NOBODY, RecipientKind, cut_at_marker, rea
 
 _KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
 _TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
-# For searching: leading white space would be rescanned from each of its characters.
+# For searches, without leading white space: a search would scan a run of white space again from each character.
 _ANY_TO = re.compile(rf"to=([^\s{{{C}{T}]*)")
 _TYPE = re.compile(rf"\s*(?:{T}[^\s{{]*|(?:{'|'.join(sorted(TYPES))})(?=[\s{{]|\Z))")
 _WORD_BEFORE_TO = re.compile(r"\s*\S+(?=\s+to=)")
@@ -38,8 +38,8 @@ _WORD_BEFORE_TO = re.compile(r"\s*\S+(?=\s+to=)")
 def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: bool, first: bool) -> Header:
     """Return the meaning of a header that ended without `<|message|>`.
 
-    The longest run of header words is the header, the rest is the body. If the message is no call and its body
-    is empty, it has no content.
+    The header is the longest sequence of header words at the beginning of `text`; the rest is the body. `first` means
+    that no header was read before. A message without a body has no content, unless it is a call.
     """
     header = _read_bodyless(text, declared, role_given, first)
     if header.recipient is not NOBODY or header.dropped:
@@ -95,8 +95,8 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
 def is_whole_message(text: str, *, first: bool) -> bool:
     """Return whether a header that continues with a channel marker is already a whole message.
 
-    That is the case for arguments after a recipient, and for other words after a channel. If it is `first` in
-    the output, other words without any markup count as well.
+    The text is a whole message if it has arguments after a recipient, or other words after a channel. If `first` (no
+    header was read before), other words without any markup are a whole message too.
     """
     segment = text.rpartition(S)[2]
     _, to, rest = segment.rpartition("to=")
@@ -115,7 +115,7 @@ def _has_text(section: str) -> bool:
 
 
 def _text_words(section: str) -> list[str]:
-    """Return the words that are not header words."""
+    """Return the words of `section` that have no meaning in a header."""
     words = _ANY_TO.sub(" ", section).translate({ord(C): " ", ord(T): " "}).split()
     return [word for word in words if not spell_channel(word)[1] and not _is_stem(word) and word not in TYPES]
 

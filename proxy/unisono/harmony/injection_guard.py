@@ -1,7 +1,7 @@
-"""Injection guard for backends that tokenise text prompts, including control tokens.
+"""Injection guard for backends that tokenize text prompts and read control tokens in them.
 
-It has two layers. Outside text is neutralised, so that it spells no control token. Then the structure that the
-backend will see is compared with the rendered one; a prompt that differs is never sent.
+The guard has two layers. First, outside text is changed so that it spells no control token. Then the control tokens
+that the backend will read are compared with those of the rendered prompt. A prompt that differs is never sent.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def neutralise(text: str) -> str:
 
 
 def check_structure(encoding: Encoding, text: str, tokens: Sequence[int]) -> None:
-    """Check that a server that tokenises `text` sees exactly the control tokens of `tokens`.
+    """Check that a server that tokenizes `text` reads exactly the control tokens in `tokens`.
 
-    Raises InvalidRequest otherwise.
+    Raises InvalidRequest if the control tokens differ.
     """
     if Encoding.special_ids(encoding.encode_as_server(text)) != Encoding.special_ids(tokens):
         raise InvalidRequest(

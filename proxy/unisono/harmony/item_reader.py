@@ -1,4 +1,4 @@
-"""Items of messages, and the reader of one message: its text and how much was emitted."""
+"""Items of an answer, and the reader that turns one message into the events of its item."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.harmony.tools import ToolSet
 
 
 def body_text(encoding: Encoding) -> BodyText:
-    """Return a reader of the bodies of messages."""
+    """Return the reader of message bodies that the encoding selects."""
     if encoding.uses_library_parser:
         # Imported only here, because the library needs 50 MB.
         from unisono.harmony.library_parser import LibraryBodyText
@@ -27,17 +27,18 @@ def body_text(encoding: Encoding) -> BodyText:
 
 
 class ItemFactory:
-    """Items of the messages of one answer, numbered in their order.
+    """Factory of the items of one answer, numbered in the order of their messages.
 
     `new_call_id` returns the id of each tool call. With `hold_calls` a call is emitted only when it is complete;
     otherwise its arguments are emitted as they arrive, and a truncated call closes as incomplete. If `calls_allowed` is
-    False, calls become reasoning, since nothing may run them. Without `parallel_calls`, only one call is emitted.
-    `gate` decides which other messages are emitted only when complete.
+    False, calls become reasoning, since nothing may run them. Without `parallel_calls`, only the first call is emitted.
+    `gate` decides which other messages are emitted only when they are complete.
     """
 
     # Rules.
-    # - A message with a recipient that is not a call, or that may not be one, is reasoning: nothing runs it.
-    # - An item is counted when it is closed. A message that is generated again keeps its index.
+    # - A message to a recipient is reasoning if it is not a call or if calls are not allowed, since nothing will run
+    #   it.
+    # - An item is counted when it is closed. A message that is generated again therefore gets the same index.
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class ItemFactory:
     def open(self, part: OpenPart, tokens: tuple[int, ...], events: list[Event]) -> ItemReader:
         """Return the reader of an opened message, and add the first event of its item to `events`.
 
-        `tokens` are the message's header as reported.
+        `tokens` are the header's tokens that the event `Closed` will report.
         """
         gate, header = self._gate, part.header
         item = self._item(header)
@@ -71,7 +72,7 @@ class ItemFactory:
         is_held, limits_blanks = is_call and self._hold_calls, False
         if gate is not None and not isinstance(item, Reasoning):
             is_held = is_held or gate.is_buffered(header)
-            # A message that was read as a whole has no header after which the prompt could end.
+            # If the whole message was read before its header was known, generation cannot be resumed after the header.
             limits_blanks = not part.is_whole and gate.limits_blanks(header)
         is_allowed = not is_call or self._parallel_calls or self._calls == 0
         is_visible = is_allowed and not is_held
@@ -96,11 +97,11 @@ class ItemFactory:
 
 
 class ItemReader:
-    """Reader of the body of one message, for its item.
+    """Reader of the body of one message, which emits the events of its item.
 
-    `opened` is the part that opened it, and `header_tokens` are its header as reported. A second call without
-    parallel calls is not `is_allowed`. Without `is_visible`, nothing is emitted before the message is complete.
-    `blanks` withholds blanks in a JSON body.
+    `opened` is the part that opened the message, and `header_tokens` are the header's tokens to report. `is_allowed` is
+    False for a second call if parallel calls are off. Unless `is_visible` is True, nothing is emitted before the
+    message is complete. `blanks` withholds blanks in a JSON body; None if the body is not filtered.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class ItemReader:
     def read(self, tokens: Sequence[int], events: list[Event]) -> bool:
         """Add the text of body tokens to `events`.
 
-        Return False, without reading the rest, at a run of blanks that is too long.
+        If there are too many blanks in a row, return False without reading the rest of `tokens`.
         """
         body, blanks = self.body, self._blanks
         # Without a filter for blanks, nothing ends the read early.
@@ -173,12 +174,15 @@ class ItemReader:
         return True
 
     def restart_blanks(self) -> None:
-        """Continue after a body without its run of blanks."""
+        """Forget the withheld blanks, after the caller removed them from the body."""
         if self._blanks is not None:
             self._blanks.restart()
 
     def emit_end(self, closed: Closed, events: list[Event]) -> None:
-        """Add the last events of the item to `events`; `closed` has the item as it is emitted."""
+        """Add the last events of the item to `events`, ending with `closed`.
+
+        `closed.item` is the item to report. If nothing was emitted before, it may differ from `item`.
+        """
         # The parser's deltas are a prefix of the text: it withholds the bytes of an incomplete character and all text
         # after such bytes in the same token.
         rest = closed.text[self.delivered :] if self.is_visible else closed.text
@@ -189,12 +193,12 @@ class ItemReader:
         events.append(closed)
 
     def stopped_at(self, end: int, text: str) -> Stopped:
-        """Return the stop after a message that a gate rejected, with its `text`."""
+        """Describe a message that the gate rejected when it closed, at the position `end`."""
         opened = self.opened
         return Stopped(opened.header, opened.tokens, opened.start, opened.end, end, text)
 
     def stopped_at_blanks(self, encoding: Encoding) -> Stopped:
-        """Return the stop inside a message, at its long run of blanks."""
+        """Describe a message in which reading stopped, because it has too many blanks in a row."""
         assert self._blanks is not None
         opened = self.opened
         trimmed = self._blanks.trimmed(encoding, self.body)

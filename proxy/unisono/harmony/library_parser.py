@@ -1,4 +1,7 @@
-"""openai-harmony's own parser, the reference for the gateway's."""
+"""Reader of message bodies that uses openai-harmony's parser.
+
+It is the reference for the gateway's own reader.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import openai_harmony
 from unisono.core.generation import END
 from unisono.harmony.encoding import VOCABULARY_FOLDER, Encoding
 
-# Replacement for every header. The parser reads a body the same after any header, and a header token costs as much as a
-# dozen body tokens.
+# Header that the parser reads instead of every real header. The header does not change the text of the body, and a
+# header token takes as much time as a dozen body tokens.
 ANY_HEADER: Final = "<|start|>assistant<|message|>"
 
 
@@ -23,7 +26,7 @@ def load_library() -> openai_harmony.HarmonyEncoding:
 
     Never downloads.
     """
-    # The library reads its vocabulary folder from the environment, only while it loads.
+    # The library reads the path of its vocabulary folder from this environment variable, and only while it loads.
     before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(VOCABULARY_FOLDER)
     try:
@@ -39,10 +42,10 @@ class LibraryBodyText:
     """Reader of bodies by the library's incremental parser."""
 
     def __init__(self, encoding: Encoding) -> None:
-        # The inner parser lacks the properties that copy all of their values.
+        # The inner parser is used because the public class has properties that copy all of their values.
         self._parser: Any = openai_harmony.StreamableParser(load_library(), None)._inner
         self._any_header = encoding.encode_marked(ANY_HEADER)
-        # There is always a message that the next one ends.
+        # Open a first message, because `start` always ends the message before the new one.
         for token in self._any_header:
             self._parser.process(token)
 

@@ -1,7 +1,7 @@
-"""Limits on outside text and schemas that are declared to the model.
+"""Limits on the texts and schemas of a client that are declared to the model.
 
-Guarantees: a value checked here cannot leave its line, and the tools of one request cost a bounded amount of
-work, even with references.
+A text that was checked here has no line break, so it cannot end the comment or declaration that contains it. The tools
+of one request cost a bounded amount of work, even if their schemas contain references.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SchemaBudget:
     characters: int = MAX_CHARACTERS
 
     def spend(self, *, json: int = 0, nodes: int = 0, characters: int = 0) -> None:
-        """Deduct amounts. Raises InvalidRequest if a budget is used up."""
+        """Subtract amounts from the budget. Raises InvalidRequest if an amount exceeds what remains."""
         self.json -= json
         self.nodes -= nodes
         self.characters -= characters
@@ -48,9 +48,9 @@ class SchemaBudget:
             limit = (
                 f"{MAX_JSON_BYTES:,} bytes of JSON"
                 if self.json < 0
-                else f"{MAX_NODES:,} schemas, with expanded references"
+                else f"{MAX_NODES:,} schemas (each use of a reference counts)"
                 if self.nodes < 0
-                else f"{MAX_CHARACTERS:,} characters of text, with expanded references"
+                else f"{MAX_CHARACTERS:,} characters of text (each use of a reference counts)"
             )
             raise InvalidRequest(
                 f"The tools of a request may have at most {limit}; declare fewer tools, or shorter ones."
@@ -59,7 +59,11 @@ class SchemaBudget:
 
 @dataclass(frozen=True, slots=True)
 class SchemaPlace:
-    """Location in the schema: one name per schema from the root, and the open references."""
+    """Location in a tool's schema.
+
+    `names` are the property names and keywords that lead to it from the root. `references` are the references that are
+    being expanded.
+    """
 
     names: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
@@ -85,9 +89,9 @@ def breaks_out(text: str) -> bool:
 
 
 def one_line(text: str) -> str:
-    """Return text for a comment that ends with its line.
+    """Return text for a `//` comment, which must not contain a line break.
 
-    Lines are joined and invisible characters removed.
+    The lines of the text are joined, and invisible characters are removed.
     """
     joined = " ".join(stripped for line in text.splitlines() if (stripped := line.strip()))
     return well_formed(_INVISIBLE.sub("", joined))
@@ -96,7 +100,7 @@ def one_line(text: str) -> str:
 def to_json(value: object) -> str:
     """Return JSON on one line.
 
-    Raises InvalidRequest for values that JSON cannot express (NaN, endless nesting).
+    Raises InvalidRequest for a value that JSON cannot express, such as NaN or an object that contains itself.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)

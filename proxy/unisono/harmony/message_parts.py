@@ -1,7 +1,7 @@
 """Output of repair: well-formed messages in parts, and the repairs between them.
 
 Positions count the tokens after the prompt's `<|start|>assistant`: those that the model generated, and those that the
-gateway inserted. The caller, which keeps these tokens, can cut them at a position.
+gateway inserted. The caller stores these tokens, so it can truncate them at a position.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unisono.harmony.header import Header
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """Opened message. `tokens` is the whole legal header, `<|start|>` to `<|message|>`.
+    """Opened message. `tokens` is the whole legal header, from `<|start|>` to `<|message|>`.
 
     The message begins at the position `start` or later; `end` is the position after its header.
     """
@@ -25,7 +25,7 @@ class OpenPart:
     tokens: tuple[int, ...]
     start: int = 0
     end: int = 0
-    # True if the whole message was read before its header was known; `end` is then its end.
+    # True if the whole message was read before its header was known. In that case `end` is the end of the message.
     is_whole: bool = False
 
 
@@ -36,9 +36,10 @@ class BodyPart:
 
 @dataclass(frozen=True, slots=True)
 class ClosedPart:
-    """End of a message. `token` ends the message, `end` is the position after it.
+    """End of a message. `token` is its terminator, and `end` is the position after the message.
 
-    `complete` is False if the message was truncated. A truncated call is not reported as a call.
+    `complete` is False if the message was truncated; `token` is then supplied by repair. A truncated call is not
+    reported as a call.
     """
 
     token: int

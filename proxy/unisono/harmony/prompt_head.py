@@ -1,6 +1,6 @@
-"""Text of the system message, of the tools section and of the response format.
+"""Texts of the system message, of the tools section and of the response format.
 
-The texts are those of openai-harmony, which defines their format.
+openai-harmony defines the format of these texts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unisono.harmony.tools import Declaration
 from unisono.harmony.ts_writer import function_text
 
 TOOLS: Final = "# Tools"
-# Without tools `commentary` is not offered: replies would get lost there.
+# Without tools, the channel `commentary` is not offered: clients take text on it for a preamble, not for the answer.
 CHANNELS: Final = "# Valid channels: analysis, final. Channel must be included for every message."
 CHANNELS_WITH_TOOLS: Final = (
     "# Valid channels: analysis, commentary, final. Channel must be included for every message."
@@ -29,9 +29,9 @@ _UNTITLED = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 def system_text(preamble: Preamble, *, with_tools: bool) -> str:
-    """Return the body of the system message; empty values omit their line.
+    """Return the body of the system message; the line of an empty value is omitted.
 
-    `with_tools` means that functions are declared after it.
+    `with_tools` means that the developer message declares functions.
     """
     about = [
         preamble.identity,
@@ -47,13 +47,13 @@ def system_text(preamble: Preamble, *, with_tools: bool) -> str:
 
 
 def tools_section(declarations: Iterable[Declaration]) -> str:
-    """Return `# Tools` and the namespace of function tools."""
+    """Return the section `# Tools`, with the namespace that declares the function tools."""
     functions = (function_text(each.name, each.lines, each.argument) for each in declarations)
     return "\n\n".join((TOOLS, namespace_section("functions", (), functions)))
 
 
 def form_section(form: AnswerForm) -> str:
-    """Return `# Response Formats`, the end of the developer message.
+    """Return the section `# Response Formats`, which ends the developer message.
 
     Raises InvalidRequest for a schema that JSON cannot express.
     """

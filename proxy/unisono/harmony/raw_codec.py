@@ -1,6 +1,7 @@
-"""Conversion between text and tokens that interprets spelled special tokens only.
+"""Conversion between text and tokens for raw prompts and for their continuation.
 
-For prompts that are not rendered here, and their output.
+A raw prompt was not rendered by the gateway. A special token that is spelled in the text becomes that token, but the
+structure of Harmony messages is neither checked nor repaired.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from unisono.harmony.encoding import Encoding
 
 # Incomplete characters at the end of a token sequence.
 
-MAX_CHARACTER_TOKENS: Final = 4  # tokens that a character may have
+MAX_CHARACTER_TOKENS: Final = 4  # maximum number of tokens that encode one character
 
-TAIL_TOKENS: Final = 16  # tokens that determine whether the last character is complete
+TAIL_TOKENS: Final = 16  # number of tokens at the end that are decoded to see whether the last character is complete
 
 
 def unfinished(encoding: Encoding, tokens: Sequence[int]) -> int:
     """Return the number of tokens at the end that begin an incomplete character.
 
-    The number is 0 if the last character is complete, or if the tokens before it are incomplete too.
+    The number is 0 if the last character is complete. It is also 0 if no complete character ends within the last few
+    tokens, or if a special token interrupts the character.
     """
     last = tokens[-TAIL_TOKENS:]
     if not _ends_inside(encoding, last):
@@ -48,7 +50,7 @@ _PARTIAL: Final = re.compile(r"<(?:\|[a-z_0-9]{0,20}\|?)?\Z")
 
 
 def to_tokens(encoding: Encoding, text: str) -> list[int]:
-    """Tokenise text of any length.
+    """Tokenize text of any length.
 
     The spelling of a special token becomes that token, as in inference servers.
     """
@@ -65,12 +67,12 @@ def to_tokens(encoding: Encoding, text: str) -> list[int]:
 
 
 def plain_decoder(form: OutputForm, encoding: Encoding) -> Decoder:
-    """Return the decoder for a backend's output."""
+    """Return the decoder for a backend's output after a raw prompt."""
     return AsIds() if form is OutputForm.IDS else _Text(encoding, marked=form is OutputForm.TEXT)
 
 
 class _Text:
-    """Decoder that holds text that may become the spelling of a special token."""
+    """Decoder of text that holds back the end of a chunk if a special token may begin there."""
 
     def __init__(self, encoding: Encoding, *, marked: bool) -> None:
         self._encoding = encoding

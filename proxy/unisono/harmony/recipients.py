@@ -1,8 +1,8 @@
 """Classification of recipients: a client's function, a tool gpt-oss was trained on, or none.
 
-The order of the rules is that of vLLM's `is_function_recipient`, extended by spellings seen in practice. A name
-is corrected only to a single declared tool; an ambiguous one stays as it is. `offered` decides about builtin
-tools, depending on whether they are offered.
+The rules apply in the order of vLLM's `is_function_recipient`, with additional rules for misspellings that models
+write. A misspelled name is corrected only if it matches exactly one declared tool. `offered` then marks the calls of
+those builtin tools that the request offers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ NO_TOOLS = frozenset(
     | {"analysis", "commentary", "final", "json", "code", "text"}
 )
 _PREFIX = re.compile(r"\A(?:functions?[.:/]+)+", re.IGNORECASE)
-# Any case, `:` for `=`, and no space after the preceding word. A name ends at a space, an argument or a marker.
+# Recipient in any case, with `:` instead of `=`, or directly after another word. The name ends at a space, at the `{`
+# of arguments, or at a marker.
 _LOOSE = re.compile(
     r"(?<![\w-])(?P<glued>assistant|analysis|commentary|final)?to {0,2}[=:]{1,2} {0,2}"
     r"(?P<name>[^\s{\ud800-\udfff]{1,256})",
@@ -38,9 +39,9 @@ _LOOSE = re.compile(
 class RecipientKind(TableKey):
     # Call of a client's function.
     FUNCTION = auto()
-    # Call of a tool of gpt-oss's training that is not offered: reasoning.
+    # Call of a tool that gpt-oss was trained on and the request does not offer. The message becomes reasoning.
     BUILTIN = auto()
-    # Call of an offered tool of gpt-oss's training, run by the gateway (server tools).
+    # Call of a tool that gpt-oss was trained on and the request offers. The gateway runs it as a server tool.
     HOSTED = auto()
     # No call: the body is text.
     NONE = auto()
@@ -55,8 +56,8 @@ MAX_RECIPIENT_LENGTH = 256
 class Recipient:
     """Recipient of a message.
 
-    `name` is the function's wire name or the builtin's whole recipient; `mended` means that the spelling was
-    corrected.
+    `name` is the wire name of a function, or the whole recipient of a builtin tool, such as `browser.search`.
+    `is_corrected` means that the model misspelled the name.
     """
 
     kind: RecipientKind
@@ -85,10 +86,10 @@ def choose_recipient(words: Iterable[str], declared: frozenset[str] | None) -> R
 
 
 def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
-    """Classify a recipient without marker text.
+    """Classify a recipient; the spelling of a marker in `word` makes it `NOBODY`.
 
-    `declared` are the wire names of the offered tools. If it is None (raw parsing), a bare name counts as a
-    function.
+    `declared` are the wire names of the offered tools. If `declared` is None (raw parsing), any name that is not a
+    builtin tool is read as a function.
     """
     # A marker spelled in ordinary tokens would become a real one in a rewritten header.
     if not word or "<|" in word or len(word) > MAX_RECIPIENT_LENGTH:
@@ -113,9 +114,9 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
 
 
 def cut_at_marker(word: str) -> tuple[str, bool]:
-    """Return a dotted name with each part cut at its first spelled marker, and whether any was.
+    """Cut each part of a dotted name at a spelled marker; return it, and whether it changed.
 
-    The name is empty if a part is empty after the cut.
+    The returned name is empty if nothing remains of a part.
     """
     if "<|" not in word:
         return word, False
@@ -128,15 +129,15 @@ CALLS = frozenset({RecipientKind.FUNCTION, RecipientKind.HOSTED})
 
 
 def may_be_tool(word: str) -> bool:
-    """Return whether a recipient that is not declared has the form of a tool's name."""
+    """Return whether an undeclared recipient looks like the name of a tool."""
     return _TOOL.fullmatch(word) is not None and word.casefold() not in NO_TOOLS
 
 
 def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: frozenset[str]) -> Recipient:
-    """Return the recipient, given the offered builtin tools.
+    """Return the recipient, with the kind `HOSTED` if it names an offered builtin tool.
 
-    A builtin function that is called as a client's function stays builtin, unless the client has one of that
-    name.
+    `builtins` are the offered builtin tools. `functions.browser.search` also names the builtin function, unless the
+    client declared a function of that name.
     """
     word = recipient.name
     if namespace(word) not in builtins:
@@ -147,7 +148,7 @@ def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: fro
     if recipient.kind is not RecipientKind.BUILTIN:
         return recipient
     known = FUNCTIONS_OF[namespace(word)]
-    # If a tool has a single function, everything after the dot means that function.
+    # If a tool has only one function, any name in its namespace means that function.
     mended = next(iter(known)) if known == {namespace(word)} and word not in known else _correct(word, known)
     return replace(recipient, kind=RecipientKind.HOSTED, name=mended or word, is_corrected=mended is not None)
 
@@ -155,7 +156,7 @@ def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: fro
 def _correct(name: str, declared: frozenset[str] | None) -> str | None:
     """Return the one declared tool of which `name` is a known misspelling.
 
-    None if `name` is declared itself, or matches no tool or several.
+    Return None if `name` is declared itself, or if it matches no tool or several tools.
     """
     if declared is None or name in declared:
         return None
@@ -170,7 +171,7 @@ def _correct(name: str, declared: frozenset[str] | None) -> str | None:
 def resolve(word: str, declared: frozenset[str] | None) -> str | None:
     """Return the one declared tool that `word` names, ignoring case, prefix and separators.
 
-    None if there is none or several.
+    Return None if no tool or several tools match.
     """
     if not declared or not word or len(word) > MAX_RECIPIENT_LENGTH:
         return None
@@ -198,9 +199,9 @@ def respell(header: str, declared: frozenset[str] | None) -> str:
 
 
 def _spellings(name: str) -> set[str]:
-    """Return possible intended spellings of `name`.
+    """Return the names that the model may have meant by `name`.
 
-    They undo doubled prefixes, a colon for a dot, glued content types or arguments, and stray punctuation.
+    They are without doubled prefixes, a colon in place of a dot, attached content types or arguments, and punctuation.
     """
     names = {name, name.strip(",;:\"'`()[]"), name.partition("{")[0]}
     for prefix in ("functions.", "functions:", "functions/", "functions"):

@@ -7,9 +7,9 @@ Guarantees:
 - Equal conversations give equal bytes.
 - A conversation that grew by one message costs little more than that message.
 
-Structure is defined by the table below. Text is encoded by tiktoken, which is linear and releases the GIL.
-Every message begins and ends with a control token, so no merge crosses a boundary; messages are rendered and
-cached one by one.
+`HeaderForm` defines the structure of each message. tiktoken encodes the text; it takes linear time and releases the
+GIL. Every message begins and ends with a control token, so no other token contains text of two messages. Messages are
+therefore rendered and cached one by one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.prompt_head import form_section, system_text, tools_section
 from unisono.harmony.tools import Declaration, ToolSet, declarations_by_message
 
-# Tokens that a cached message counts in addition to its own, for its key and entry.
+# Number of tokens added to the weight of each cached message, for the memory of its key and its entry.
 ENTRY_WEIGHT = 32
 # Capacity of the caches of tools sections and system texts, in characters.
 SECTION_CHARACTERS = 2_000_000
@@ -59,7 +59,7 @@ RUN_TOO_LONG = "A message contains a run of characters that is too long to be to
 
 
 class HeaderForm(Enum):
-    """Header of each kind of message, with the tool's wire name if any, and its terminator."""
+    """Header and terminator of each kind of message; `{}` is replaced by a tool's wire name."""
 
     SYSTEM = ("<|start|>system<|message|>", "<|end|>")
     DEVELOPER = ("<|start|>developer<|message|>", "<|end|>")
@@ -68,7 +68,7 @@ class HeaderForm(Enum):
     COMMENTARY = ("<|start|>assistant<|channel|>commentary<|message|>", "<|end|>")
     FINAL = ("<|start|>assistant<|channel|>final<|message|>", "<|end|>")
     CALL = ("<|start|>assistant to=functions.{}<|channel|>commentary <|constrain|>json<|message|>", "<|call|>")
-    # A call with a free text is not JSON.
+    # The argument of such a call is free text instead of JSON.
     TEXT_CALL = ("<|start|>assistant to=functions.{}<|channel|>commentary<|message|>", "<|call|>")
     RESULT = ("<|start|>functions.{} to=assistant<|channel|>commentary<|message|>", "<|end|>")
     BUILTIN_CALL = ("<|start|>assistant to={}<|channel|>analysis code<|message|>", "<|call|>")
@@ -79,16 +79,17 @@ class HeaderForm(Enum):
         self.header = header
         self.end = end
 
-    # Keys of the message cache contain a form. Enum's own method runs in Python.
+    # Keys of the message cache contain a form. `Enum.__hash__` is slow, because it is written in Python.
     __hash__ = object.__hash__
 
 
-# Names that are legal in a header; any other name is a function's and gets a legal one.
+# Names of builtin tools that are legal in a header. A tool with another name is rendered as a function.
 _RECIPIENT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 PHASES = {Phase.COMMENTARY: HeaderForm.COMMENTARY, Phase.FINAL: HeaderForm.FINAL}
 
-# Terminator of a generated message in a later prompt, and the terminators it may have had.
+# For each kind of generated message: its terminator in a later prompt, and the terminators that it may end with when it
+# was generated.
 CLOSINGS: dict[type, tuple[int, frozenset[int]]] = {
     AssistantReasoning: (END, frozenset((END, RETURN))),
     AssistantMessage: (END, frozenset((END, RETURN))),
@@ -97,7 +98,7 @@ CLOSINGS: dict[type, tuple[int, frozenset[int]]] = {
 
 
 class PromptPart(NamedTuple):
-    """Message to be rendered from text; equal parts have equal tokens."""
+    """Message to be rendered from text; `name` is a tool's wire name, if any."""
 
     form: HeaderForm
     text: str
@@ -114,10 +115,11 @@ Piece: TypeAlias = PromptPart | Tokens
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """Messages of a prompt, with the cached tokens of each.
+    """Messages of a prompt, and the tokens of the messages that are cached.
 
-    `cold_chars` is the number of characters that are left to tokenize. `pieces` is None if sections of tools must be
-    written first.
+    `cold_chars` is the number of characters that must be tokenized. `keys` are the cache keys of the messages, and
+    `known` their cached tokens; None for a message without them. `pieces` is None if sections of tools have to be
+    written before the messages can be looked up.
     """
 
     cold_chars: int
@@ -127,9 +129,9 @@ class PromptPlan:
 
 
 class Renderer:
-    """Renderer of conversations with a cache of at most `cache_tokens` tokens of messages.
+    """Renderer that turns conversations into prompts, with a cache of rendered messages.
 
-    Safe to share between threads.
+    The cache holds at most `cache_tokens` tokens. Threads may share a renderer.
     """
 
     def __init__(self, encoding: Encoding, *, cache_tokens: int = 2_000_000) -> None:
@@ -139,7 +141,7 @@ class Renderer:
         self._checked: LruCache[bytes, bool] = LruCache(cache_tokens // ENTRY_WEIGHT)
         self._sections: LruCache[bytes, str] = LruCache(SECTION_CHARACTERS)
         self._systems: LruCache[tuple[Hashable, ...], str] = LruCache(SECTION_CHARACTERS)
-        # Most messages begin and end alike; only a tool's name needs a header of its own.
+        # The headers and terminators of all messages, except those headers that contain the name of a tool.
         self._headers = {form: encoding.encode_marked(form.header) for form in HeaderForm}
         self._ends = {form: encoding.encode_marked(form.end) for form in HeaderForm}
         self._commentary = tuple(encoding.encode_marked("<|channel|>commentary"))
@@ -148,7 +150,7 @@ class Renderer:
 
     @property
     def cached_tokens(self) -> int:
-        """Weight of the cache, as it counts against its capacity."""
+        """Number of tokens in the cache, including `ENTRY_WEIGHT` tokens for each message."""
         return self._messages.weight
 
     def plan(self, conversation: Conversation, tools: ToolSet) -> PromptPlan:
@@ -157,7 +159,7 @@ class Renderer:
         first, added = declarations_by_message(conversation, tools)
         sections = [part for part in (first, *added.values()) if part] if first or added else []
         if sections and any(self._sections.get(_section_key(tools, section)) is None for section in sections):
-            # Writing a section is the expensive part, so the whole text counts.
+            # Writing a section is expensive, so all text of the conversation is counted as not cached.
             cold += tools.characters + len(conversation.preamble.instructions)
             parts = self._messages_of(conversation, tools, {})
             return PromptPlan(cold + sum(len(part.text) for part in parts if isinstance(part, PromptPart)))
@@ -174,7 +176,7 @@ class Renderer:
     def prompt(self, conversation: Conversation, tools: ToolSet, plan: PromptPlan | None = None) -> list[int]:
         """Return the prompt's token ids; `plan`, made from the same arguments, saves the lookups.
 
-        They end in `<|start|>assistant`, or in the open message of a prefill. `tools` must be made from the tools in
+        The ids end in `<|start|>assistant`, or in the open message of a prefill. `tools` must be made from the tools in
         `conversation.preamble`. Raises InvalidRequest for a run of characters that is too long for the tokenizer, and
         for a tool schema with a value that JSON cannot express.
         """
@@ -188,16 +190,16 @@ class Renderer:
         return ids
 
     def opening(self, conversation: Conversation) -> Tokens:
-        """Return the message that the prompt leaves open, from `<|start|>`; empty without a prefill."""
+        """Return the tokens of the message that the prompt leaves open; empty without a prefill."""
         if conversation.prefill is None:
             return ()
         return (*self._prefill, *self._encoded(conversation.prefill))
 
     def text_prompt(self, conversation: Conversation, tools: ToolSet) -> str:
-        """Return the same prompt for a backend that tokenises text, control tokens included.
+        """Return the prompt as text, for a backend that reads control tokens in text.
 
-        Control tokens spelled in outside text are broken up. Raises InvalidRequest if the backend would still
-        see another structure.
+        Spellings of control tokens in outside text are broken up. Raises InvalidRequest if the backend would still read
+        other control tokens than the rendered ones.
         """
         pieces = self._pieces(conversation, tools)
         texts = [self._spelled(piece) for piece in pieces]
@@ -214,7 +216,7 @@ class Renderer:
         return "".join(texts) + last
 
     def item(self, item: Message, tools: ToolSet) -> Tokens:
-        """Return one message of a conversation, from `<|start|>` to its terminator."""
+        """Return the tokens of one message of a conversation, from `<|start|>` to its terminator."""
         [tokens] = self._rendered(self._planned([_piece(item, tools)]))
         return tokens
 
@@ -238,7 +240,7 @@ class Renderer:
     ) -> list[Piece]:
         """Return the messages of the prompt, without the reasoning before the last final answer.
 
-        `added` has the declarations of `AddedTools` items by position; an item without declarations is left out.
+        `added` maps the index of each `AddedTools` item to its declarations; an item without declarations is left out.
         """
         answered = _last_answer(conversation.items)
         aside: set[str] = set()
@@ -362,7 +364,7 @@ def _named(name: str, text: str, tools: ToolSet, form: HeaderForm, trained: Head
 def _generated(item: AssistantReasoning | AssistantMessage | AssistantCall) -> Tokens | None:
     """Return the generated ids of `item` with the terminator that a later prompt needs.
 
-    None if there are no ids or they are not one whole message.
+    Return None if `item` has no ids, or if its ids are not one whole message.
     """
     tokens = item.tokens
     if not tokens:

@@ -1,8 +1,8 @@
 """Repair of generated tokens to well-formed Harmony, with a named rule for every repair.
 
 The output is a sequence of messages: `OpenPart` with a legal header, `BodyPart` of ordinary text, `ClosedPart`
-with a terminator. Work is linear in the tokens. At most one header is buffered, or one message that its end
-decides.
+with a terminator. The work is linear in the number of tokens. At most one header is buffered, or one message whose
+meaning depends on its end.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ class Repair:
 
     `declared` are the wire names of the offered tools, None if unknown. `builtins` are the offered tools that gpt-oss
     was trained on. `opening` is the header of a message that the prompt leaves open (a prefill or a forced header);
-    without it, the prompt ends in `<|start|>assistant`. `answered`: the step already has an answer or a call. The
-    positions are those of `RepairedOutput`, before the first token. No input raises an exception.
+    without it, the prompt ends in `<|start|>assistant`. `answered` means that the step already has an answer or a call.
+    `position`, `origin` and `closed_to` are the first values of these attributes of `RepairedOutput`. No input raises
+    an exception.
     """
 
-    # Rules. The table `grammar.STEPS` gives the action for each token in each state.
-    # - HEADER: tokens are buffered. `<|message|>` ends the header and opens a body. A terminator ends it without
-    #   a body: then the buffer holds header and body in one.
-    # - BODY: text goes to the open message. `<|start|>` or `<|channel|>` begins another message, and the open
-    #   one is closed first.
-    # - BETWEEN: a start opens a header. Other markers open one whose start is supplied. Text leads to GAP.
-    # - GAP: text between messages is buffered. The next marker decides whether it is a header without its start,
-    #   the answer, or text to drop.
+    # Rules of the states. The table `grammar.STEPS` gives the action for each token in each state.
+    # - HEADER: tokens are buffered. `<|message|>` ends the header and opens a body. A terminator ends the header
+    #   without a body: then the buffer contains header and body in one.
+    # - BODY: text is added to the open message. `<|start|>` or `<|channel|>` closes the open message and begins another
+    #   one.
+    # - BETWEEN: `<|start|>` begins a header. `<|channel|>` or `<|message|>` begins a header too, and the missing
+    #   `<|start|>` is supplied. Text leads to GAP.
+    # - GAP: text between messages is buffered. The next marker decides whether the text is a header without its
+    #   `<|start|>`, the answer, or text to drop.
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Repair:
         self._header = HeaderBuffer(self.output, encoding, declared, builtins)
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
-        """Return the parts that further generated tokens give."""
+        """Read further generated tokens, and return the parts that they complete."""
         is_text = bytes([0 <= token < FIRST_SPECIAL for token in tokens])
         begin = 0
         while (marker := is_text.find(False, begin)) >= 0:
@@ -94,7 +96,7 @@ class Repair:
     def try_forward(self, tokens: Sequence[int]) -> bool:
         """Advance past `tokens` if all of them extend an open body that is emitted at once.
 
-        Return False and change nothing otherwise: `feed` has to read them.
+        Otherwise return False and change nothing; the caller must then use `feed`.
         """
         message = self._message
         if self._state is not _BODY or message.unopened is not None or message.handling is not _FORWARD:
@@ -106,7 +108,7 @@ class Repair:
         return True
 
     def end(self, reason: FinishReason) -> list[Legal]:
-        """Finish the output."""
+        """Finish the output, and return its last parts."""
         complete = self._state is not State.GAP or reason is FinishReason.STOP
         match self._state:
             case State.GAP:
@@ -164,7 +166,8 @@ class Repair:
         handling = header.handling
         if self._header.held.cuts_preamble:
             output.note("missing-end" if header.recipient.kind is RecipientKind.NONE else "embedded-call")
-        # If the body decides, it also decides which rules are noted.
+        # If the body decides whether the message is a call, the repairs of the header are recorded at the end of the
+        # body.
         if header.if_json is None and header.rules:
             output.note_header(header)
         # A dropped message does not count as a message that follows, so the text before it may still be the answer.
@@ -177,7 +180,10 @@ class Repair:
         self._state, self._header.is_first = State.BODY, False
 
     def _channel(self, token: int, rule: str | None) -> None:
-        """Handle `<|channel|>` in a header: a part of it, or the next header after a missing end."""
+        """Handle `<|channel|>` in a header.
+
+        The marker belongs to the header, or begins the next header after a missing end.
+        """
         if self._header.is_whole_message():
             self._bodyless(START, None)
             self._supply_start(token, "missing-start")
@@ -252,7 +258,7 @@ class Repair:
             output.hold_text(self._header.read_answer(), output.closed_to, output.position)
             self._state = State.BETWEEN
         action, _ = STEPS[State.BETWEEN, MARKS[token]]
-        # The dropped text is the repair; a terminator after it belongs to it.
+        # The dropped text was recorded as a repair. A terminator after it is dropped without another record.
         if action is not GrammarAction.DROP:
             _METHODS[action](self, token, None)
 
@@ -263,7 +269,7 @@ class Repair:
     # -- end of the output
 
     def restore_stop(self) -> bool:
-        """Read the stop token that the backend does not send; return whether one was missing."""
+        """Supply the stop token that the backend does not send; return False if none is missing."""
         if self._state is State.BODY:
             is_call = self._message.may_be_call
         elif self._state is State.HEADER and not self._header.is_empty():

@@ -1,4 +1,4 @@
-"""Messages written by repair: positions, notes, and text that the next message decides."""
+"""Output of repair: messages with positions, recorded repairs, and text without a channel."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class RepairedOutput:
 
     `position` is the position after the last token that was read, and `origin` is the number of generated tokens
     before position 0, negative if tokens were inserted. `closed_to` is the position after the last closed message.
-    `has_answer` means that the prompt or the output holds an answer or a call of the same step.
+    `has_answer` means that the prompt or the output contains an answer or a call of the current step.
     """
 
-    # Rules for text without a channel, which a message without markup contains.
-    # - It is the answer if no message follows and the step has no answer.
-    # - It is reasoning if a message follows.
-    # - Text between two messages, without any header, is dropped if a message follows.
-    # - Only one such text is unsettled at a time: the next message settles it.
+    # Rules for text without a channel, such as output without any marker.
+    # - The text is the answer if no message follows it and the step has no other answer.
+    # - The text is reasoning if a message follows it.
+    # - The text is dropped if it has no header at all, and is between two messages.
+    # - At most one text is unsettled at a time, because the next message settles it.
 
     def __init__(self, encoding: Encoding, *, position: int, origin: int, closed_to: int, has_answer: bool) -> None:
         self._encoding = encoding
@@ -52,11 +52,11 @@ class RepairedOutput:
         self.origin = origin
         self.closed_to = closed_to
         self.has_answer = has_answer
-        self.has_cut_call = False  # a call was begun and never completed
+        self.has_cut_call = False  # the output contains the beginning of a call that was never completed
         self.unsettled: UnsettledText | None = None
 
     def take(self) -> list[Legal]:
-        """Return the parts since the last call."""
+        """Return the parts that were added since the last call of `take`, and remove them here."""
         parts, self.parts = self.parts, []
         return parts
 
@@ -67,7 +67,7 @@ class RepairedOutput:
         self.parts.append(Repaired(rule, self.origin + self.position, dropped))
 
     def note_header(self, header: Header) -> None:
-        """Note all repairs of a header."""
+        """Record all repairs of a header."""
         for rule in header.rules:
             self.note(rule, dropped=header.lost if rule == "stray-header-words" else 0)
 
@@ -89,9 +89,9 @@ class RepairedOutput:
         self.close(header, closed)
 
     def add_bodyless(self, header: Header, token: int, start: int, end: int, *, complete: bool) -> None:
-        """Add a message whose text is in its header, before `token`, without `<|message|>`.
+        """Add a message that `token` ended before any `<|message|>`; its text is `header.body`.
 
-        An incomplete call is not added, only noted.
+        An incomplete call is recorded as a repair, but not added.
         """
         if header.is_call and not complete:
             self.note_cut_call()
@@ -103,7 +103,7 @@ class RepairedOutput:
         self.closed_to = end
 
     def add_ended_header(self, header: Header, token: int) -> None:
-        """Add the message of a header that `token` ended before `<|message|>`, or hold its text.
+        """Add the message of a header that `token` ended before any `<|message|>`, or hold its text.
 
         Text without a channel is held: it is reasoning if a message follows, else the answer.
         """
@@ -123,11 +123,14 @@ class RepairedOutput:
     # -- unsettled text
 
     def hold_text(self, header: Header, start: int, end: int) -> None:
-        """Hold text without a channel until `settle` decides about it."""
+        """Hold text without a channel until `settle` decides whether it is reasoning or the answer."""
         self.unsettled = UnsettledText(header, start, end)
 
     def settle(self, *, followed: bool, complete: bool = True) -> None:
-        """Decide about unsettled text; `followed` means that a message follows it."""
+        """Add the unsettled text as reasoning or as the answer, or drop it.
+
+        `followed` means that a message follows the text. `complete` is False if the output was truncated.
+        """
         if self.unsettled is None:
             return
         text, self.unsettled = self.unsettled, None
@@ -135,22 +138,22 @@ class RepairedOutput:
         if header.stray and followed:
             self.note("free-text-between", dropped=len(header.body))
             return
-        # The rules of text with a header were noted with the header.
+        # If the text has a header, the repairs of the header were recorded when it was read.
         self.note_header(header if header.stray else Header())
         header = replace(header, channel=ANALYSIS if followed else FINAL)
         self.add_bodyless(header, END, text.start, text.end, complete=complete)
 
 
 class OpenMessage:
-    """Message whose header was read and whose terminator was not.
+    """Message whose header was read, and whose terminator has not arrived.
 
-    Its body is forwarded, buffered until its end decides, or dropped. `unopened` is the part to emit in front of the
-    body; None if it was emitted, or if the prompt opened the message.
+    `handling` determines whether its body is forwarded, buffered or dropped. `unopened` is the part that opens the
+    message. It is None if it was emitted already, or if the prompt opened the message.
     """
 
     # Rules.
-    # - `unopened` waits for the first body token: an empty preamble may be the beginning of a call.
-    # - A call without its terminator is no call, and its position is not closed.
+    # - `unopened` is emitted with the first body token, because an empty preamble may be the beginning of a call.
+    # - A message to a tool is a call only if it has a terminator. Without one, `closed_to` stays before the message.
 
     def __init__(
         self,
@@ -185,9 +188,9 @@ class OpenMessage:
             self._buffered.extend(tokens)
 
     def close(self, token: int, end: int, *, complete: bool, terminated: bool) -> None:
-        """Close the message at the position `end`.
+        """Close the message at the position `end`, with the terminator `token`.
 
-        If it is not `terminated`, repair supplied `token`.
+        `complete` is False if the message was truncated. If `terminated` is False, repair supplied the terminator.
         """
         output = self._output
         match self.handling:
@@ -201,7 +204,7 @@ class OpenMessage:
                 if self.header.is_call and not complete:
                     output.note_cut_call()
                 output.close(self.header, ClosedPart(token, complete, end))
-        # The position before a call without its terminator stays the end of the last message.
+        # A truncated call is not a closed message, so `closed_to` stays before it.
         if complete or not self.header.is_call:
             output.closed_to = end
 

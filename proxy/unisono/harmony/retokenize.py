@@ -1,6 +1,6 @@
-"""Tokens of generated text as the model's own tokenizer makes them.
+"""Retokenization of generated text, as the model's own tokenizer would split it.
 
-Tokens that were made from the text of a backend are cut where the network cut the text.
+Tokens that were made from a backend's text are split wherever the network split the text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from unisono.harmony.raw_codec import unfinished
 
 
 def retokenized(encoding: Encoding, tokens: Sequence[int]) -> list[int]:
-    """Return the same text between the same control tokens, cut as by the model's tokenizer."""
-    # An incomplete character is not text that can be cut again.
+    """Split the text between the control tokens again, as the model's own tokenizer would.
+
+    The control tokens stay, and so do the tokens of an incomplete character at the end.
+    """
+    # An incomplete character cannot be decoded to text and encoded again.
     end = len(tokens) - unfinished(encoding, tokens)
     whole, rest = tokens[:end], tokens[end:]
     exact: list[int] = []

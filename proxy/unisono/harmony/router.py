@@ -1,8 +1,8 @@
-"""Events from tokens: the model's output as reasoning, text and tool calls.
+"""Router: turns generated tokens into the events of reasoning, text and tool calls.
 
-The pipeline is synchronous and does no I/O. Repair makes any tokens legal, a table turns the tokens of bodies into
-text, and the router assigns the text to items. Each body token gives at most one delta, so the way the stream is split
-changes nothing.
+The router is synchronous and does no I/O. `Repair` turns any tokens into well-formed messages, a table maps the tokens
+of their bodies to text, and the router assigns the text to items. A body token gives at most one delta, so the items
+and their texts do not depend on the chunks in which the tokens arrive.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from unisono.harmony.tools import ToolSet
 
 
 class HarmonyRouter:
-    """Router of one answer, across all of its generations.
+    """Router of one answer, which may consist of several generations.
 
-    The options of items are described in `ItemFactory`, and `canonical` in `TokenCounter`. If a `gate` stops reading,
-    `stopped` holds the position, and nothing more is read until `reread`.
+    `ItemFactory` explains the options `hold_calls`, `calls_allowed` and `parallel_calls`; `TokenCounter` explains
+    `canonical`. If `gate` stops reading, `stopped` describes the message. No tokens may then be fed before `reread`,
+    `trim` or `resume`.
     """
 
     def __init__(
@@ -63,7 +64,10 @@ class HarmonyRouter:
     def _new_repair(
         self, opening: Header | None = None, *, position: int = 0, generated: int = 0, closed_to: int = 0
     ) -> Repair:
-        """Return a repair that continues at `position`, after `generated` tokens of all generations."""
+        """Return a state machine that continues at `position`.
+
+        `generated` counts the tokens of all generations so far.
+        """
         tools = self._tools
         return Repair(
             self._encoding,
@@ -78,14 +82,14 @@ class HarmonyRouter:
 
     @property
     def _generated(self) -> int:
-        """Number of generated tokens of all generations, including those that were not read."""
+        """Number of tokens that all generations generated, including tokens that were not read."""
         return self._repair.output.origin + self._repair.output.position
 
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
         """Begin a new generation.
 
         `opening` are the tokens of the message that the prompt leaves open, from its `<|start|>`, and `header`
-        is its header. Without them the prompt ends in `<|start|>assistant`.
+        is its header. Without `header` and `opening`, the prompt ends in `<|start|>assistant`.
         """
         self._is_answered = False
         self._repair = self._new_repair(header, generated=self._generated)
@@ -95,12 +99,12 @@ class HarmonyRouter:
             self._open = self._factory.open(OpenPart(header, tokens), tokens, self._pending)
 
     def reread(self, header: Sequence[int], begin: int, end: int) -> list[Event]:
-        """Discard the open message, and continue with one that has the tokens `header`.
+        """Discard the open message, and continue in a new message with another header.
 
-        The new message begins at the position `begin`; `header` follows its `<|start|>assistant` and ends at
-        `end`. These tokens are not counted, since the model did not generate them.
+        `header` are the tokens after the `<|start|>assistant` of the new message. The message begins at the position
+        `begin`, and its header ends at the position `end`. The tokens of `header` do not count as generated.
         """
-        # Generated tokens after the stop count, even if they arrived together with it.
+        # Tokens that the model generated after the stop count too, even if they arrived in the same chunk.
         position = end - len(header)
         self._repair = self._new_repair(position=position, generated=self._generated - len(header), closed_to=begin)
         self._open = self.stopped = None
@@ -113,15 +117,16 @@ class HarmonyRouter:
         return events
 
     def unread(self, tokens: int, instead: Sequence[int]) -> bool:
-        """Replace the last `tokens` tokens of the open message by those in `instead`.
+        """Replace the last tokens of the open message by the tokens `instead`.
 
-        The replaced tokens still count as generated. Return False and change nothing if no message is open, if the
-        body of the message has fewer tokens, or if more text was already emitted than the new body has.
+        `tokens` is the number of tokens to replace. They still count as generated. Return False and change nothing if
+        no message is open, if its body has fewer than `tokens` tokens, or if the client already received more text than
+        the new body has.
         """
         opened = self._open
         if opened is None or not opened.replace_end(self._encoding, tokens, instead):
             return False
-        # The replaced tokens stay counted as generated, but positions follow the tokens that remain.
+        # The replaced tokens still count as generated, but positions count only the tokens of the new body.
         less = tokens - len(instead)
         self.counter.reasoning -= less if opened.is_reasoning else 0
         self._repair.output.position -= less
@@ -152,7 +157,7 @@ class HarmonyRouter:
     def unsettled(self) -> int:
         """Number of tokens after the last settled message.
 
-        The next marker, or the end of the output, may decide their meaning.
+        The next marker, or the end of the output, may still change the meaning of these tokens.
         """
         output = self._repair.output
         begin = output.closed_to if output.unsettled is None else min(output.unsettled.start, output.closed_to)
@@ -160,9 +165,10 @@ class HarmonyRouter:
 
     @property
     def is_emitted(self) -> bool:
-        """True if a part of an unsettled message was emitted.
+        """True if the `unsettled` tokens must not be discarded.
 
-        That is the open message, or a message before it that only the next one settles.
+        In that case a part of the open message was emitted, or repair holds text whose meaning the next message
+        decides.
         """
         return (self._open is not None and self._open.is_visible) or self._repair.output.unsettled is not None
 
@@ -185,9 +191,9 @@ class HarmonyRouter:
         return self._route(self._repair.feed(tokens))
 
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Event]:
-        """Return the events at the end of a generation, without Finished.
+        """Return the last events of a generation, except `Finished`.
 
-        `stop_hidden` restores the stop that the backend never sends.
+        `stop_hidden` means that the backend never sends the stop token; if the model stopped, the token is restored.
         """
         if stop_hidden and reason is FinishReason.STOP:
             # The model generated the stop token, but the backend does not send it.
@@ -210,7 +216,7 @@ class HarmonyRouter:
 
     @property
     def cut_call(self) -> bool:
-        """True if an allowed call was begun and never completed."""
+        """True if the output contains an incomplete call, and calls are allowed."""
         return self._repair.output.has_cut_call and self._factory.calls_allowed
 
     # -- from legal messages to events
@@ -258,7 +264,7 @@ class HarmonyRouter:
                 is_call = isinstance(item, ToolCall)
                 rule = "wrapped-input" if is_call else "code-fence"
                 events.append(Repaired(rule, self._generated, dropped=len(text) - len(content)))
-                # A call keeps its tokens, which the backend has in its cache.
+                # The tokens of a call stay as they were generated, because the backend has them in its cache.
                 text = content
                 if not is_call:
                     written, body = content, self._encoding.encode_generated(content)

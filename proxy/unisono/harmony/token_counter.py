@@ -1,4 +1,4 @@
-"""Number of output tokens as the model's own tokenizer splits the text, and its limit."""
+"""Counting of output tokens as the model's own tokenizer splits the text, and their limit."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from unisono.harmony.message_parts import OpenPart
 
 
 class TokenCounter:
-    """Reasoning tokens of one answer, and corrections to its number of output tokens.
+    """Counter of the reasoning tokens of one answer, with corrections to its output tokens.
 
-    Both are those of all its generations. With `canonical`, `header` and `body` encode the tokens again, for backends
-    whose ids are guesses. It may be set at any time.
+    Both numbers include all generations of the answer. `canonical` means that the backend sent text, so that its tokens
+    are guesses. The router then encodes the text again with `header` and `body`. `canonical` may be changed at any
+    time.
     """
 
     # Rules.
-    # - A token counts when it arrives; the router counts the tokens that arrived.
-    # - The network may split text anywhere, so the tokens of single chunks are not canonical.
-    # - A header is encoded again when it is complete, and a body when it is closed. The count then follows them.
+    # - The router counts each token when it arrives.
+    # - The network may split text anywhere, so the tokens of single chunks are not those of the model's tokenizer.
+    # - A header is encoded again when it is complete, and a body when it is closed. The counts are then corrected.
 
     def __init__(self, encoding: Encoding, *, canonical: bool) -> None:
         self._encoding = encoding
@@ -29,7 +30,7 @@ class TokenCounter:
         self.reasoning = 0
 
     def header(self, part: OpenPart) -> tuple[int, ...]:
-        """Return the tokens of a header, re-encoded if they came as text."""
+        """Return the tokens of a header, encoded again unless repair wrote the header."""
         if not part.header.verbatim:
             return part.tokens
         tokens = tuple(self._encoding.encode_marked(self._encoding.decode(part.tokens)))
@@ -37,7 +38,10 @@ class TokenCounter:
         return tokens
 
     def body(self, item: Item, text: str, counted: int) -> list[int]:
-        """Return the re-encoded tokens of a body with this text, of which `counted` tokens arrived."""
+        """Encode the text of a body again, correct the counts, and return the new tokens.
+
+        `counted` is the number of tokens that arrived for this body.
+        """
         canonical = self._encoding.encode_generated(text)
         more = len(canonical) - counted
         self.corrections += more
@@ -49,33 +53,35 @@ class TokenCounter:
 class TokenCap:
     """Limit of one generation to `max_tokens` tokens.
 
-    It holds even if the backend ignores the limit that it was sent. The limit is exceeded when `room` is below 0.
-    `guessed` means that the tokens were made from text, so that their number is only an estimate.
+    The limit is enforced even if the backend ignores it. The limit is exceeded when `room` is below 0. `guessed` means
+    that the tokens were made from text, so their number is only an estimate.
     """
 
-    # Token ids are counted on arrival. Tokens made from text are cut where the network cut the text, so there are more
-    # of them than the model generated. If there are too many, the whole text is encoded again and counted. This is rare
-    # enough that the work stays linear.
+    # Token ids are counted on arrival. Tokens made from text end wherever a chunk ends, so there are more of them than
+    # the model generated. When their number exceeds the limit, the whole text is encoded again and the result is
+    # counted. This is rare enough that the work stays linear.
 
     def __init__(self, encoding: Encoding, max_tokens: int, *, guessed: bool) -> None:
         self._encoding = encoding
         self._max_tokens = max_tokens
         self._is_guessed = guessed
         self._seen: list[int] = []  # all tokens, if they are guessed
-        # Tokens that may still arrive before the limit is exceeded; for guessed tokens, before the next check of it.
+        # Number of tokens that may still arrive before the limit is exceeded. For guessed tokens: before the whole text
+        # is encoded again to check the limit.
         self.room = max_tokens
 
     def within_limit(self, tokens: Sequence[int]) -> Sequence[int]:
         """Count the tokens that arrived, and return those within the limit.
 
-        Guessed tokens are all returned, also when they exceed the limit.
+        Guessed tokens are all returned, even if they exceed the limit.
         """
         self.room -= len(tokens)
         if not self._is_guessed:
             return tokens if self.room >= 0 else tokens[: self.room]
         self._seen.extend(tokens)
         if self.room < 0:
-            # The guessed count has to grow by the remaining budget before the limit can be exceeded.
+            # The model's tokens are at most as many as the guessed ones, so the limit cannot be exceeded before that
+            # many more guessed tokens arrive.
             self.room = self._max_tokens - self._made()
         return tokens
 

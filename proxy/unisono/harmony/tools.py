@@ -1,4 +1,4 @@
-"""Tools as the model sees them: legal names in both directions, and safe declarations.
+"""Tools as the model sees them: legal names, mapped to the client's names, and declarations.
 
 Every wire name matches `[A-Za-z0-9_-]{1,64}`, and a legal name stays unchanged. Two tools never share a name.
 The same list always gets the same names, so that prompts stay byte-stable. A client's declaration is either
@@ -49,7 +49,10 @@ class Declaration:
 
 
 class ToolSet:
-    """Tools of one request with their names on both sides. Immutable; `digest` identifies it."""
+    """Tools of one request, with their names for the client and in the prompt.
+
+    A tool set is immutable, and `digest` identifies it.
+    """
 
     def __init__(
         self,
@@ -62,15 +65,15 @@ class ToolSet:
     ) -> None:
         self._wire = dict(names)
         self._client = {wire: client for client, wire in names.items()}
-        # Wire names.
+        # Wire names: the names in the prompt.
         self.declared = frozenset(self._client)
         self.declarations = tuple(declarations)
         self.digest = digest
         # Length of the declarations as JSON.
         self.characters = size
-        # Client names of tools that take a free text.
+        # Client names of tools whose argument is free text instead of JSON.
         self.texts = texts
-        # Offered tools of gpt-oss's training; they are not part of the digest.
+        # Offered tools that gpt-oss was trained on; they are not part of the digest.
         self.builtins = builtins
 
     @cached_property
@@ -83,29 +86,29 @@ class ToolSet:
         return ToolSet(self._wire, self.declarations, self.digest, self.characters, frozenset(builtins), self.texts)
 
     def trained(self, client_name: str) -> bool:
-        """Return whether the name is that of a tool gpt-oss was trained on, and not a client's tool."""
+        """Return whether the name is that of a tool gpt-oss was trained on, and of no client's tool."""
         return is_builtin(client_name) and client_name not in self._wire
 
     def wire(self, client_name: str) -> str:
-        """Return the Harmony name.
+        """Return the wire name of a client's tool.
 
-        An undeclared tool (a call in an earlier message) gets a legal name that no declared tool has.
+        A tool that is not declared (it was called in an earlier message) gets a legal name that no declared tool has.
         """
         known = self._wire.get(client_name)
         return known if known is not None else _legal_name(client_name, self.declared)
 
     def client(self, wire_name: str) -> str:
-        """Return the client's name.
+        """Return the client's name for a wire name.
 
-        Names invented by the model are made valid, because clients send every call back: letters, digits, `.`,
-        `_` and `-` only.
+        A name that the model invented is reduced to letters, digits, `.`, `_` and `-`, because the client will send the
+        call back and its name must then be valid.
         """
         known = self._client.get(wire_name)
         return known if known is not None else _UNSENDABLE.sub("_", wire_name)[:MAX_SENT_NAME_LENGTH]
 
 
-# Characters that a tool counts in addition to its own, and a set in addition to its tools. Objects take more memory
-# than short text; with this, one unit of the bound is at most 6 bytes.
+# Characters that are added to the cache weight of each tool and of each set, because Python objects take more memory
+# than short text. One unit of weight is then at most 6 bytes of memory.
 TOOL_WEIGHT = 100
 
 # Cache of planned tools by content: planning is pure, and clients repeat the same tools.
@@ -117,9 +120,10 @@ def plan_tools(
 ) -> ToolSet:
     """Name and check the tools of one request.
 
-    `at` and `schema_field` locate the tools in the client's request. An identical repetition counts once.
-    Raises InvalidRequest with the field for: a missing name, two equal names, a schema that is no object or is
-    too deep or too big, and names or values with control characters.
+    `at` is the path of a tool in the client's request, and `schema_field` the field with its schema; error messages
+    need them. Identical tools are declared once. Raises InvalidRequest with the field for: a missing name, two
+    different tools with the same name, a schema that is not an object or is too deep or too big, and names or values
+    with control characters.
     """
     if not tools:
         return NO_TOOLS
@@ -164,7 +168,7 @@ NO_TOOLS: Final = ToolSet({}, (), hashlib.sha256().digest(), 0)
 
 
 def _blamed(refusal: InvalidRequest, field: str) -> InvalidRequest:
-    """Return the error with the name of the field that caused it."""
+    """Return the same error with `field` as the field that caused it."""
     return InvalidRequest(refusal.message, param=field)
 
 
@@ -172,7 +176,7 @@ _JSON: Final = json.JSONEncoder(allow_nan=False)
 
 
 def _as_sent(tool: FunctionTool, budget: SchemaBudget) -> bytes:
-    """Return a tool's content as bytes, different for different tools."""
+    """Return the content of a tool as bytes, unique to that content, and charge `budget`."""
     parameters = tool.parameters
     if not isinstance(parameters, dict) and isinstance(parameters, Mapping):
         parameters = dict(parameters)
@@ -192,13 +196,13 @@ def _declare(name: str, description: str, reading: SchemaReading | None) -> Decl
     if isinstance(shape, BlockType):
         comment = "" if shape.comment == " ".join(description.split()) else shape.comment
         return Declaration(name, lines, BlockType(shape.fields, comment))
-    # After a last variant, a comment would hide the rest of the declaration.
+    # A comment after the last variant of a union would comment out the rest of the declaration.
     above = (reading.comment,) if reading.comment else ()
     return Declaration(name, lines + above, without_null(shape))
 
 
 def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:
-    """Return wire names by client name; legal names come first, so that they never change."""
+    """Return wire names by client name; legal names are assigned first, so they never change."""
     for index, tool in enumerate(tools):
         if not tool.name or len(tool.name) > MAX_CLIENT_NAME_LENGTH or breaks_out(tool.name):
             raise InvalidRequest(
@@ -235,14 +239,14 @@ def _replaced(conversation: Conversation, tools: ToolSet) -> Set[str]:
 
 
 def _is_same(one: FunctionTool | None, other: FunctionTool) -> bool:
-    """Return whether two definitions are declared alike."""
+    """Return whether two definitions of a tool lead to the same declaration."""
     return one is not None and (
         (one.description, one.parameters, one.free_text) == (other.description, other.parameters, other.free_text)
     )
 
 
 def _definition(tool: FunctionTool, name: str) -> Declaration:
-    """Return the declaration of one of several definitions of a tool."""
+    """Return the declaration of one definition of a tool that has several in the conversation."""
     planned = plan_tools((tool,))
     return replace(planned.declarations[0], name=name, digest=planned.digest)
 
@@ -252,8 +256,8 @@ def declarations_by_message(
 ) -> tuple[tuple[Declaration, ...], dict[int, tuple[Declaration, ...]]]:
     """Return the declarations of the first developer message, and of `AddedTools` items.
 
-    The latter are by position in the conversation. An item declares only tools that no earlier message declared, and
-    tools with a new definition.
+    The second value maps the index of each `AddedTools` item to its declarations. An item declares only tools that no
+    earlier message declared, and tools with a new definition.
     """
     if not conversation.deferred and AddedTools not in map(type, conversation.items):
         return tools.declarations, {}

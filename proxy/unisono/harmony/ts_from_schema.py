@@ -68,7 +68,7 @@ _ANNOTATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SchemaReading:
-    """Shape and comment of a schema. `flat` is the schema with references resolved."""
+    """TypeScript shape and comments of a schema; `flat` is the schema with references resolved."""
 
     shape: Shape
     description: str = ""
@@ -82,9 +82,10 @@ class SchemaReading:
 
 
 def read_parameters(schema: object, budget: SchemaBudget) -> SchemaReading | None:
-    """Return the shape of a tool's one argument; None if it takes none.
+    """Return the type of a tool's argument object; None if the tool takes no arguments.
 
-    `budget` is charged. Raises InvalidRequest, with the location inside the schema in its message."""
+    The work is charged to `budget`. Raises InvalidRequest for a schema that cannot be declared; the message names the
+    location inside the schema."""
     if not isinstance(schema, Mapping):
         raise InvalidRequest("A tool's parameters must be a JSON Schema object.")
     if not schema or not schema.keys() - _ANNOTATIONS:
@@ -113,7 +114,7 @@ class _Reader:
             return SchemaReading(ANY if schema else NEVER)
         if not isinstance(schema, Mapping):
             raise place.refuse("a schema must be an object or a boolean")
-        # Skipping is cheap once, but not thousands of times through references.
+        # Ignored keywords cost little, but references can lead to them thousands of times, so they are charged too.
         self._budget.spend(nodes=_breadth(schema) // 32)
         flat, place = self._flatten(schema, place)
         description = one_line(text) if isinstance(text := flat.get("description"), str) else ""
@@ -136,7 +137,7 @@ class _Reader:
             else:
                 place = place.inside(reference)
                 target, place = self._flatten(self._find(reference, place), place)
-            # A definition's title is its own name, which says nothing about the referring property.
+            # The title of a definition describes the definition, and not the property that refers to it.
             flat = self._merged(flat, {key: value for key, value in target.items() if key != "title"})
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, Mapping):
@@ -150,7 +151,7 @@ class _Reader:
         return merged(first, second)
 
     def _find(self, reference: str, place: SchemaPlace) -> Schema:
-        """Return the target of a reference into this document; other references become their name."""
+        """Return the target of a reference; outside of this document, only a description of it."""
         if len(reference) > MAX_REFERENCE_LENGTH:
             raise place.refuse(f"a reference is longer than {MAX_REFERENCE_LENGTH} characters")
         elsewhere = {"description": f"see {one_line(reference)}"}
@@ -173,7 +174,7 @@ class _Reader:
         return found
 
     def _repeated(self, reference: str) -> Schema:
-        """Return type and name of a recursive reference, without expanding it again."""
+        """Return a schema with only the type and the name of a recursive reference."""
         target = self._find(reference, SchemaPlace())
         name = one_line(reference.rsplit("/", 1)[-1].removeprefix("#"))
         kind = _kind(target)
@@ -207,7 +208,7 @@ class _Reader:
         notes = comments_of(schema, self._budget)
         kind = schema.get("type")
         if isinstance(literals, list) and literals:
-            # Generators list null in the type and omit it from the values.
+            # Schema generators may list null in `type` and omit it from `enum`.
             also = (NULL,) if isinstance(kind, list) and "null" in kind else ()
             return SchemaReading(union_of((self._literals(literals, place), *also)), notes=notes)
         if isinstance(kind, list) and kind:
@@ -240,7 +241,7 @@ class _Reader:
         return SchemaReading(InlineType(("{}" if others is False else "object",)))
 
     def _values(self, schema: Schema, place: SchemaPlace) -> SchemaReading | None:
-        """Return the shape of unnamed keys; None if unspecified."""
+        """Return the shape of the values of unnamed keys; None if the schema does not describe them."""
         patterns, others = schema.get("patternProperties"), schema.get("additionalProperties")
         if isinstance(patterns, Mapping) and patterns:
             shapes = [self.read(value, place.at("patternProperties")).shape for value in patterns.values()]
@@ -265,7 +266,7 @@ class _Reader:
             key=well_formed(key),
             shape=reading.shape,
             required=required,
-            # Generators repeat the key's own words here; they would only cost tokens.
+            # A generated title repeats the words of the key, so it would only cost tokens.
             title="" if _characters(title) == _characters(key) else title,
             comment=comment,
             default=default,
@@ -280,7 +281,7 @@ class _Reader:
         return text
 
     def _examples(self, examples: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return examples as the library prints them if all are text, else as one note."""
+        """Return examples as openai-harmony prints them if all are strings, otherwise as one note."""
         if not isinstance(examples, list) or not examples:
             return (), ()
         texts = _texts(examples)

@@ -1,6 +1,7 @@
 """TypeScript shapes of tool parameters.
 
-A shape is one line of text if possible, else a block, an array of blocks, or a union that contains one.
+A shape is one line of text if possible. Otherwise it is a block of several lines, an array of blocks, or a union that
+contains a block.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _COMMENTED = frozenset(CONSTRAINTS + CONDITIONS)
 
 
 def comments_of(schema: Mapping[str, object], budget: SchemaBudget) -> tuple[str, ...]:
-    """Return one line per constraint. All text that was read is charged to `budget`."""
+    """Return one comment per constraint. The text of all constraints is charged to `budget`."""
     if schema.keys().isdisjoint(_COMMENTED):
         return ()
     notes = []
@@ -58,12 +59,12 @@ def comments_of(schema: Mapping[str, object], budget: SchemaBudget) -> tuple[str
 
 Combine = Callable[[object, object], object]
 
-# Maximum number of compared pairs of enum values; beyond it, the first list is used.
+# Maximum number of pairs of enum values that are compared. If two lists have more pairs, the first list is used.
 LARGEST_COMPARISON = 2_500
 
 
 def merged(first: Mapping[str, object], second: Mapping[str, object]) -> Mapping[str, object]:
-    """Return one schema for both; the first's value is used if two cannot be combined."""
+    """Return one schema with all keywords; `first` wins if two values cannot be combined."""
     result = dict(first)
     for key, value in second.items():
         result[key] = COMBINE.get(key, _keep)(result[key], value) if key in result else value
@@ -75,7 +76,7 @@ def _keep(first: object, second: object) -> object:
 
 
 def _both(first: object, second: object) -> object:
-    """Combine two schemas of one keyword; the reader merges them in turn."""
+    """Combine the two schemas of one keyword to an `allOf`, which is merged when it is read."""
     return first if first == second else {"allOf": [first, second]}
 
 
@@ -123,7 +124,7 @@ def _number(pick: Callable[[float, float], float]) -> Combine:
 
 
 def _alternatives(first: object, second: object) -> object:
-    """Combine two lists of alternatives: every pair, or the first list if there are many."""
+    """Combine two lists of alternatives to all pairs, or keep the first list if these exceed 16."""
     if not isinstance(first, list) or not isinstance(second, list) or first == second:
         return first
     if len(first) * len(second) > 16:
@@ -172,7 +173,7 @@ class InlineType:
 
 @dataclass(frozen=True, slots=True)
 class ObjectField:
-    """Property with the name `key`; `default` is the text after `default: `."""
+    """Property with the name `key`; `default` is the text of its default value, if any."""
 
     key: str
     shape: Shape
@@ -252,7 +253,7 @@ def inline(shape: Shape) -> InlineType:
 
 
 def without_null(shape: Shape) -> Shape:
-    """Return a union without null: arguments are always present."""
+    """Return a union without null, because the argument of a call is always present."""
     return union_of(v for v in shape.variants if v != NULL) if isinstance(shape, UnionType) else shape
 
 

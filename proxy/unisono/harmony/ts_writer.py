@@ -1,7 +1,7 @@
 """TypeScript text of tools, in the layout of openai-harmony.
 
-The library itself prints few schemas correctly: it turns many into `any`, loses values and does not escape text. For
-the shapes of this package, its layout is the reference.
+openai-harmony itself prints few schemas correctly: it turns many into `any`, loses values and does not escape text. For
+the shapes that this package produces, the library's layout is the reference.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from unisono.harmony.ts_types import NULL, ArrayType, BlockType, InlineType, Obj
 
 
 def function_text(name: str, lines: Iterable[str], argument: Shape | None) -> str:
-    """Return the declaration of a function, which ends with an empty line.
+    """Return the TypeScript declaration of a function, which ends with an empty line.
 
-    `lines` are comments above it.
+    `lines` are the comment lines above it. `argument` is the type of its argument; None for a function without
+    arguments.
     """
     written = "()" if argument is None else f"(_: {_written(argument, '')})"
     return "\n".join((*(f"// {line}" for line in lines), f"type {name} = {written} => any;\n"))
@@ -60,7 +61,7 @@ def _field(field: ObjectField, indent: str) -> str:
 
 
 def _without_null(shape: Shape, indent: str) -> Shape:
-    """Return the only variant besides null of a union, if ` | null` can follow it.
+    """Return the variant of a union of one type and null, if ` | null` can be written after it.
 
     Any other shape is returned unchanged.
     """

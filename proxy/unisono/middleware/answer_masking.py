@@ -1,7 +1,7 @@
 """Masking of answers: each item is buffered until the hooks have checked and changed it.
 
-Clients and the store get the text and the arguments of calls as the hooks changed them. An answer of a pass-through
-model cannot be changed, so it is refused instead.
+Clients and the store get the texts and the arguments of calls as the hooks changed them. An answer of a pass-through
+model cannot be changed. If a hook wants to change it, the answer is refused instead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BufferingHookGate(AnswerHookGate):
         self._changed_calls: dict[str, HostedCall] = {}
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
-        """Admit the request without alternatives to the tokens of the answer, which no hook checks."""
+        """Admit the request, but without alternative tokens in the answer, which no hook checks."""
         request = await super().admit(request)
         if request.logprobs:
             self.report.notes.append(f"{request.prompt.fields.logprobs}: {NO_ALTERNATIVES}")
@@ -54,7 +54,10 @@ class BufferingHookGate(AnswerHookGate):
         return request
 
     async def filter(self, batch: list[Event]) -> list[Event]:
-        """Return the events of complete and checked items. Raises `Refused` and `HookFailed`."""
+        """Return the events of items that are complete and checked; buffer all others.
+
+        Raises `Refused` if a hook refuses an item, and `HookFailed` if a mandatory hook fails.
+        """
         emitted: list[Event] = []
         for event in batch:
             if self._is_unchecked(event):
@@ -76,7 +79,7 @@ class BufferingHookGate(AnswerHookGate):
         return emitted
 
     def _is_unchecked(self, event: Event) -> bool:
-        """Return True for events without text that a hook checks."""
+        """Return True for an event that contains no text for hooks to check."""
         # Audio and images may be large, and clients play audio as it arrives.
         is_media = isinstance(event, PassedBytes) and not self._has_transcript
         return is_media or (isinstance(event, Opened) and isinstance(event.item, Listing))
@@ -99,7 +102,7 @@ class BufferingHookGate(AnswerHookGate):
         self.report.facts.is_masked = True
         item = closed.item
         if isinstance(item, HostedCall):
-            # The tool gets the arguments of the model; clients see the changed ones.
+            # The tool gets the arguments that the model wrote. Only the client gets the changed arguments.
             item = replace(item, arguments=read_arguments(item.name, text))
             self._changed_calls[item.call_id] = item
         others = [
@@ -110,7 +113,7 @@ class BufferingHookGate(AnswerHookGate):
         return [*others, Delta(item, text), replace(closed, item=item, text=text, tokens=())]
 
     async def _checked_passthrough(self) -> list[Event]:
-        """Return the events of a pass-through answer."""
+        """Return the events of a pass-through answer. Raises `Refused` if a hook wants to change it."""
         buffered, self._buffered = self._buffered, []
         for index, text in enumerate(self._texts_of(buffered)):
             item = Text(index, Phase.FINAL)
@@ -138,7 +141,7 @@ class BufferingHookGate(AnswerHookGate):
         return closed.text
 
 
-# An invalid result is a failure of the hook: it is checked within its call.
+# The result of a hook is checked within the hook's call, so that an invalid result is a failure of the hook.
 
 
 async def _check_item(hook: Hook, request: Request, item: Closed) -> str | None:

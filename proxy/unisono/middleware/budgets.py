@@ -1,7 +1,8 @@
 """Budgets that several keys share: one for the whole gateway, and one for each provider.
 
-A request reserves its highest price in every budget that its answer may use. At its end it settles in the budgets of
-the deployment that answered. Deployments whose budget is spent are excluded from routing.
+A request reserves its highest possible price in every budget that its answer may be charged to. When the answer has
+ended, its actual price is charged to the budgets of the deployment that answered. Deployments whose budget is spent are
+excluded from routing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from unisono.middleware.quota import NEVER_S, Metering, QuotaGate
 
 @dataclass(frozen=True, slots=True)
 class SharedBudget:
-    """Budget for the answers of some deployments. `name` identifies it in the store."""
+    """Budget for the answers of some deployments. `name` identifies the budget in the store."""
 
     name: str
     limits: KeyLimits
@@ -69,7 +70,7 @@ class SharedBudgets:
         return BudgetGate(self.metering, budgets, eligible) if budgets else None
 
 
-# Seconds after which a request may find room that running requests have reserved.
+# Retry delay in seconds that a client gets while running requests have reserved the rest of a budget.
 RESERVED_AGAIN_S: Final = 1.0
 
 
@@ -87,7 +88,7 @@ class BudgetGate(Gate):
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Reserve in each budget, and exclude the deployments whose budget is spent.
 
-        Raises `LimitReached` if no deployment is left, and `StoreUnavailable`.
+        Raises `LimitReached` if no deployment is left, and `StoreUnavailable` if the store cannot be used.
         """
         whole = await self._metering.claim(request, Caller("", limits=self._budgets[0].limits))
         spent: frozenset[str] = frozenset()
@@ -107,7 +108,7 @@ class BudgetGate(Gate):
         if refusals and self._eligible <= spent:
             self.release()
             raise _refused(refusals)
-        # The quota gate of a key computes the usage of an answer.
+        # This gate is used only to compute the usage of the answer.
         self._quota = QuotaGate(self._metering, request)
         self._quota.report = self.report
         await self._quota.read_journal()
@@ -117,7 +118,7 @@ class BudgetGate(Gate):
         if room is None:
             return request
         self._is_capped = room < (whole.max_output if limit is None else limit)
-        # A pass-through request states the limit itself, because it may ask for several answers.
+        # A pass-through request must contain the limit, because it may request several answers.
         is_limited = self._is_capped or (request.passthrough is not None and limit is None)
         return replace(request, answer=replace(request.answer, max_tokens=room)) if is_limited else request
 
@@ -149,14 +150,15 @@ class BudgetGate(Gate):
     def _part_of(self, record: UsageRecord, budget: SharedBudget, claim: QuotaReservation) -> UsageRecord | None:
         """Return the part of an answer's usage that a budget pays for; None if it pays for nothing.
 
-        After a failover, each provider that generated tokens has its own part: these tokens, and its prompts. If no
-        tokens were generated, as for embeddings, this applies to each provider that answered.
+        After a failover, each provider is paid for the tokens that it generated, and for the prompts of these attempts.
+        If no tokens were generated, as for embeddings, each provider that answered is paid for its prompts.
         """
         entry = replace(record.entry, account=budget.account)
         every = self.report.facts.steps
         steps = [step for step in every if step.generated] or [step for step in every if not step.failure]
         own = [step for step in steps if step.deployment in budget.deployments]
-        # The last deployment may have failed before its first token, so it counts only if none has generated any.
+        # The last deployment may have failed before its first token, so it is used only if no step has generated
+        # tokens.
         if not own and (steps or self.report.backend not in budget.deployments):
             return None
         if len(own) < len(steps):

@@ -1,8 +1,8 @@
 """Open requests, and their orderly end at shutdown with an error for the client.
 
-A request that must end early fails in the error format of its API surface: its generation streams fail with
-`ShuttingDown`, as if a backend had failed. Streams of background responses belong to no request and are not handled
-here.
+If a request must end early, its generation streams fail with `ShuttingDown`, as if a backend had failed. The client
+therefore gets an error in the format of its API. Streams of background responses belong to no request and are not
+handled here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from unisono.errors import ShuttingDown
 # Retry delay sent to clients, in seconds.
 AGAIN_S = 1.0
 
-# Silence after which a WebSocket counts as idle, in seconds.
+# Seconds without a message after which a WebSocket is idle.
 QUIET_S = 1.0
 
 
 def shutdown_error() -> ShuttingDown:
-    return ShuttingDown("The gateway is shutting down; ask again.", retry_after_s=AGAIN_S)
+    return ShuttingDown("The gateway is shutting down; send the request again.", retry_after_s=AGAIN_S)
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +42,7 @@ class OpenRequest:
     def is_idle(self) -> bool:
         """Return True for an idle WebSocket.
 
-        The quiet period lets a finished stream's result be stored and sent.
+        It is not idle for a short time after its last message, in which the result of a stream may be stored and sent.
         """
         return self.socket and not self.streams and monotonic() - self.active_at > QUIET_S
 
@@ -52,13 +52,13 @@ class OpenRequest:
             stream.fail()
 
     def end(self) -> None:
-        """Cancel the request's task; the code that opened it sees the cancellation and `ended`."""
+        """Cancel the request's task and set `ended`, which marks this cancellation as a shutdown."""
         if not self.ended:
             self.ended = True
             self.task.cancel()
 
 
-# Request that the current task works for; None for independent tasks.
+# Request that the current task belongs to; None for a task that belongs to no request.
 OPEN: ContextVar[OpenRequest | None] = ContextVar("OPEN", default=None)
 
 
@@ -70,7 +70,7 @@ class Interruption:
 
     # Rules.
     # - Only a wait for the next batch is interrupted. `waiting_task` is None while the consumer handles a batch.
-    # - A failure while nothing waits is raised by the next wait.
+    # - If `fail` is called while nothing waits, the next wait raises the error.
 
     __slots__ = ("_has_failed", "_request", "waiting_task")
 
@@ -106,7 +106,7 @@ class Interruption:
             self._request.streams.discard(self)
 
     def undo_cancellation(self) -> bool:
-        """Return whether the wait was cancelled by `fail`, after undoing that in the task."""
+        """Return whether `fail` cancelled the wait; if so, undo the cancellation of the task."""
         task = self.waiting_task
-        # If the client left at the same moment, the failure has no reader either.
+        # If the client disconnected at the same moment, the cancellation stays, because no client can read the error.
         return self._has_failed and task is not None and not task.uncancel()

@@ -1,7 +1,7 @@
 """Gates that call hooks: before rendering, and before the end of the answer is emitted.
 
-Changes are noted at the beginning of the journal. A resumed response therefore calls no hook twice, and the model
-continues from the same prompt.
+The changes of hooks are stored at the beginning of the journal. When a response is resumed, no hook is called again,
+and the model continues from the same prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unisono.middleware.named_hook import NamedHook
 from unisono.middleware.pipeline import Gate
 from unisono.middleware.request_changes import changed, from_note, to_note, without_passthrough
 
-# Key of the requested guardrails in the note at the beginning of a journal.
+# Key under which the note at the beginning of a journal has the names of the requested guardrails.
 GUARDRAILS_NOTE: Final = "guardrails"
 
 # Maximum size of a hook's annotation, in characters of JSON.
@@ -31,9 +31,9 @@ MAX_ANNOTATION_CHARACTERS: Final = 10_000
 
 
 class HookGate(Gate):
-    """Gate that calls the hooks of one generation on its admission.
+    """Gate that calls the hooks of one generation when its request is admitted.
 
-    `requested` are the names of guardrails that the request asks for.
+    `requested` are the names of the guardrails that the request names.
     """
 
     def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ class HookGate(Gate):
             request = without_passthrough(request, request.passthrough)
         has_note = request is not original or self.report.hooks or self._requested
         if not request.resumption.is_journal_stored or not has_note:
-            # The request is never resumed, or there is nothing to note.
+            # The request will never be resumed, or there is nothing to store.
             return request
         note = {**(request.resumption.journal_note or {}), **to_note(original, request, self.report.hooks)}
         if self._requested:
@@ -73,7 +73,10 @@ class HookGate(Gate):
         return request
 
     def _restore_changes(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request as hooks changed it when its journal began. Raises `StoreUnreadable`."""
+        """Return the request with the changes that hooks made when its journal began.
+
+        Raises `StoreUnreadable` if the stored changes are damaged.
+        """
         note = noted_in(request.resumption.journal)
         if note is None:
             return request
@@ -103,7 +106,10 @@ class AnswerHookGate(HookGate):
         self._closed += (event for event in batch if type(event) is Closed)
 
     async def finish(self, finished: Finished) -> None:
-        """Call `after` of all hooks. Raises `Refused` if nothing was emitted, and `HookFailed`."""
+        """Call `after` of all hooks.
+
+        Raises `Refused` if a hook refuses an answer that is not streamed, and `HookFailed` if a mandatory hook fails.
+        """
         assert self._request is not None
         request = request_of(self._request)
         answer = Answer(tuple(self._closed), finished.reason, finished.usage, tuple(self.report.recoveries))
@@ -117,7 +123,7 @@ class AnswerHookGate(HookGate):
             self._annotate(hook, annotation)
 
 
-# Invalid results are a failure of the hook: they are checked within its call.
+# The results of hooks are checked within the hook's call, so that an invalid result is a failure of the hook.
 
 
 async def _before(hook: Hook, request: GenerationRequest) -> tuple[GenerationRequest, dict[str, Json]]:

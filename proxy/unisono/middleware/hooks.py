@@ -1,7 +1,7 @@
 """Hooks around generations: choice of the hooks for a request, and of their gate.
 
-This layer is inside the quota layer: a request over a limit never reaches a hook, and a refused request has used no
-tokens.
+This layer is inside the quota layer. So a request over a limit never reaches a hook, and a request that a hook refuses
+uses no tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Hooking:
 
 
 def _requested_guardrails(request: GenerationRequest) -> tuple[str, ...]:
-    """Return the names of the guardrails that the request asked for when it began."""
+    """Return the names of the guardrails that the request named when its answer began."""
     if request.resumption.journal:
         names = (noted_in(request.resumption.journal) or {}).get(GUARDRAILS_NOTE)
         return tuple(map(str, names)) if isinstance(names, Sequence) else ()

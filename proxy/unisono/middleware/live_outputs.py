@@ -8,7 +8,7 @@ from unisono.middleware.pipeline import Gate
 
 
 class LiveObservation:
-    """Factory of gates that enter generations of HTTP requests into `outputs`."""
+    """Factory of gates that list the running generations of HTTP requests in `outputs`."""
 
     def __init__(self, outputs: LiveOutputs) -> None:
         self._outputs = outputs
@@ -18,7 +18,7 @@ class LiveObservation:
 
 
 class LiveGate(Gate):
-    """Gate that enters one generation while it is iterated."""
+    """Gate that lists one generation in `outputs` while its stream is iterated."""
 
     def __init__(self, request: GenerationRequest, outputs: LiveOutputs) -> None:
         self._origin = request.origin
@@ -27,7 +27,7 @@ class LiveGate(Gate):
     def start(self) -> None:
         caller = self._origin.caller
         key = caller.key if caller is not None else ""
-        # The engine only appends to the journal of a report.
+        # The journal is shared with the engine, which only appends to it.
         self._outputs.add(self._origin.request_id, LiveOutput(self._origin.tenant, key, self.report.journal))
 
     def end(self, error: BaseException | None) -> None:

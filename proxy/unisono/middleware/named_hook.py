@@ -1,4 +1,4 @@
-"""Hook with its settings: to which requests it applies, its timeout, and its failures."""
+"""Hook with its settings: the requests that it applies to, its timeout, and its failures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from unisono.core.frozen import dataclass
 from unisono.core.hooks import Hook
 from unisono.errors import HookFailed, Refused
 
-# Exceptions that count as a failure of a hook. A hook that exits the process would end all streams. A real Ctrl-C is
-# a signal that the server handles; it is not raised here.
+# Exceptions that are a failure of a hook. SystemExit is included because a hook must not end the process and all its
+# streams. A real Ctrl-C raises nothing here, because the server handles the signal.
 FAULTS: Final = (Exception, SystemExit, KeyboardInterrupt)
 
 T = TypeVar("T")
 
-# Callback for each failed hook call: the hook's name, and `before` or `after`.
+# Callback for each failed call of a hook. Its arguments are the hook's name and the name of the called method.
 Failed: TypeAlias = Callable[[str, str], None]
 
 log = logging.getLogger("unisono.hooks")
@@ -39,14 +39,15 @@ class NamedHook:
     def applies_to(self, models: Collection[str], requested: Collection[str]) -> bool:
         """Return whether the hook applies to a request.
 
-        The request names `models` and asks for the guardrails `requested`.
+        `models` are the models that the request names, and `requested` the guardrails that it names.
         """
         return self.is_default or not self.models.isdisjoint(models) or self.name in requested
 
     async def call(self, call: str, request_id: str, answering: Awaitable[T]) -> T | None:
         """Await the hook's result, within the hook's timeout; return None on an ignored failure.
 
-        Raises `Refused`, and `HookFailed` if the hook is mandatory.
+        `call` is the name of the called method, such as `before`, for the log. Raises `Refused` if the hook refuses the
+        request or the answer, and `HookFailed` if the hook fails and is mandatory.
         """
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -68,7 +69,7 @@ class NamedHook:
         if self.failed is not None:
             self.failed(self.name, call)
         if not self.open:
-            raise HookFailed(f"The gateway's hook '{self.name}' failed. Ask the operator: the log has the reason.")
+            raise HookFailed(f"The gateway's hook '{self.name}' failed. The operator finds the reason in the log.")
         return None
 
     @property

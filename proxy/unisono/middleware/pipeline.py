@@ -1,7 +1,7 @@
-"""Gates around a generation: one loop that calls all of them with every batch.
+"""Gates around a generation, and the loop that passes each batch of events through them.
 
-A gate admits the request, sees the batches and accepts the end of the answer. Gates are ordered from the outside in:
-the first admits first and sees a batch last.
+A gate admits or refuses the request, sees the batches, and accepts the end of the answer. Gates are ordered from the
+outside in: the first gate is the first to admit a request, and the last to see a batch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Gate:
     `report` is the report of the generation. The methods are called in this order:
 
     1. `start`, when the iteration begins.
-    2. `admit`, once. It precedes `start` if the consumer asks for admission before it iterates.
-    3. For each batch `filter` of all gates, then `observe` of all gates.
+    2. `admit`, once. It precedes `start` if the consumer calls `GenerationStream.admit` before it iterates.
+    3. For each batch: `filter` of all gates, then `observe` of all gates.
     4. `finish`, for the last event.
-    5. `end`, when the iteration ends, also by an error. It also follows an `admit` that failed before the iteration.
+    5. `end`, when the iteration ends or fails. `end` is also called if `admit` failed before the iteration.
 
     If the stream is closed without any iteration, `release` is called, even if `admit` failed.
     """
 
     report: GenerationReport
-    # True if the class has a method of its own, so that it must be called.
+    # True if the class overrides `filter`, `observe` or `finish`. A method that is not overridden is not called.
     filters = observes = finishes = False
 
     def __init_subclass__(cls) -> None:
@@ -39,11 +39,11 @@ class Gate:
         cls.finishes = cls.finish is not Gate.finish
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request for the next gate. Raise the error that refuses it."""
+        """Return the request for the next gate, or raise an error to refuse the request."""
         return request
 
     def start(self) -> None:
-        """Handle the beginning of the iteration. The request may not be admitted yet."""
+        """Handle the beginning of the iteration; the request may not have been admitted yet."""
 
     async def filter(self, batch: list[Event]) -> list[Event]:
         """Return the events that are emitted now: the batch, changed or held for later."""
@@ -68,14 +68,14 @@ class Gate:
         """Give back what `admit` reserved, because the stream was closed without iteration."""
 
 
-# Creates the gate of one generation; None if it needs none.
+# Factory that returns the gate of one generation, or None if the generation needs no gate.
 GateFactory: TypeAlias = Callable[[GenerationRequest], Gate | None]
 
 
 class GuardedService(GenerationService):
-    """Generation service with gates.
+    """Generation service with gates around each generation.
 
-    With `can_drain`, the shutdown of the gateway ends its streams.
+    With `can_drain`, streams that run too long after the shutdown of the gateway has begun fail with an error.
     """
 
     def __init__(self, service: GenerationService, gates: Sequence[GateFactory], *, can_drain: bool = False) -> None:
@@ -159,7 +159,8 @@ class GuardedStream(BatchStream):
                     stream.sink = self.sink
                 async for whole in stream:
                     batch = await _filtered(whole, filters) if filters else whole
-                    # A batch that is held as a whole is not emitted. One that was empty before is.
+                    # If the filters hold all events of a batch, nothing is emitted. A batch that was empty before is
+                    # emitted.
                     if whole and not batch:
                         continue
                     if batch and isinstance(last := batch[-1], Finished):
@@ -196,7 +197,8 @@ class GuardedStream(BatchStream):
 
     def _end(self, error: BaseException | None) -> None:
         if isinstance(error, asyncio.CancelledError | GeneratorExit) and not self._is_finished:
-            # If another choice of the request has failed, its failure ended this generation; the client has not left.
+            # If another choice of the request failed, that failure ended this generation. The client did not
+            # disconnect.
             error = self.report.facts.sibling_failure or error
         for gate in reversed(self._gates):
             gate.end(error)

@@ -1,7 +1,7 @@
-"""Quotas and usage: generations reserve against their key's limits and enter the ledger.
+"""Quotas and usage: a generation reserves quota of its key, and its usage enters the ledger.
 
-The usage is in the ledger before the last event, which reports it, is emitted. A request of a key with a budget
-generates no more than its reservation, so that the budget is never exceeded.
+The usage is recorded in the ledger before the last event, which reports the usage, is emitted. A request of a key with
+a budget cannot generate more tokens than it has reserved, so the budget is never exceeded.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from unisono.engine.request import GenerationRequest, GenerationService, Request
 from unisono.errors import LimitReached, QuotaExceeded, ShuttingDown, TokensLimited, UnisonoError
 from unisono.middleware.pipeline import Gate
 
-# Bytes per token for estimates. Most text has more, so an estimate is rather too high than too low.
+# Bytes of text per token, for estimates. Most text has more bytes per token, so an estimate is usually too high.
 BYTES_PER_TOKEN: Final = 3
-# Tokens of a prompt besides the client's text.
+# Number of tokens that an estimate adds for the parts of a prompt that are not the client's text.
 EXTRA_TOKENS: Final = 100
-# Expected tokens of an answer without other information.
+# Expected number of tokens of an answer, unless the request limits it to fewer.
 EXPECTED_TOKENS: Final = 1024
-# Maximum tokens of an answer without its own limit.
+# Maximum number of tokens that are reserved for an answer.
 MAX_TOKENS: Final = 131_072
 # Retry delay sent to clients if waiting does not help, in seconds.
 NEVER_S: Final = 86_400.0
@@ -53,7 +53,11 @@ NEVER_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Error for a limit of `{owner}`; `again_s` is the retry delay if none is known."""
+    """Error for a limit that a request exceeds.
+
+    In `message`, `{owner}` is replaced by the kind of the limit's owner, such as `key`. `again_s` is the retry delay in
+    seconds if the store returns none.
+    """
 
     error: type[LimitReached]
     message: str
@@ -62,12 +66,19 @@ class Refusal:
 
 REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
     QuotaKind.REQUESTS: Refusal(
-        LimitReached, "This {owner} has made all the requests it may make in a minute.", NEVER_S
+        LimitReached, "This {owner} has reached its limit of requests per minute; try again later.", NEVER_S
     ),
     QuotaKind.TOKENS: Refusal(
-        TokensLimited, "This request needs more tokens than its {owner} has left in a minute.", NEVER_S
+        TokensLimited,
+        "This request needs more tokens than this {owner} has left of its limit per minute; try again later, or send "
+        "a shorter request.",
+        NEVER_S,
     ),
-    QuotaKind.PARALLEL: Refusal(LimitReached, "This {owner} has as many requests running as it may have at once.", 1.0),
+    QuotaKind.PARALLEL: Refusal(
+        LimitReached,
+        "This {owner} has reached its limit of parallel requests; try again when one of them has ended.",
+        1.0,
+    ),
     QuotaKind.TOKEN_BUDGET: Refusal(QuotaExceeded, "The token budget of this {owner} is spent.", NEVER_S),
     QuotaKind.MONEY_BUDGET: Refusal(QuotaExceeded, "The budget of this {owner} is spent.", NEVER_S),
     QuotaKind.BUDGET_RESERVED: Refusal(
@@ -107,9 +118,9 @@ class Metering:
         return QuotaGate(self, request)
 
     async def claims(self, request: GenerationRequest, caller: Caller) -> tuple[QuotaReservation, ...]:
-        """Return the reservations for a request: of its key, and of the key's team and user.
+        """Return the reservations for a request: for its key, and for the key's team and user.
 
-        Raises the errors of an invalid conversation.
+        Raises an InvalidRequest if the conversation or the tools are invalid.
         """
         limited = [shared for shared in caller.shared_limits if shared.limits.limited]
         whole = [caller.limits, *(shared.limits for shared in limited)]
@@ -120,7 +131,7 @@ class Metering:
         return tuple(claims)
 
     async def claim(self, request: GenerationRequest, caller: Caller) -> QuotaReservation:
-        """Return the reservation of the caller's own limits. Raises as `claims`."""
+        """Return the reservation for the caller's own limits. Raises the same errors as `claims`."""
         sent = await self._sent(request, caller.limits.has_budget)
         own = Account(request.origin.tenant, caller.key)
         return self._claim(request, own, caller.limits, sent, urandom(12).hex())
@@ -131,16 +142,18 @@ class Metering:
     def _claim(
         self, request: GenerationRequest, account: Account, limits: KeyLimits, sent: int, once: str
     ) -> QuotaReservation:
-        # The shared budgets have a caller of their own; the routing belongs to the request.
+        # The fallbacks are those of the request, even if the limits are those of a shared budget.
         sender = request.origin.caller
         fallbacks = sender.routing.fallbacks or () if sender is not None else ()
         price = self.prices.ceiling(request.model, *fallbacks)
         units = NO_UNITS if request.passthrough is None else request.passthrough.max_units
-        # No answer is longer, whatever number a client sends; stores and prices compute with the reserved amount.
+        # Clients may send any number, but no answer is longer than MAX_TOKENS. Stores and prices use the reserved
+        # number.
         most = MAX_TOKENS if request.answer.max_tokens is None else min(request.answer.max_tokens, MAX_TOKENS)
         least = min(most, EXPECTED_TOKENS)
         if limits.tpm is not None:
-            # A request that fits into a minute at all is not refused because of an estimate.
+            # If the request could fit in the limit of a whole minute, the estimate of its output must not exceed this
+            # limit.
             least = max(1, min(least, limits.tpm - sent))
         start, ends = limits.budget_period.window(self.clock(), limits.budget_since, self.zone)
         return QuotaReservation(
@@ -159,11 +172,11 @@ class Metering:
         )
 
     async def reserve(self, *claims: QuotaReservation) -> QuotaStatus | None:
-        """Reserve claims; return and raise as `UsageLedger.reserve_even_in_outage`."""
+        """Reserve quota; returns and raises what `UsageLedger.reserve_even_in_outage` does."""
         return await self.ledger.reserve_even_in_outage(*claims, is_lenient=self.is_lenient)
 
     async def journal_usage(self, request: GenerationRequest) -> Usage:
-        """Return the usage of the earlier streams whose journal `request` continues."""
+        """Return the usage of the earlier streams of a response that `request` continues."""
         if not request.resumption.journal:
             return NO_USAGE
         prompt = 0
@@ -192,11 +205,10 @@ class Metering:
         errors: int,
         steps: Sequence[StepDone] = (),
     ) -> UsageRecord:
-        """Return a usage record without a claim, cumulative under the request's seed.
+        """Return the usage record of a request, without a reservation.
 
-        `steps` have the units besides tokens.
-
-        Processes that continue one response thus charge each token once.
+        The id of the record is the request's seed, and the usage under one id is cumulative. Processes that continue
+        one response therefore charge each token only once. `steps` contain the billed units other than tokens.
         """
         price = self.prices.settled(request.model, backend)
         sent, generated = usage.prompt_tokens, usage.completion_tokens
@@ -224,17 +236,17 @@ class QuotaGate(Gate):
         self._metering = metering
         self._request = request
         self._reservations: tuple[QuotaReservation, ...] = ()
-        # True from the admission until the usage is recorded.
+        # True from the admission of the request until its usage is recorded.
         self._is_owed = False
-        # True if the budget limits the answer.
+        # True if the budget limits the length of the answer.
         self._is_capped = False
-        # Usage of earlier streams, whose journal this stream continues.
+        # Usage of the earlier streams of the response that this stream continues.
         self._journal_usage = NO_USAGE
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
-        """Reserve quota for a key with limits.
+        """Reserve quota, if the key has limits.
 
-        Raises `LimitReached` if a limit of the key does not allow the request, and `StoreUnavailable`.
+        Raises `LimitReached` if the request exceeds a limit, and `StoreUnavailable` if the store cannot be used.
         """
         self._request = request
         if request.origin.caller is not None and request.origin.caller.is_limited:
@@ -246,9 +258,9 @@ class QuotaGate(Gate):
         return request
 
     async def read_journal(self) -> None:
-        """Count the usage of the earlier streams that the request continues.
+        """Count the usage of the earlier streams of the response that the request continues.
 
-        Their tokens are in the journal of the request.
+        The tokens of these streams are in the journal of the request.
         """
         self._journal_usage = await self._metering.journal_usage(self._request)
 
@@ -261,7 +273,7 @@ class QuotaGate(Gate):
     def end(self, error: BaseException | None) -> None:
         """Record the usage so far, if the end of the answer has not settled it.
 
-        The usage of a refused request is an error without tokens.
+        A refused request is recorded as an error without tokens.
         """
         if self._is_owed:
             self._is_owed = False
@@ -269,7 +281,7 @@ class QuotaGate(Gate):
                 self._metering.ledger.record(settlement)
 
     def _settlements(self, record: UsageRecord) -> list[UsageRecord]:
-        """Return the usage records of the key, and of the team and the user that it reserved for."""
+        """Return the usage records of the key, and of the team and the user with a reservation."""
         if not self._reservations:
             return [record, *self._counted_only(record)]
         own = record.entry.account
@@ -279,7 +291,7 @@ class QuotaGate(Gate):
         return [UsageRecord(record.once, record.entry, mine), *shared, *self._counted_only(record)]
 
     def _counted_only(self, record: UsageRecord) -> list[UsageRecord]:
-        """Return the records of accounts that count usage without a reservation."""
+        """Return the usage records of the accounts that count usage and have no reservation."""
         caller = self._request.origin.caller
         if caller is None or not caller.shared_limits:
             return []
@@ -296,7 +308,7 @@ class QuotaGate(Gate):
         self._is_owed = False
 
     async def _reserve(self, request: GenerationRequest, caller: Caller) -> GenerationRequest:
-        """Return the request with the token limit of its reservation."""
+        """Reserve quota, and return the request with the token limit that the reservation allows."""
         claims = await self._metering.claims(request, caller)
         if (status := await self._metering.reserve(*claims)) is None:
             return request
@@ -307,12 +319,12 @@ class QuotaGate(Gate):
         if status.output is None:
             return request
         self._is_capped = status.output < claims[0].max_output
-        # No context holds more than MAX_TOKENS; a pass-through request states its limit itself.
+        # No context window is larger than MAX_TOKENS. A pass-through request must send its limit to the provider.
         is_limited = self._is_capped or request.passthrough is not None
         return replace(request, answer=replace(request.answer, max_tokens=status.output)) if is_limited else request
 
     def usage_so_far(self) -> Usage:
-        """Return the usage of a stream without an end, including the journal that it continues."""
+        """Return the usage of a stream that has not ended, including the journal that it continues."""
         facts, before = self.report.facts.usage, self._journal_usage
         # The prompt of a continued answer ends in its journal, which already counts as output.
         prompt = self.report.facts.prompt_tokens or before.prompt_tokens or facts.prompt_tokens
@@ -322,7 +334,7 @@ class QuotaGate(Gate):
 
     def unfinished_record(self, error: BaseException | None) -> UsageRecord:
         """Return the usage record of an answer that ended without its last event."""
-        # The end of the process is no error of the request.
+        # If the process shuts down, the request itself has not failed.
         has_failed = isinstance(error, Exception) and not isinstance(error, ShuttingDown)
         return self.usage_record(self.usage_so_far(), errors=int(has_failed))
 
@@ -340,7 +352,7 @@ def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
     again_s = refusal.again_s if status.retry_after_s is None else status.retry_after_s
     owner = "key"
     if status.account is not None and status.account.tenant == SHARED_TENANT:
-        # The account of a team or of a user: its kind and its id.
+        # The key of a team's or user's account consists of the kind and the id.
         owner = status.account.key.partition(" ")[0]
     return refusal.error(refusal.message.format(owner=owner), retry_after_s=again_s, quota=status)
 
@@ -350,12 +362,12 @@ def _estimated_tokens(request: GenerationRequest) -> int:
 
 
 def estimated(conversation: Conversation) -> int:
-    """Estimate the tokens of a prompt, rather too many, without rendering it."""
+    """Estimate the number of tokens of a prompt without rendering it; usually too high."""
     return EXTRA_TOKENS + sum(map(_byte_length, _texts(conversation))) // BYTES_PER_TOKEN
 
 
 def _byte_length(text: str) -> int:
-    # Count bytes; for ASCII, the length is the same and costs nothing.
+    # For ASCII text, the number of bytes is the length, so nothing has to be encoded.
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

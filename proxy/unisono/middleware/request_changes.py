@@ -1,7 +1,7 @@
-"""Changes by hooks to a generation request: their application, and a note for resumption.
+"""Changes that hooks make to a generation request, and the note that restores them.
 
-The note lets another process resume with the same request. It holds only the differences: for a long conversation, the
-replacement of its changed middle.
+With the note, another process can resume the generation with the same request. The note contains only the differences:
+for a long conversation, only the items that replace its changed middle.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ITEMS, FIRST, LAST, INSTRUCTIONS, EFFORT, SAMPLING, SAID = (
 def changed(request: GenerationRequest, changes: Changes) -> GenerationRequest:
     """Apply changes to a request.
 
-    Raises TypeError, ValueError or AttributeError for invalid ones.
+    Raises TypeError, ValueError or AttributeError if the changes are invalid.
     """
     conversation, sampling = request.conversation, request.answer.sampling
     if changes.items is not None:
@@ -53,7 +53,7 @@ def changed(request: GenerationRequest, changes: Changes) -> GenerationRequest:
         preamble = replace(preamble, effort=Effort(changes.effort))
     if changes.sampling is not None:
         if not isinstance(changes.sampling, Sampling):
-            raise TypeError(f"sampling is a {type(changes.sampling).__name__}")
+            raise TypeError(f"`sampling` must be a `Sampling`, not a {type(changes.sampling).__name__}")
         sampling = changes.sampling
     if preamble is not conversation.preamble:
         conversation = replace(conversation, preamble=preamble)
@@ -64,9 +64,10 @@ def changed(request: GenerationRequest, changes: Changes) -> GenerationRequest:
 
 
 def without_passthrough(request: GenerationRequest, passthrough: PassthroughRequest) -> GenerationRequest:
-    """Return a request that hooks changed without its pass-through body.
+    """Return a request that hooks changed, without its pass-through body.
 
-    The body lacks the changes and must not be sent. Raises Refused unless the engine answers first.
+    The body does not contain the changes, so it must not be sent. Raises Refused unless the engine can answer the
+    request without this body.
     """
     if passthrough.way is not AnswerMode.ENGINE_THEN_PASSING:
         raise Refused(
@@ -78,12 +79,12 @@ def without_passthrough(request: GenerationRequest, passthrough: PassthroughRequ
 
 
 def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
-    """Return the raw prompt with replaced text; nothing else of it can change.
+    """Return the raw prompt with the text that hooks changed; nothing else can be changed.
 
-    Raises Refused for a fixed prompt.
+    Raises Refused if the prompt is fixed, and ValueError if hooks made other changes.
     """
     if new.preamble.instructions:
-        raise ValueError("a raw prompt has no instructions")
+        raise ValueError("a hook cannot add instructions to a raw prompt")
     if new.items is old.items:
         return raw
     if raw.is_fixed:
@@ -95,13 +96,13 @@ def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
     match new.items:
         case (UserMessage(text=text),) if text:
             return replace(raw, text=text, tokens=())
-    raise ValueError("a raw prompt must stay a single user message")
+    raise ValueError("a hook must return a raw prompt as a single user message with text")
 
 
 def _with_items(conversation: Conversation, new: Sequence[Item]) -> Conversation:
-    """Replace the items.
+    """Replace the items of a conversation.
 
-    New ones lose their tokens, which the model would read instead of the text.
+    A new item loses its tokens, because the model would otherwise read the tokens instead of the text.
     """
     old = conversation.items
     known = set(map(id, old))
@@ -146,7 +147,7 @@ def to_note(
 
 
 def _common_ends(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
-    """Return the numbers of equal items at the beginning and at the end."""
+    """Return the number of equal items at the beginning, and the number at the end."""
     most = min(len(old), len(new))
     first = next((at for at in range(most) if old[at] is not new[at]), most)
     last = next((at for at in range(most - first) if old[-1 - at] is not new[-1 - at]), most - first)
@@ -158,7 +159,7 @@ def from_note(
 ) -> tuple[GenerationRequest, dict[str, dict[str, Json]]]:
     """Return the request with the changes that `to_note` recorded, and the annotations.
 
-    Raises StoreUnreadable if the record is damaged or belongs to another request.
+    Raises StoreUnreadable if the note is damaged or belongs to a different request.
     """
     read = cast("Mapping[str, Any]", note)
     try:
@@ -172,14 +173,14 @@ def from_note(
         return changed(replace(request, conversation=conversation), rest), texts
     except (KeyError, TypeError, ValueError, AttributeError) as failure:
         raise StoreUnreadable(
-            "The recorded changes of hooks to this request are damaged; send a new request."
+            "The stored changes that hooks made to this request are damaged; send a new request."
         ) from failure
 
 
 def _noted_items(items: Sequence[Item], note: Mapping[str, Any]) -> tuple[Item, ...]:
     first, last = note[FIRST], note[LAST]
     if first + last > len(items):
-        raise ValueError("the record belongs to another conversation")
+        raise ValueError("the stored changes belong to a different conversation")
     put = [to_item(cast("Record", record)) for record in note[ITEMS]]
     return (*items[:first], *put, *items[len(items) - last :])
 

@@ -1,7 +1,7 @@
 """Telemetry: reports the start and the end of every generation to observers.
 
-The engine gathers most facts during the generation. This layer adds the time of the first events, the outcome, and
-token counts by kind. Errors of an observer are logged and do not affect the answer.
+The engine collects most facts during the generation. This layer adds the time of the first events, the outcome, and the
+number of tokens by channel. Errors of an observer are logged and do not affect the answer.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from unisono.middleware.pipeline import Gate
 
 log = logging.getLogger("unisono.middleware.telemetry")
 
-# Channel under which an item's tokens are counted; text is counted by its phase.
+# Channel under which the tokens of an item are counted. Text is counted under the channel of its phase.
 CHANNELS: Final[dict[type[Item], str]] = {Reasoning: "analysis", ToolCall: "call", HostedCall: "hosted_call"}
 
-# Properties of a schema that identify it.
+# Number of properties by which schemas are distinguished.
 MAX_PROPERTIES: Final = 32
 
-# Factory of the span for a new generation; None if nothing is traced.
+# Factory that returns the span of a new generation.
 NewTrace = Callable[[], TraceContext]
 
 
 def spans_of(sample: float) -> NewTrace:
-    """Return a factory of spans, children of the request's span.
+    """Return a factory of spans, which are children of the span of the client's request.
 
-    Of requests without a span, the fraction `sample` is traced.
+    If the request has no span, the factory returns a new trace; the share `sample` (0 to 1) of these traces is sampled.
     """
 
     def new() -> TraceContext:
@@ -76,9 +76,9 @@ class GenerationObservation:
     """Factory of gates that report every generation to observers.
 
     `background` marks generations that no request waits for. With `recorded`, the report includes the request, the
-    prompts of its steps and the output. A recorded generation has a seed, so that replaying it gives the same ids. With
-    `with_content`, the report includes the conversation and the output. For the models in `with_prompts`, it includes
-    the prompts of the steps.
+    prompts of its steps and the output. A recorded generation gets a seed, so that a replay has the same ids. With
+    `with_content`, the report includes the conversation and the output. For the models in `with_prompts`, the report
+    includes the prompts of the steps.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class GenerationObservation:
 
 
 def workload_of(request: GenerationRequest) -> int:
-    """Return a hash of what makes requests comparable: client, tools and answer form."""
+    """Return a hash that is equal for comparable requests: same client, tools and answer form."""
     caller, form = request.origin.caller, request.answer.form
     key = caller.key if caller is not None else request.origin.tenant
     tools = tuple([tool.name for tool in request.conversation.tools])
@@ -164,7 +164,7 @@ def influences_on(request: GenerationRequest) -> TokenInfluences:
 
 @dataclass(slots=True)
 class ObservedProgress:
-    """Facts about a generation that are visible from outside, so far."""
+    """Facts about a generation so far that its events show."""
 
     first_s: float | None = None
     channels: dict[str, int] = field(default_factory=dict)
@@ -208,14 +208,14 @@ def _channel(item: Item) -> str:
 
 
 class ObservationGate(Gate):
-    """Gate that reports one generation to observers, if it is ever iterated."""
+    """Gate that reports one generation to observers, unless its stream is never iterated."""
 
     def __init__(self, request: GenerationRequest, began: GenerationStarted, observers: Sequence[Observer]) -> None:
         self._request = request
         self._start = began
         self._observers = observers
         self._seen: ObservedProgress | None = None
-        # The first batch of a resumed generation repeats an earlier one's output, which was already reported.
+        # The first batch of a resumed generation repeats output of the earlier generation, which was already reported.
         self._is_repeated = began.resumed
         has_content = began.details is not None and began.details.conversation is not None
         self._collects = has_content or began.recorded_request is not None

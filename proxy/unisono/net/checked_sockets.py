@@ -1,7 +1,7 @@
 """Sockets of HTTP clients, for addresses that the SSRF guard permits.
 
-A client resolves names through `resolved`. It does not resolve a host that is written as an address, so each socket
-checks its address too.
+A client gets the addresses of a name from `resolved`. If a host is written as an address, the client resolves nothing.
+Each socket therefore checks its address too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ResolvedAddress(TypedDict):
 
 
 def resolved(host: str, port: int, addresses: Iterable[str]) -> list[ResolvedAddress]:
-    """Return checked addresses as the result of a resolver."""
+    """Return checked addresses in the form in which a resolver of aiohttp returns them."""
     return [
         ResolvedAddress(
             hostname=host,
@@ -48,7 +48,7 @@ def resolved(host: str, port: int, addresses: Iterable[str]) -> list[ResolvedAdd
 
 
 def checked_sockets(is_allowed: Callable[[str], bool], reason: str) -> SocketFactory:
-    """Return a factory of sockets, which raises NotDialled with `reason` for other addresses."""
+    """Return a socket factory that raises NotDialled with `reason` for forbidden addresses."""
 
     def new_socket(info: AddressInfo) -> socket.socket:
         family, kind, protocol, _, where = info
@@ -60,7 +60,7 @@ def checked_sockets(is_allowed: Callable[[str], bool], reason: str) -> SocketFac
 
 
 def permitted_sockets(reason: str, *, private: bool = False) -> SocketFactory:
-    """Return `checked_sockets` for the addresses that the SSRF guard permits."""
+    """Return a factory of sockets that allows only the addresses that the SSRF guard permits."""
 
     def is_allowed(text: str) -> bool:
         address = parse_address(text)

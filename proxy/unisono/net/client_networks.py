@@ -6,14 +6,14 @@ from collections.abc import Container, Iterable, Sequence
 from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
-# IPv6 networks of this length belong to one client.
+# Prefix length of the IPv6 networks that are assumed to belong to one client each.
 IPV6_PREFIX: Final = 64
 
 
 class ClientNetworks:
     """Addresses and networks, given as texts. Host bits of a network are allowed, as in LiteLLM.
 
-    Raises ValueError for a text that is neither.
+    Raises ValueError for a text that is neither an address nor a network.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -30,7 +30,10 @@ class ClientNetworks:
 
 
 def network_of(address: str) -> str:
-    """Return the address, or its network for IPv6, where a client has many addresses."""
+    """Return an IPv4 address as it is, and the network of an IPv6 address.
+
+    A client with IPv6 usually has all addresses of a network with the prefix length `IPV6_PREFIX`.
+    """
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -44,7 +47,7 @@ def client_address(peer: str, forwarded: Sequence[str], proxies: Container[str])
     """Return the address of the client behind trusted proxies.
 
     `peer` is the address of the connection, `forwarded` are the values of `X-Forwarded-For`. Each proxy appends the
-    address from which it got the request. Only the addresses that a trusted proxy appended are believed.
+    address from which it received the request. Only addresses that a proxy in `proxies` appended are trusted.
     """
     address = peer
     for text in reversed([text.strip() for value in forwarded for text in value.split(",")]):

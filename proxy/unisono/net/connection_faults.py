@@ -14,7 +14,7 @@ class ConnectFailed(ConnectionFault):
 
 
 class ConnectTimeout(ConnectionFault):
-    """No connection was accepted in time."""
+    """The server accepted no connection within the time limit."""
 
 
 class ClosedBeforeResponse(ConnectionFault):

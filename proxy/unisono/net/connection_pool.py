@@ -1,6 +1,7 @@
 """Pool of the HTTP connections to one server: a backend or a tool server.
 
-The pool has no limit: the gateway controls concurrency, and its metrics would not show a queue here.
+The pool does not limit the number of connections. The gateway limits concurrent requests elsewhere, where its metrics
+show the requests that wait.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class ConnectionPool:
     """Reusable HTTP connections to the host of `url`.
 
     With `polite`, a request that is aborted before the response head closes its connection with FIN, not RST; see
-    `HttpClientConnection`. `checked` are the only addresses that may be dialled; without it, the host is looked up.
-    `tls` verifies the server instead of the default context.
+    `HttpClientConnection`. `checked` are the only addresses that may be dialled; if it is empty, the host is looked up.
+    `tls` is the TLS context for the server; None for the default context.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class ConnectionPool:
         """Send a request and return the response once its head has arrived.
 
         The caller must close the response. If a reused connection fails before the first byte of the response, the
-        request is sent once more, on a new connection. Raises ConnectionFault.
+        request is sent once more, on a new connection. Raises ConnectionFault if no response head arrives.
         """
         if (connection := self._pop_idle()) is not None:
             response = connection.send(head, body)
@@ -71,17 +72,19 @@ class ConnectionPool:
     async def connection(self, connect_s: float) -> HttpClientConnection:
         """Return an open or new connection for a request that must not be repeated.
 
-        The caller must send the request at once, without waiting. Raises ConnectionFault.
+        The caller must send the request before it awaits anything else. Raises ConnectionFault if no connection can be
+        opened.
         """
         while (connection := self._pop_idle()) is not None and connection.has_input:
-            # The server has closed the connection. The request would fail, and nobody would know whether it ran.
+            # The server has closed the connection. The request would fail, and it would be unknown whether the server
+            # ran it.
             connection.close()
         return connection or await self._connect(connect_s)
 
     async def send_upload(self, head: bytes, pieces: AsyncIterator[bytes], connect_s: float) -> HttpResponse:
         """Send a request with a large body on a new connection; return the response after its head.
 
-        The caller must close the response. Raises as `send`.
+        The caller must close the response. Raises ConnectionFault like `send`.
         """
         connection = await self._connect(connect_s, UploadConnection)
         assert isinstance(connection, UploadConnection)
@@ -135,7 +138,7 @@ class ConnectionPool:
 
     async def _new_connection(self, kind: type[HttpClientConnection]) -> HttpClientConnection:
         loop = asyncio.get_running_loop()
-        # Before the connection is opened, so that a cancellation here leaves nothing open.
+        # The context is loaded before the connection is opened, so that a cancellation here leaves nothing open.
         context = None
         if self._url.scheme == "https":
             cached = self._tls or tls_context.cache_info().currsize
@@ -154,7 +157,8 @@ class ConnectionPool:
             sock.close()
             raise
         if context is not None:
-            # Started separately: asyncio's `create_connection` leaves a connection open if its handshake is cancelled.
+            # TLS is started separately, because asyncio's `create_connection` leaves a connection open if its handshake
+            # is cancelled.
             host = (self._url.raw_host or "").rstrip(".")
             tls_transport = await loop.start_tls(transport, connection, context, server_hostname=host)
             assert tls_transport is not None
@@ -169,7 +173,8 @@ class ConnectionPool:
         lookup = self._lookup
         if lookup is None or (lookup.done() and loop.time() >= self._lookup_expires_at):
             lookup = self._lookup = asyncio.create_task(self._look_up())
-            # All waiters may be cancelled. Retrieve the exception, so that asyncio does not log it.
+            # If all waiters are cancelled, no one retrieves the exception, and asyncio would log it. So it is retrieved
+            # here.
             lookup.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(lookup)
 
@@ -216,7 +221,7 @@ def _new_socket(address: AddrInfoType) -> socket.socket:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS context for servers without one of their own."""
+    """Return the default TLS context, which trusts the system's certificate authorities."""
     # Loading the system's certificates takes about 20 ms.
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])

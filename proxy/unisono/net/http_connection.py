@@ -1,6 +1,6 @@
-"""HTTP/1.1 client connections to servers: one asyncio protocol, parsed by httptools.
+"""HTTP/1.1 client connection to a server: an asyncio protocol that parses with httptools.
 
-The bytes of a body are passed to its `HttpResponse`.
+The connection passes the bytes of a response body to its `HttpResponse`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from unisono.net.connection_faults import (
 from unisono.net.http_response import HttpResponse
 from unisono.net.sockets import has_input, reset
 
-# A longer network read, HTTP framing included, is buffered and read in portions.
+# Maximum size of a network read, with HTTP framing, that is passed to a waiting reader directly. A longer read is
+# buffered.
 MAX_DIRECT_BYTES = 8 * 1024
-# Bytes that may arrive without a part of the body: a response head, a chunk extension or trailers.
+# Maximum number of bytes that may arrive without a part of the body: a response head, a chunk extension or trailers.
 MAX_HEAD_BYTES = 64 * 1024
-# Receive buffer of a socket. By default the system grows it to tens of megabytes.
+# Size of a socket's receive buffer. By default, the system lets it grow to tens of megabytes.
 RECEIVE_BUFFER_BYTES = 32 * 1024
 
 
@@ -33,8 +34,8 @@ class HttpClientConnection(asyncio.Protocol):
     """Connection that sends one request at a time and parses the response.
 
     `on_idle` is called when the connection can send the next request, and `on_closed` when it is closed. With `polite`,
-    a request that is aborted before the response head is closed with FIN, not RST. Some servers otherwise never stop
-    processing it.
+    the connection is closed with FIN, not RST, if a request is aborted before the response head arrives. Some servers
+    would otherwise never stop processing the request.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class HttpClientConnection(asyncio.Protocol):
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
         self._ends_at_close = False  # True if only the end of the connection ends the body
-        self._bytes_without_body = 0  # size of all reads since the last one with a part of the body
+        self._bytes_without_body = 0  # bytes received since the last read that contained a part of the body
         self._is_reusable = True
         self.idle_since = 0.0  # by the clock of the event loop
 
@@ -74,7 +75,7 @@ class HttpClientConnection(asyncio.Protocol):
 
     @property
     def has_input(self) -> bool:
-        """Return whether the socket has data or its end, which the event loop has not read yet."""
+        """Return whether the socket has data, or its end, that the event loop has not read yet."""
         return self._transport is not None and has_input(self._transport)
 
     def send(self, head: bytes, body: bytes) -> HttpResponse:
@@ -126,7 +127,7 @@ class HttpClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         if transport.get_write_buffer_size():
-            # A graceful close would wait for a server that does not read the rest of the request.
+            # A graceful close would wait until the server has read the rest of the request, which may never happen.
             reset(transport)
         else:
             transport.close()
@@ -137,10 +138,10 @@ class HttpClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         if self._polite and not has_head and not transport.get_write_buffer_size():
-            # The server can still send the head, but nothing after it.
+            # A FIN is enough here: the server can send the response head, but its next write fails.
             transport.close()
             return
-        # After a FIN, the server would notice only at its next write.
+        # After a FIN, the server would notice the close only at its next write.
         reset(transport)
 
     # -- asyncio.Protocol
@@ -161,7 +162,7 @@ class HttpClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         response = self._response
         if response is None or response.is_finished:
-            # No more bytes are expected. The next request could mistake them for its response.
+            # No bytes are expected. The next request could mistake them for its response.
             self._close_or_reset()
             return
         response.has_data = True
@@ -174,7 +175,7 @@ class HttpClientConnection(asyncio.Protocol):
             response.fail(InvalidResponse(str(error)))
             return
         if parts := self._body_parts:
-            # Bytes for a reader that waits for them need no buffer.
+            # If a reader waits for the bytes, they need not be buffered.
             if response.is_waiting and response.consume is not None and len(data) <= MAX_DIRECT_BYTES:
                 self._bytes_without_body, read = 0, b"".join(parts)
                 parts.clear()
@@ -191,7 +192,7 @@ class HttpClientConnection(asyncio.Protocol):
     def _deliver_body(self, response: HttpResponse) -> None:
         """Move the parts of the body to the response, and pause reading if it buffers too much."""
         parts, self._bytes_without_body = self._body_parts, 0
-        # Bytes after the end of the response are no part of it.
+        # Bytes that arrive after the end of the response are dropped.
         if parts and not response.is_complete and response.add_body(parts):
             assert self._transport is not None
             self._transport.pause_reading()
@@ -219,7 +220,7 @@ class HttpClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         response = self._response
-        # `status` is set once the head is complete. Later fields are trailers, which are ignored.
+        # `status` is set when the head is complete. Header fields after that are trailers, which are ignored.
         if response is not None and not response.status:
             # The parser accepts a space before the colon.
             response.headers[name.decode("latin-1").rstrip().lower()] = value.decode("latin-1")

@@ -1,7 +1,7 @@
-"""Response of an HTTP/1.1 server, which is read while it arrives.
+"""Response of an HTTP/1.1 server, which can be read while it arrives.
 
-It buffers the bytes of its body until they are read, and wakes its reader once per network read. If too many bytes are
-buffered, its connection stops reading from the socket, so that a slow reader slows the server down.
+The response buffers the bytes of its body until they are read, and wakes its reader once per network read. If too many
+bytes are buffered, the connection stops reading from the socket, so that a slow reader slows the server down.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Protocol, Self
 
 from unisono.net.connection_faults import ConnectionFault, ConnectionLost
 
-# Reading pauses above twice this many buffered bytes of a body, and resumes at this many.
+# Reading from the socket pauses when more than twice this number of bytes are buffered, and resumes at this number.
 BUFFER_BYTES = 16 * 1024
-# More buffered chunks than this are joined: a tiny bytes object takes about twenty times the memory of its content.
+# If there are more buffered chunks, they are joined: a tiny bytes object takes about twenty times the memory of its
+# content.
 MAX_SEPARATE_CHUNKS = 256
 
 
 class ResponseSource(Protocol):
-    """Connection of a response."""
+    """Connection on which a response arrives."""
 
     def resume_reading(self) -> None:
         """Read from the socket again."""
@@ -50,7 +51,7 @@ class HttpResponse:
         self.has_data = False  # True once any bytes have arrived
         self.is_complete = False
         self.is_finished = False  # True once the response is complete or has failed
-        self.is_readable = False  # True if `read_nowait` does not return None
+        self.is_readable = False  # True if `read_nowait` has a result other than None
         self._fault: ConnectionFault | None = None
         self._chunks: list[bytes] = []
         self._size = 0
@@ -65,7 +66,10 @@ class HttpResponse:
         return self.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
 
     async def with_head(self) -> Self:
-        """Return this response after its head; close it on a failure. Raises ConnectionFault."""
+        """Wait for the head and return this response.
+
+        Raises ConnectionFault if no head arrives; the response is then closed.
+        """
         try:
             while not self.status and self._fault is None:
                 await self.next_data()
@@ -78,9 +82,9 @@ class HttpResponse:
         return self
 
     def read_nowait(self, limit: int) -> bytes | None:
-        """Return at most `limit` bytes of the body that have arrived; None if there are none yet.
+        """Return at most `limit` bytes of the body that have arrived; None if no bytes are buffered.
 
-        Returns b"" at the end of the body. Raises ConnectionFault after the last bytes of a failed response.
+        Return b"" at the end of the body. Raises ConnectionFault after the last bytes of a failed response.
         """
         chunks = self._chunks
         if not chunks:
@@ -107,19 +111,22 @@ class HttpResponse:
         return data
 
     def next_data(self, consume: Callable[[bytes], bool] | None = None) -> Future[None]:
-        """Return a future for the next data, the end or a failure. Only one reader may wait.
+        """Return a future that is done at the next data, the end, or a failure.
 
-        `consume` is called with the data of short reads in the network callback. If it returns True, the reader keeps
-        waiting, which saves a task switch per read. An error that it raises is set on the future.
+        Only one reader may wait at a time.
+
+        If `consume` is given, the network callback calls it with the data of each short read. If `consume` returns
+        True, the reader keeps waiting, which saves a task switch per read. An error that `consume` raises is set on the
+        future.
         """
         self.consume, waiter = consume, self._new_future()
         self.waiter = waiter
         return waiter
 
     async def read(self, limit: int) -> bytes:
-        """Wait for bytes of the body and return at most `limit`; b"" at its end.
+        """Wait for bytes of the body and return at most `limit` bytes; b"" at the end of the body.
 
-        Raises ConnectionFault.
+        Raises ConnectionFault if the response fails.
         """
         while (data := self.read_nowait(limit)) is None:
             await self.next_data()
@@ -142,7 +149,7 @@ class HttpResponse:
         return self.waiter is not None and not self.is_readable and not self.waiter.done()
 
     def give(self, read: bytes, consume: Callable[[bytes], bool]) -> None:
-        """Pass a read to the waiting reader, and wake it unless `consume` returns True."""
+        """Pass the data of a read to the waiting reader, and wake it unless `consume` returns True."""
         try:
             if not consume(read):
                 self.wake()
@@ -150,7 +157,7 @@ class HttpResponse:
             self._wake_with(error)
 
     def add_body(self, parts: list[bytes]) -> bool:
-        """Add the body's part in one network read; return whether reading has to pause."""
+        """Add the parts of the body in one network read; return whether reading has to pause now."""
         chunks = self._chunks
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         chunks.append(data)

@@ -1,4 +1,4 @@
-"""Addresses that are not ordinary hosts of the public Internet, and hosts of this machine.
+"""Addresses that do not belong to ordinary hosts of the public Internet.
 
 Sources: the IANA IPv4 and IPv6 Special-Purpose Address Registries (every entry, also those marked as globally
 reachable: they are protocol anycasts, not hosts) and the multicast registries. IANA publishes its protocol registries
@@ -104,7 +104,7 @@ def embedded_ipv4(address: IPv6Address) -> tuple[IPv4Address, ...]:
     if address in SIX_TO_FOUR:
         found.append(bits >> 80 & _32_BITS)
     if address in TEREDO:
-        # RFC 4380: the server in the clear, the client with all bits inverted.
+        # RFC 4380: the address of the server as it is, and the address of the client with all bits inverted.
         found += [bits >> 64 & _32_BITS, ~bits & _32_BITS]
     if bits >> 32 & _32_BITS in _ISATAP:
         found.append(bits & _32_BITS)

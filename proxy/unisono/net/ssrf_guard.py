@@ -47,8 +47,9 @@ class DestinationNotAllowed(Exception):
 class AllowedHost:
     """Rule for hosts that requests may name.
 
-    The host is `mcp.example.com`, `*.example.com` (any subdomain) or `*` (any). Only https on the listed ports, unless
-    `plain_http`; an empty set means all ports. Only public addresses, unless `private`.
+    The host is `mcp.example.com`, `*.example.com` (any subdomain) or `*` (any). A URL must have one of `ports`; an
+    empty set allows all ports. It must use https, unless `plain_http` is True. Its addresses must be public, unless
+    `private` is True.
     """
 
     host: str
@@ -57,7 +58,7 @@ class AllowedHost:
     private: bool = False
 
     def covers(self, scheme: str, host: str, port: int) -> bool:
-        """Check whether the rule matches, before any name is resolved."""
+        """Return whether the rule matches; this is checked before any name is resolved."""
         if self.host != "*" and host != self.host and not (self.host[:2] == "*." and host.endswith(self.host[1:])):
             return False
         return (not self.ports or port in self.ports) and (scheme == "https" or self.plain_http)
@@ -75,9 +76,10 @@ class DialTarget:
 
 
 def is_public(address: Address) -> bool:
-    """Check that `address` is an ordinary host of the public Internet.
+    """Return whether `address` belongs to an ordinary host of the public Internet.
 
-    IPv6 addresses that embed an IPv4 address are not public: a translator inside the network may unwrap them.
+    IPv6 addresses that embed an IPv4 address are not public, because a translator in the gateway's network may forward
+    packets to that IPv4 address.
     """
     if _is_metadata(address):
         return False
@@ -91,7 +93,7 @@ def is_public(address: Address) -> bool:
 def is_permitted(address: Address, *, private: bool = False) -> bool:
     """Return True if `address` may be dialled.
 
-    `private` admits everything except cloud metadata services.
+    With `private`, every address except those of cloud metadata services may be dialled.
     """
     if not private:
         return is_public(address)
@@ -106,7 +108,7 @@ def _is_metadata(address: Address) -> bool:
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Look up the addresses of a host with the system's resolver, in its order."""
+    """Look up the addresses of a host with the system's resolver, and keep their order."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -124,14 +126,14 @@ async def checked_addresses(
     literal = parse_address(host)
     answers = [host] if literal is not None else list(await resolver(host, port))[:MAX_ADDRESSES]
     addresses = [parse_address(answer) for answer in answers]
-    # One forbidden answer refuses the name: which of its addresses is dialled is not the caller's choice.
+    # One forbidden address refuses the whole name, because any of the returned addresses may be dialled.
     if not addresses or not all(entry is not None and is_permitted(entry, private=private) for entry in addresses):
         raise DestinationNotAllowed("it is not on the public Internet")
     return tuple(map(str, addresses))
 
 
 async def public_target(url: str, resolver: Resolver = resolve) -> DialTarget:
-    """Check any http or https URL.
+    """Return the target for any http or https URL whose addresses are public.
 
     Raises `DestinationNotAllowed`, or the resolver's OSError or UnicodeError.
     """
@@ -151,7 +153,8 @@ class SsrfGuard:
     async def check(self, url: str) -> DialTarget:
         """Return the target for `url`.
 
-        Raises `DestinationNotAllowed`, also for names that do not exist.
+        Raises `DestinationNotAllowed` if no rule allows the URL, if an address is forbidden, or if the name does not
+        exist.
         """
         parts = parse_url(url)
         rules = self._matching(*parts[:3]) if parts is not None else []
@@ -160,13 +163,13 @@ class SsrfGuard:
         try:
             return await _target(parts, private=any(rule.private for rule in rules), resolver=self._resolver)
         except (OSError, UnicodeError):
-            # The client must not learn which names exist inside.
+            # The client must not learn which names exist in the gateway's network.
             raise DestinationNotAllowed("the name has no address") from None
 
     def is_listed(self, url: str) -> bool:
-        """Return True if the host of `url` is on the list.
+        """Return True if a rule allows `url`.
 
-        The addresses are checked when the host is dialled.
+        The addresses of the host are checked later, when the host is dialled.
         """
         parts = parse_url(url)
         return parts is not None and bool(self._matching(*parts[:3]))
@@ -185,7 +188,7 @@ async def _target(parts: tuple[str, str, int, str], *, private: bool, resolver: 
 def parse_url(url: str) -> tuple[str, str, int, str] | None:
     """Split a URL into scheme, host (lower case, no brackets), port and path.
 
-    None for a URL that is not in plain form.
+    Return None for a URL that is not in the plain form of `_URL`.
     """
     found = _URL.fullmatch(url) if len(url) <= MAX_URL_LENGTH else None
     if found is None:
@@ -203,21 +206,21 @@ def parse_url(url: str) -> tuple[str, str, int, str] | None:
 
 
 def is_plain_host(host: str) -> bool:
-    """Check that every parser interprets `host` in the same way.
+    """Return whether every parser interprets `host` in the same way.
 
-    It must be a canonical address or a DNS name in lower case.
+    This is true for a canonical address, and for a DNS name in lower case.
     """
     if isinstance(parse_address(host), IPv6Address):
         return True
     labels = host.split(".")
     if len(host) > MAX_HOST_LENGTH or not all(_LABEL.fullmatch(label) for label in labels):
         return False
-    # Resolvers read a host that ends in a number as an IPv4 address, in any of a dozen spellings.
+    # Resolvers read a host that ends in a number as an IPv4 address, which has a dozen spellings.
     return not _NUMBER.fullmatch(labels[-1]) or isinstance(parse_address(host), IPv4Address)
 
 
 def parse_address(text: str) -> Address | None:
-    """Parse a canonical address; None for names and for other spellings of numbers."""
+    """Parse an address in canonical form; None for names and other spellings of addresses."""
     try:
         return ip_address(text)
     except ValueError:

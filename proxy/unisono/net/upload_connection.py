@@ -13,12 +13,12 @@ from unisono.net.http_response import HttpResponse
 class UploadConnection(HttpClientConnection):
     """Connection whose writer waits for the server.
 
-    A server may answer before it has read the whole body, for example with 413. The rest is not sent then, and the
-    connection is not used again.
+    A server may respond before it has read the whole body, for example with status 413. The rest of the body is then
+    not sent, and the connection is not used again.
     """
 
     _is_write_paused = False
-    _is_cut = False  # the body was not sent completely
+    _is_cut = False  # True if the body was not sent completely
     _writer: Future[None] | None = None
 
     @property

@@ -18,13 +18,18 @@ from unisono.core.generation import Timeouts
 #
 # No I/O and no timers: times are arguments, in seconds of one monotonic clock.
 
-# Shortest wait that triggers a probe, in seconds. Under a tighter limit the probe could not finish in time either.
+# Minimum wait in seconds before a probe. If the limit for the first token is shorter, a probe could not finish before
+# it.
 MIN_WAIT_S: Final = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class FirstTokenWait:
-    """One attempt. `unread_tokens` is the part of its prompt that is expected not to be cached."""
+    """Attempt that waits for its first token. At `probe_at`, it triggers a probe.
+
+    `unread_tokens` is the number of its prompt tokens that are expected not to be cached. `on_failed_probe` is called
+    when a probe fails during the wait.
+    """
 
     unread_tokens: int
     probe_at: float
@@ -34,13 +39,13 @@ class FirstTokenWait:
 def probe_due_at(now: float, limit_s: float) -> float:
     """Return the time at which an attempt that begins now triggers a probe.
 
-    That is after half of its first-token limit.
+    `limit_s` is its limit for the first token, of which half passes first.
     """
     return now + max(limit_s / 2, MIN_WAIT_S)
 
 
 class GenerationActivity:
-    """Attempts on a deployment past their first token, and the time of its last generation."""
+    """Generations that run on a deployment after their first token, and when it last generated."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -62,7 +67,7 @@ class GenerationActivity:
 class FirstTokenWaits:
     """Attempts on one deployment that wait for their first token.
 
-    `unread_tokens` is the number of prompt tokens that the deployment still has to read for them.
+    `unread_tokens` is the number of prompt tokens that the deployment still has to read for these attempts.
     """
 
     def __init__(self) -> None:
@@ -103,21 +108,21 @@ class FirstTokenWaits:
 
 
 MAX_SAMPLES: Final = 64
-# Oldest sample in use. Engines such as Ollama unload a model after five idle minutes.
+# Maximum age of a sample in seconds. Engines such as Ollama unload a model after five idle minutes.
 MAX_SAMPLE_AGE_S: Final = 240.0
-# Length from which a prompt shows how fast a deployment reads.
+# Minimum length in tokens of a prompt from which the reading speed of a deployment is measured.
 LONG_PROMPT_TOKENS: Final = 1024
 
-# Tokens per second; no attempt is given up while this speed would explain the wait.
+# Tokens per second. No attempt is given up while a deployment that reads at this speed would still be reading.
 MIN_READING_SPEED: Final = 500.0
 # Tokens per second of a deployment without a measured long prompt: a laptop without a GPU.
 ASSUMED_READING_SPEED: Final = 50.0
-# Factors from the 95th percentiles to the limits.
+# Factors by which the 95th percentiles of the samples are multiplied for the limits.
 FIRST_TOKEN_FACTOR: Final = 4.0
 GAP_FACTOR: Final = 20.0
-# Factor for the configured minimum while there is no sample.
+# Factor by which the configured minimum is multiplied while there is no sample.
 COLD_FACTOR: Final = 3.0
-# Factor for the limits of an attempt that no other deployment can take over.
+# Factor by which the limits are multiplied for an attempt that no other deployment can take over.
 LAST_RESORT_FACTOR: Final = 3.0
 MAX_DOUBLINGS: Final = 8
 MIN_CONNECT_S: Final = 1.0
@@ -135,8 +140,8 @@ class MinTimeouts:
 class PendingAttempt:
     """Attempt before it begins.
 
-    `waiting_tokens` are prompt tokens of other requests that the deployment still has to read. `retries_left`
-    counts retries on other deployments, 0 if no other one can take over.
+    `waiting_tokens` is the number of prompt tokens of other requests that the deployment still has to read.
+    `retries_left` is the number of retries on other deployments; 0 if no other deployment can take over.
     """
 
     prompt_tokens: int
@@ -168,10 +173,10 @@ NOTHING_LEARNED: Final = LearnedTimes()
 
 @dataclass(frozen=True, slots=True)
 class AttemptSample:
-    """One attempt that answered.
+    """Measured times of one attempt that answered.
 
-    `read_tokens` is its prompt without the cached part, None if unknown. `largest_gap_s` is None if all tokens
-    arrived at once.
+    `read_tokens` is the number of prompt tokens that were not cached; None if unknown. `largest_gap_s` is the longest
+    time between two tokens; None if all tokens arrived at once.
     """
 
     at: float
@@ -206,16 +211,19 @@ class AttemptTimes:
         for values, value in found:
             insort(values, value)
         self._timeouts = 0
-        # Now, and not when the next attempt begins: a client may be waiting for it.
+        # The percentiles are computed now, because a client may be waiting when the next attempt begins.
         self._learned = self._learn()
 
     def record_timeout(self) -> None:
-        """Count an attempt that timed out: the next one without an alternative waits longer."""
+        """Count an attempt that timed out.
+
+        The next attempt that no other deployment can take over then gets a longer limit.
+        """
         self._timeouts += 1
         self._learned = None
 
     def clear(self) -> None:
-        """Discard everything: the server process may be another one."""
+        """Discard all samples, because the server may be a new process."""
         for values in (self._samples, self._first, self._per_token, self._gaps):
             values.clear()
         self._timeouts = 0
@@ -268,7 +276,7 @@ def attempt_timeouts(
     certain_s, needed_s = _first_token_needs(tokens, learned)
     gap_s = attempt.waiting_tokens / MIN_READING_SPEED + GAP_FACTOR * (learned.gap_s or 0.0)
     first_token_s = _limit(minimum.first_token_s, certain_s, needed_s, timeouts.total_s, attempt, learned)
-    # Silence is measured after the first token, so without samples of gaps no guess applies.
+    # Without samples of gaps, nothing is known about the silence after the first token.
     silent = learned if learned.gap_s is not None else NOTHING_LEARNED
     silence_s = _limit(minimum.silence_s, gap_s, gap_s, timeouts.total_s, attempt, silent)
     connect_s = max(MIN_CONNECT_S, _share_s(timeouts.total_s, attempt)) if attempt.retries_left else inf
@@ -281,7 +289,10 @@ def attempt_timeouts(
 
 
 def _first_token_needs(tokens: int, learned: LearnedTimes) -> tuple[float, float]:
-    """Return certain and guessed seconds for reading; they differ only if the speed is unknown."""
+    """Return the seconds until the first token: a certain lower estimate, and a cautious guess.
+
+    Both are equal if the reading speed is known.
+    """
     per_token_s = learned.s_per_token or 0.0
     certain_s = tokens / MIN_READING_SPEED + FIRST_TOKEN_FACTOR * (learned.first_token_s + tokens * per_token_s)
     is_speed_known = learned.is_warm and (learned.s_per_token is not None or tokens < LONG_PROMPT_TOKENS)
@@ -298,10 +309,10 @@ def _limit(
 ) -> float:
     patient_s = max(minimum_s if learned.is_warm else COLD_FACTOR * minimum_s, needed_s)
     if attempt.retries_left:
-        # Leave time for the retries, but allow what the prompt needs. A mere guess is capped at half of the time.
+        # Leave time for the retries, but allow the time that the prompt needs. A guess may use half of the time left.
         guessed_s = min(needed_s, time_left_s / 2)
         return min(patient_s, max(certain_s, guessed_s, _share_s(time_left_s, attempt)))
-    # Giving up would fail the request, or requeue it on the same server: be more patient with every timeout.
+    # Giving up would fail the request, or send it to the same server again. So wait longer after every timeout.
     if not learned.is_warm:
         return inf
     return float(LAST_RESORT_FACTOR * 2 ** min(learned.timeouts, MAX_DOUBLINGS) * patient_s)

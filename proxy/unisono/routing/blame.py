@@ -1,8 +1,9 @@
-"""Attribution of failures to a deployment or one client: pure, with the clock as an input.
+"""Attribution of failures to a deployment or to one client. Pure: the clock is an argument.
 
-A client has an identity: its key, or a conspicuous feature of its request. If all failures that would open a
-circuit come from one identity, the deployment is suspected and a probe decides. Probes of pass-through
-deployments generate nothing; there a request that was served since the first failure decides.
+The identity of a client is its key, or a conspicuous feature of its request. If all failures that would open a circuit
+come from one identity, the deployment is suspected, and a probe decides whether the deployment or the client is the
+cause. Probes of pass-through deployments generate nothing. For these deployments, the client is the cause if another
+request was served since the first failure.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from unisono.routing.circuit_breaker import BreakerConfig, Circuits, after_acqui
 
 # Minimum seconds between probes of a suspect.
 PROBE_EVERY_S: Final = 1.0
-# Upper bound of the probe interval in seconds. The interval doubles with every passed probe: a client that always
-# fails must not cause constant probing.
+# Upper bound of the probe interval in seconds. The interval doubles with every passed probe, because a client whose
+# requests always fail must not cause constant probing.
 PROBE_SELDOM_S: Final = 30.0
 # Seconds for which a passed probe lengthens the probe interval.
 ACQUITTAL_COUNTS_S: Final = 300.0
@@ -29,7 +30,7 @@ def is_independent(error: UnisonoError) -> bool:
 class Suspicion:
     """Suspicion against one deployment whose failures all come from one client so far.
 
-    `since` is its start in monotonic seconds, None without a suspicion.
+    `since` is the start of the suspicion in monotonic seconds; None if the deployment is not suspected.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,10 @@ class Suspicion:
         self._served_from = max(self._served_from, min(started_at, now))
 
     def failed(self, circuits: Circuits, tolerance: BreakerConfig, now: float) -> bool:
-        """Update the suspicion after a failure that led to `circuits`; return whether there is one."""
+        """Update the suspicion after a failure; return whether the deployment is now suspected.
+
+        `circuits` are the circuits after the failure.
+        """
         if not suspected(circuits, tolerance):
             self.since = None
         elif self.since is None:
@@ -51,11 +55,11 @@ class Suspicion:
         return self.since is not None
 
     def has_served(self, circuits: Circuits, tolerance: BreakerConfig) -> bool:
-        """Return whether a request that began after the first of the failures was served."""
+        """Return whether a request that began after the first of the suspected failures was served."""
         return all(circuits[kind].since < self._served_from for kind in suspected(circuits, tolerance))
 
     def is_due(self, now: float, probed_at: float) -> bool:
-        """Return whether a suspect is to be probed again."""
+        """Return whether a suspect should be probed again; `probed_at` is the end of the last probe."""
         acquittals = self._acquittals if now - self._acquitted_at < ACQUITTAL_COUNTS_S else 0
         return now - probed_at >= min(PROBE_EVERY_S * 2.0**acquittals, PROBE_SELDOM_S)
 

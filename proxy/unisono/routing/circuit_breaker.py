@@ -1,8 +1,8 @@
-"""Circuit breaker of a deployment: pure, with the clock and the jitter as arguments.
+"""Circuit breaker of a deployment. Pure: the clock and the jitter are arguments.
 
-Each kind of failure has its own circuit. Failures in a row open it; so do somewhat more failures with successes
-in between. After the cooldown it is half open, and two successes close it. One more failure opens it for twice
-as long as before. Rejected requests never count.
+Each kind of failure has its own circuit. A few failures in a row open the circuit; if there are successes between the
+failures, a few more are needed. After the cooldown, the circuit is half open. Two successes then close it, and one more
+failure opens it for twice as long as before. Requests that the backend rejects are no failures.
 
 One client cannot open a circuit. If all failures come from one identity (a key, or a repeated request), the
 deployment is suspected and a probe decides: the circuit opens, or the failures are discarded.
@@ -28,10 +28,10 @@ from unisono.errors import (
     UnisonoError,
 )
 
-# Successes that compensate for a failure. More than one failure in four opens the circuit, even without two in a row.
-# One failure in a hundred is compensated.
+# Number of successes that compensate for one failure. If more than one request in four fails, the circuit opens even
+# without two failures in a row. One failure in a hundred requests is compensated.
 FORGIVING: Final = 3
-# Successes that close a circuit.
+# Number of successes that close a half-open circuit.
 CLOSING: Final = 2
 # Upper bound of the growing cooldown in seconds, unless the configured one is longer.
 MAX_COOLDOWN_S: Final = 300.0
@@ -49,9 +49,9 @@ class BreakerFailure(StrEnum):
     ERROR = "error"
 
 
-# Kind of failure by error type; the first matching row counts, None for no failure.
+# Kind of failure by error type. The first matching row applies; None means that the error is not a failure.
 KINDS: Final[tuple[tuple[type[UnisonoError], BreakerFailure | None], ...]] = (
-    # The probe handles an unfit deployment; it needs no cooldown.
+    # An unfit deployment is excluded by its probe, so it needs no cooldown.
     (BackendUnfit, None),
     (BackendRejected, None),
     (BackendUnavailable, BreakerFailure.UNREACHABLE),
@@ -113,7 +113,7 @@ class Circuit:
         return CircuitPhase.OPEN if now < self.until else CircuitPhase.HALF_OPEN
 
 
-# Circuits that differ from a new one; missing kinds are closed.
+# Circuits by kind of failure. A kind that is missing has a new circuit, which is closed.
 Circuits = Mapping[BreakerFailure, Circuit]
 
 NEW: Final = Circuit()
@@ -130,8 +130,8 @@ def after_failure(
 ) -> Circuits:
     """Return the circuits after a failure.
 
-    `jitter` is a factor around 1 that spreads the retries of many gateways. `identity` is the requester's, or
-    empty if it is irrelevant to the failure.
+    `jitter` is a factor around 1, so that many gateways do not retry at once. `identity` identifies the client of the
+    failed request; empty if the client cannot be the cause.
     """
     kind = kind_of(error)
     if kind is None:
@@ -139,7 +139,7 @@ def after_failure(
     circuit = circuits.get(kind, NEW)
     if kind is BreakerFailure.OVERLOADED:
         return {**circuits, kind: _overloaded(circuit, error.retry_after_s, now, tolerance, jitter)}
-    # A failure of another kind shows that a half-open circuit has not recovered either.
+    # If the circuits of other kinds are half open, the failure shows that the deployment has not recovered.
     circuits = {
         other: _reopen(tried, identity, now, tolerance, jitter)
         if other not in (kind, BreakerFailure.OVERLOADED) and tried.phase(now) is CircuitPhase.HALF_OPEN
@@ -166,10 +166,10 @@ def after_failure(
 
 
 def suspected(circuits: Circuits, tolerance: BreakerConfig) -> Mapping[BreakerFailure, str]:
-    """Return the suspected kinds of failure with their identity.
+    """Return the kinds of failure for which the deployment is suspected, each with an identity.
 
-    Only one identity caused them, often enough to open the circuit. A probe has to decide between deployment
-    and client.
+    Only this identity caused the failures, and there are enough of them to open the circuit. A probe has to decide
+    whether the deployment or the client is the cause.
     """
     return {
         kind: circuit.blamed
@@ -196,9 +196,9 @@ def after_acquittal(circuits: Circuits, tolerance: BreakerConfig) -> Circuits:
 def after_success(circuits: Circuits, started_at: float = inf, *, probed: bool = False) -> Circuits:
     """Return the circuits after a success.
 
-    An opened circuit needs `CLOSING` successes; a request that had begun before it opened does not count.
-    Failures in a closed circuit are compensated by requests only. Otherwise a probe after each failed request
-    would cancel it.
+    A circuit that opened needs `CLOSING` successes to close; a request that began before it opened does not count. In a
+    closed circuit, only requests compensate for failures. With `probed`, the success is that of a probe: a probe after
+    each failed request would otherwise cancel the failure.
     """
     after = {}
     for kind, circuit in circuits.items():
@@ -248,7 +248,7 @@ def _blamed(circuit: Circuit, identity: str) -> str | None:
 
 
 def _reopen(circuit: Circuit, identity: str, now: float, tolerance: BreakerConfig, jitter: float) -> Circuit:
-    """Open a half-open circuit again, unless its failures may still be blamed on one identity."""
+    """Open a half-open circuit again, unless one client may still be the cause of all failures."""
     blamed = _blamed(circuit, identity)
     if blamed is None:
         return _rested(circuit, now, tolerance, jitter)
@@ -264,9 +264,9 @@ def _rested(circuit: Circuit, now: float, tolerance: BreakerConfig, jitter: floa
 def _overloaded(
     circuit: Circuit, retry_after_s: float | None, now: float, tolerance: BreakerConfig, jitter: float
 ) -> Circuit:
-    """Open the circuit for `retry_after_s`, capped at the cooldown of a dead deployment.
+    """Open the circuit for `retry_after_s` seconds, but at most for the configured cooldown.
 
-    Without it, use a short cooldown that doubles while the overload lasts.
+    Without `retry_after_s`, use a short cooldown that doubles while the overload lasts.
     """
     pause_s = BREATH_S * 2.0 ** min(circuit.rests, 32) if retry_after_s is None else max(retry_after_s, 0.0)
     until = now + min(pause_s, tolerance.cooldown_s) * (jitter if retry_after_s is None else 1.0)

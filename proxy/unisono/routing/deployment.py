@@ -1,8 +1,8 @@
 """One live backend of a model: capabilities, health and load.
 
-It is probed once, on first use or in the background at start, and again after failures. A deployment that seems
-gone is probed at once, so that the next request avoids it, and often until it is back. A failed probe is
-remembered for a moment only. An unfit deployment is not used, however well it answers."""
+The backend is probed at startup or on first use, and again after failures. A deployment that seems to be down is probed
+at once, so that the next request avoids it, and then often until it is back. The error of a failed probe is reused for
+a few seconds only. An unfit deployment is not used, even if it answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of
 from unisono.routing.waking import Waking
 
-LOG_DELAY_S = 0.05  # from a failure to its log line
+LOG_DELAY_S = 0.05  # seconds from a failure to its log line
 DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # failures of a possibly dead deployment
 
 log = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ class SlotReservation:
 class LiveDeployment:
     """Deployment with health state. `endpoint` speaks Harmony, or OpenAI's own API if `passes`.
 
-    `context` caps the window that the backend reports, in tokens, and replaces a missing one. Equal `identity`
-    means the same backend in another configuration. `listeners` are called when a slot becomes free or the
-    deployment recovers. With `awaits_probe`, it is not used until a probe has passed."""
+    `context` caps the context window that the backend reports, in tokens, and replaces a missing one. Deployments with
+    equal `identity` have the same backend in different configurations. `listeners` are called when a slot becomes free
+    or the deployment recovers. With `awaits_probe`, the deployment is not used until a probe has passed."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class LiveDeployment:
         self.times = AttemptTimes()
         self.waits = FirstTokenWaits()
         self.generation = GenerationActivity()
-        self.known: Capabilities | None = None  # of the last good probe; None after a cooldown and if unfit
+        self.known: Capabilities | None = None  # from the last passed probe; None after a circuit opened, and if unfit
         self.examined: Probe | None = None  # the last finished probe, good or bad
-        self.failure: UnisonoError | None = None  # of the last probe; None after a success
+        self.failure: UnisonoError | None = None  # error of the last probe; None if it passed, or after a success
         self.last_request_at = 0.0  # time of the last request
-        self.healthy_since = self.failing_since = self.drained_since = clock()  # start of the state, without circuits
+        self.healthy_since = self.failing_since = self.drained_since = clock()  # start of each state; not for circuits
         self._suspicion = Suspicion()
         self.probes = ProbeSchedule()
         self._probing: asyncio.Task[Probe] | None = None
@@ -140,14 +140,14 @@ class LiveDeployment:
         return phase_of(self.circuits, now)
 
     def refresh(self, now: float) -> None:
-        """Update the candidate's rank and rate: cooldowns and minutes end by themselves."""
+        """Update the candidate's rank and rate after a cooldown or the minute of a rate limit."""
         self.candidate.rank = self._rank(now)
         if self.candidate.rate is not None:
             self.candidate.rate.move(now)
 
     @property
     def is_idle(self) -> bool:
-        """True if no request of a client runs on the deployment, as far as known."""
+        """True if no request of any client is known to run on the deployment."""
         return not self.candidate.running and not self.candidate.foreign_requests
 
     def set_fidelity(self, status: FidelityStatus | None) -> None:
@@ -192,7 +192,7 @@ class LiveDeployment:
     def set_server_load(self, load: Load | None, running_before: int = 0) -> None:
         """Set the load that the server reports.
 
-        `running_before` is the number of the gateway's requests there when it was asked.
+        `running_before` is the number of the gateway's own requests on the server when it was polled.
         """
         running, waiting = (0, 0) if load is None else (load.running, load.waiting)
         own = max(running_before, self.candidate.running) + self.comparing
@@ -201,7 +201,7 @@ class LiveDeployment:
     def failed(self, error: UnisonoError, identity: str = "") -> None:
         """Record that a generation ended in `error`.
 
-        `identity` is the client's, or empty if unknown. Failures of a single identity open a circuit only if a
+        `identity` identifies the client; empty if it is unknown. Failures of a single identity open a circuit only if a
         probe fails too."""
         kind = kind_of(error)
         if kind is None:
@@ -226,7 +226,7 @@ class LiveDeployment:
             self.on_doubt()
 
     def _forget_sleeping(self, error: UnisonoError) -> None:
-        """Make the next request wake a deployment that can be woken."""
+        """If the deployment can be woken and is unreachable, make the next request wake it."""
         if self.terms.wake is not None and kind_of(error) is BreakerFailure.UNREACHABLE:
             self.known = None
 
@@ -266,7 +266,7 @@ class LiveDeployment:
             rest_s = round(rests_until(self.circuits) - now, 1)
             log.warning("backend circuit opened", extra={"backend": self.name, "kind": kind.value, "rest_s": rest_s})
             if kind is not BreakerFailure.OVERLOADED:
-                # Make the next user probe again: after a failure another server may come back.
+                # The next request probes again, because a different server may come back after the failure.
                 self.known = None
         self._changed()
 
@@ -278,7 +278,7 @@ class LiveDeployment:
     async def capabilities(self) -> Capabilities:
         """Return the result of the last successful probe; probe first if there is none.
 
-        Concurrent callers share one probe. Raises the `BackendError` family."""
+        Concurrent callers share one probe. Raises a BackendError if the probe fails."""
         if self.known is not None:
             return self.known
         if self._probing is None and self.failure is not None and self.probes.has_recent_failure(self.clock()):
@@ -289,8 +289,8 @@ class LiveDeployment:
         """Probe now, regardless of earlier probes.
 
         A failure is stored in `failure` and leaves `known` unchanged: a server too busy for a probe may still
-        serve. An unfit deployment stays unused until a later probe passes. Raises the `BackendError` family,
-        BackendUnfit for a fatal finding."""
+        serve. An unfit deployment stays unused until a later probe passes. Raises a BackendError if the probe fails,
+        and BackendUnfit if it has a fatal finding."""
         if self._probing is None:
             now = self.clock()
             self.probes.record_start(now)
@@ -319,7 +319,7 @@ class LiveDeployment:
 
     async def _probe(self) -> Probe:
         try:
-            # Generous, because probing an engine of our own starts it and loads the model.
+            # The limit is generous, because the probe of an engine inside the gateway starts it and loads the model.
             async with asyncio.timeout(self.timeouts.first_token_s):
                 found = await self.endpoint.probe()
         except TimeoutError:
@@ -375,7 +375,7 @@ class LiveDeployment:
         log_findings(self.name, probe, before)
 
     def _answered(self) -> None:
-        """Handle a passed probe: it counts after a cooldown, or if the deployment was gone."""
+        """Handle a passed probe: settle a suspicion; after a cooldown or an outage, count a success."""
         now = self.clock()
         if self._suspicion.since is not None and self.probes.started_at >= self._suspicion.since:
             self._judge(now, fails=False)
@@ -385,7 +385,7 @@ class LiveDeployment:
             self.probes.unreachable_since = None
 
     def _tried(self, error: UnisonoError) -> None:
-        """Handle a failed probe: a half-open circuit opens again, and a suspect is confirmed."""
+        """Handle a failed probe: it confirms a suspicion, and opens a half-open circuit again."""
         now = self.clock()
         kind = kind_of(error)
         if self._suspicion.since is not None and kind not in (None, BreakerFailure.OVERLOADED):

@@ -12,9 +12,9 @@ from unisono.routing.attempt_timeouts import MinTimeouts
 
 @dataclass(frozen=True, slots=True)
 class WakeRules:
-    """Call that wakes a backend, and the longest time until it is ready.
+    """Call that wakes a backend, and the maximum number of seconds until the backend is ready.
 
-    The call raises OSError.
+    `call` raises OSError if the backend cannot be woken.
     """
 
     call: Callable[[], Awaitable[None]]
@@ -25,11 +25,11 @@ class WakeRules:
 class DeploymentConfig:
     """Configuration of one deployment, as routing uses it.
 
-    `name` is public: it holds no address and no path. Deployments of the lowest `order` come first and share by
-    `weight`. `max_requests` and `max_tokens` limit concurrent load; `requests_per_minute` and
+    `name` is public, so it contains no address and no path. Deployments of the lowest `order` are used first, in
+    proportion to `weight`. `max_requests` and `max_tokens` limit the concurrent load. `requests_per_minute` and
     `tokens_per_minute` limit the requests that begin per minute, and their tokens. `tags` are for tag-based routing. A
-    drained deployment gets no new requests, and neither does the shadow of another one. A canary gets the share
-    `canary_share` of the requests.
+    drained deployment and a shadow of another deployment get no new requests. A canary gets `canary_share` (0 to 1) of
+    the requests.
     """
 
     name: str

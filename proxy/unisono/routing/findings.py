@@ -1,4 +1,4 @@
-"""Use of probe findings in routing: effective context, log, error for unfit backends."""
+"""Use of a probe's findings: effective context window, log lines, error for unfit backends."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
 
 
 def _is_unsized(finding: Finding) -> bool:
-    """Return whether a check failed only because the probe could not determine the context."""
+    """Return whether the check failed only because the probe found no context window."""
     return finding.check is Check.CONTEXT and finding.weight is Severity.WARNING

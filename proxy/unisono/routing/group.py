@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 class RoutingRules:
     """Routing rules of every group.
 
-    `num_retries` limits the further deployments that are tried before any output is emitted. Without `tags`, tags
-    select nothing. With `is_by_quality`, the quality of the answers changes the weights of deployments.
-    Without `hedge`, no request is sent to a second deployment while the first one is silent.
+    `num_retries` limits the further attempts of a request before any output is emitted. Without `tags`, the tags of
+    requests are ignored. With `is_by_quality`, the quality of the answers changes the weights of deployments. Without
+    `hedge`, no request is sent to a second deployment while the first one is silent.
     """
 
     strategy: Strategy = Strategy.PREFIX_AWARE
@@ -93,7 +93,7 @@ class DeploymentGroup:
 
     @property
     def longest_answer_s(self) -> float:
-        """Longest time limit of a member for a whole answer."""
+        """Longest time limit for a whole answer among the members, in seconds."""
         longest_s = 0.0
         for live in self.members:
             longest_s = max(longest_s, live.timeouts.total_s)
@@ -106,7 +106,7 @@ class DeploymentGroup:
             self._rated.append(live)
 
     def close(self) -> None:
-        """Unsubscribe from its deployments, which may belong to another group by now."""
+        """Unsubscribe from the members, which may belong to another group by now."""
         for live in self.members:
             if self._changed in live.listeners:
                 live.listeners.remove(self._changed)
@@ -116,7 +116,10 @@ class DeploymentGroup:
     def selection_request(
         self, demand: RouteRequirements, sticky: str, excluded: int, ruled_out: int = 0, drawn: float = 1.0
     ) -> SelectionRequest:
-        """Return the request for a choice; `drawn` is a random number that decides on canaries."""
+        """Return the request for a choice.
+
+        `drawn` is a random number from 0 to 1, which decides whether the request goes to a canary.
+        """
         selection = self._choosing.selection_request(
             demand, self._clock(), sticky=sticky, excluded=excluded, ruled_out=ruled_out
         )
@@ -127,7 +130,10 @@ class DeploymentGroup:
 
     @cached_property
     def _canaries(self) -> Canaries:
-        """Canaries; read with the first request, when all members have their configuration."""
+        """Canaries of the group.
+
+        They are read at the first request, because only then all members have their configuration.
+        """
         return [(live.candidate.bit, live.terms.canary_share) for live in self.members if live.terms.canary_share]
 
     def choice(self, selection: SelectionRequest, barred: int = 0) -> Choice:
@@ -137,7 +143,7 @@ class DeploymentGroup:
     def serves(self, selection: SelectionRequest) -> bool:
         """Return whether a deployment of good or unknown health supports the request.
 
-        A full deployment counts. One whose rate limit is used up does not.
+        The deployment may have no free slot, but its rate limit must not be used up.
         """
         self._refresh()
         return any(
@@ -160,7 +166,11 @@ class DeploymentGroup:
     def attempt(
         self, demand: RouteRequirements, selection: SelectionRequest, barred: int = 0
     ) -> SlotOffer[SlotReservation]:
-        """Reserve a slot now if a deployment with known capabilities has one."""
+        """Reserve a slot now, if a deployment with known capabilities has a free slot.
+
+        Otherwise return the mask of deployments to wait for, which is 0 if waiting is useless. Slots of the deployments
+        in the mask `barred` belong to other requests.
+        """
         choice = self.choice(selection, barred)
         if choice.candidate is None:
             self._serve_in_time(selection, choice.waits_for)
@@ -176,7 +186,10 @@ class DeploymentGroup:
         return live.hold(self._choosing.reserve(live.candidate, demand, selection, self._clock()))
 
     def reserve_other(self, live: LiveDeployment, demand: RouteRequirements, excluded: int) -> SlotReservation | None:
-        """Reserve a free slot for a second request, on a deployment of the same capabilities."""
+        """Reserve a slot for a hedged request on another deployment with the same capabilities.
+
+        Return None if there is no such slot, if requests wait in the queue, or if the budget is used up.
+        """
         if len(self.line):
             return None
         selection = self.selection_request(demand, "", excluded | live.candidate.bit)
@@ -190,15 +203,16 @@ class DeploymentGroup:
         return self.reserve(other, demand, selection)
 
     def free_slot(self, demand: RouteRequirements, selection: SelectionRequest) -> SlotReservation | None:
-        """Reserve a slot now; None if there is none, or if requests wait in the queue."""
+        """Reserve a slot now; return None if no slot is free, or if requests wait in the queue."""
         return None if len(self.line) else self.line.grant(self.attempt(demand, selection).slot)
 
     async def wait_for(
         self, owner: str, number: int, demand: RouteRequirements, selection: SelectionRequest, until: float
     ) -> SlotReservation | None:
-        """Wait in the queue for a slot; return None if there is nothing to wait for.
+        """Wait in the queue for a slot; return None if no deployment is worth waiting for.
 
-        Raises BackendOverloaded and its relatives.
+        `until` is in the event loop's time. Raises BackendOverloaded if no slot becomes free until then or the queue is
+        full.
         """
         try:
             return await self.line.wait_for_slot(
@@ -215,16 +229,19 @@ class DeploymentGroup:
             raise
 
     def _frees_in(self, selection: SelectionRequest, mask: int) -> float:
-        """Return the seconds until a rate limit lets one of the deployments in `mask` begin.
+        """Return the seconds until the rate limits allow a request on a deployment in `mask`.
 
-        Returns 0 if any of them has no rate limit or has room.
+        Return 0 if one of the deployments has no rate limit, or has room now.
         """
         rates = [one.rate for one in self._candidates if one.bit & mask]
         at = [rate.frees_at(selection.tokens) for rate in rates if rate is not None]
         return max(min(at) - self._clock(), 0.0) if at and len(at) == len(rates) else 0.0
 
     def _serve_in_time(self, selection: SelectionRequest, mask: int) -> None:
-        """Schedule serving the queue for the end of a rate limit's minute, which triggers no event."""
+        """Schedule a timer that serves the queue when a rate limit has room again.
+
+        The timer is needed because the end of a rate limit's minute triggers no event.
+        """
         at = [
             live.candidate.rate.frees_at(selection.tokens)
             for live in self._rated
@@ -246,9 +263,9 @@ class DeploymentGroup:
         self._changed()
 
     async def examined(self, live: LiveDeployment) -> None:
-        """Wait until a deployment's capabilities are known or anything else changes.
+        """Wait until the capabilities of a deployment are known, or any member of the group changes.
 
-        Raises the `BackendError` family.
+        Raises a BackendError if the deployment's probe fails.
         """
         probed = asyncio.ensure_future(live.waking.capabilities(live))
         news = asyncio.get_running_loop().create_future()
@@ -263,7 +280,7 @@ class DeploymentGroup:
             probed.cancel()
 
     def forget(self, live: LiveDeployment) -> None:
-        """Mark the deployment's cache as lost: its process is gone or was replaced."""
+        """Mark the deployment's prefix cache as lost, because its process died or was replaced."""
         self._prefixes.forget(live.candidate.bit, self._clock())
 
     def record_answer(self, live: LiveDeployment, faults: Collection[AnswerFault], workload: int) -> None:

@@ -1,6 +1,6 @@
-"""First-token insurance: a second deployment is asked while the first one sends nothing.
+"""Hedging: while a deployment sends no first token, a second one gets the same request.
 
-The first one to send a token answers, and the other request is cancelled.
+The deployment that sends a token first gives the answer, and the request to the other one is cancelled.
 """
 
 from __future__ import annotations
@@ -18,31 +18,36 @@ from unisono.core.tasks import cancel_all
 from unisono.errors import BackendProtocolError, UnisonoError
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 
-# Part of the requests that may be sent twice, and how many of them a group may save up, for when many stall at once.
+# Share of a group's requests that may be sent twice.
 HEDGED_SHARE: Final = 0.048
+# Maximum number of unused second requests that a group can save up, for a moment in which many requests stall.
 MAX_SAVED: Final = 20.0
-# Attempts from which the usual time to the first token is known well enough.
+# Number of samples from which the usual time to the first token is known well enough.
 MIN_SAMPLES: Final = 20
-# Shortest wait in seconds; less is not worth a second request.
+# Minimum wait in seconds before a second request. A shorter wait is not worth the additional load.
 MIN_WAIT_S: Final = 0.05
-# Largest wait as a multiple of the 90th percentile. With one stall in twenty answers, the 95th may itself be a stall.
+# Maximum wait as a multiple of the 90th percentile. If one answer in twenty stalls, the 95th percentile is the time of
+# a stalled answer.
 MAX_P90S: Final = 3.0
-# Chunks that are read ahead of the client.
+# Number of chunks that are read ahead of the client.
 READ_AHEAD: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeRules:
-    """Time without a first token, after which a second deployment is asked.
+    """Rules for when a second deployment gets a request.
 
-    `after_s` is in seconds; None stands for the 95th percentile of the deployment's attempts, and at most three times
-    the 90th.
+    This is after `after_s` seconds without a first token. If `after_s` is None, it is after the 95th percentile of the
+    deployment's times to the first token, but at most three times their 90th percentile.
     """
 
     after_s: float | None = None
 
     def delay_s(self, live: LiveDeployment, unread_tokens: int) -> float | None:
-        """Return the time for an attempt on a deployment; None if it is not known."""
+        """Return the seconds to wait for the deployment `live`; None if there are too few samples.
+
+        `unread_tokens` is the number of prompt tokens that are not cached.
+        """
         if self.after_s is not None:
             return self.after_s
         learned = live.times.learned(live.clock())
@@ -63,7 +68,7 @@ class HedgeBudget:
         self._balance = min(self._balance + HEDGED_SHARE, MAX_SAVED)
 
     def pay(self) -> bool:
-        """Pay for a second request; return False if too many were sent."""
+        """Pay for a second request; return False if the budget is used up."""
         if self._balance < 1.0:
             return False
         self._balance -= 1.0
@@ -71,7 +76,7 @@ class HedgeBudget:
 
 
 class _Pump:
-    """Reading of one stream in a task of its own, because its timeouts belong to one task."""
+    """Reader of one stream in its own task, because the stream's timeouts must stay in one task."""
 
     def __init__(self, stream: AsyncIterator[Chunk]) -> None:
         self._queue: asyncio.Queue[Chunk | UnisonoError | None] = asyncio.Queue(READ_AHEAD)
@@ -98,7 +103,7 @@ class _Pump:
             item = await self._queue.get()
             if not isinstance(item, Chunk):
                 self.error = item or BackendProtocolError("the backend ended its stream without a token")
-                # The reader of the rest reports it.
+                # `rest` raises the error.
                 self._queue.put_nowait(item)
                 return
             self.begun.append(item)
@@ -116,7 +121,11 @@ class _Pump:
 
 @dataclass(frozen=True, slots=True)
 class HedgeActions:
-    """Actions of a slot: reserve another deployment, use it instead, report a failure."""
+    """Callbacks into a slot.
+
+    `reserve` returns a slot on a second deployment, or None. `switch` makes that slot the current one. `failed` reports
+    the failure of a deployment.
+    """
 
     reserve: Callable[[], SlotReservation | None]
     switch: Callable[[SlotReservation], None]
@@ -127,7 +136,7 @@ async def hedged(
     live: LiveDeployment, job: CompletionJob, delay_s: float, actions: HedgeActions
 ) -> AsyncGenerator[Chunk]:
     """Yield the chunks of `live`, or of another deployment that sends its first token earlier."""
-    # Both streams are read ahead: a chunk that the job took would overtake those that wait to be yielded.
+    # Both streams are read ahead, so `on_chunk` would handle a chunk before earlier chunks that wait to be yielded.
     job = replace(job, on_chunk=None)
     first, second, other = _Pump(live.backend.complete(job)), None, None
     loop = asyncio.get_running_loop()
@@ -164,13 +173,13 @@ def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 
 
 def _remaining(job: CompletionJob, used_s: float) -> CompletionJob:
-    """Return the job with the rest of its time."""
+    """Return the job with a total time limit that is `used_s` seconds shorter."""
     total_s = max(job.timeouts.total_s - used_s, 0.0)
     return replace(job, timeouts=replace(job.timeouts, total_s=total_s))
 
 
 async def _winner(tasks: dict[asyncio.Task[None], _Pump]) -> _Pump:
-    """Return the first stream with a token; if all fail, the first that was asked."""
+    """Return the first stream that sends a token; if all fail, the one that was started first."""
     waiting = set(tasks)
     while waiting:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -183,7 +192,7 @@ async def _winner(tasks: dict[asyncio.Task[None], _Pump]) -> _Pump:
 class HedgedDeployment:
     """Deployment of a slot, as the engine sees it, whose generations are hedged.
 
-    `live` returns the deployment that the slot is on now.
+    `live` returns the current deployment of the slot, and `complete` starts a hedged generation.
     """
 
     def __init__(

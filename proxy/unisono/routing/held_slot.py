@@ -1,4 +1,4 @@
-"""Slot of one request on one deployment, and reporting of its attempts."""
+"""Slot of one request on one deployment, and the reports about its attempts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_LIMIT: Final = nullcontext()
 
 
 class SlotSource(Protocol):
-    """Route that assigned a slot; it learns of failures and knows the alternatives."""
+    """Route that assigned a slot, receives reports of failures, and knows the alternatives."""
 
     @property
     def identity(self) -> str:
@@ -39,7 +39,7 @@ class SlotSource(Protocol):
         ...
 
     def move(self, group: DeploymentGroup, live: LiveDeployment) -> None:
-        """Record that another deployment of the group has taken over the attempt."""
+        """Record that the attempt is now on the deployment `live` of the group."""
         ...
 
     def record_failure(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
@@ -47,7 +47,7 @@ class SlotSource(Protocol):
         ...
 
     def has_alternative(self, prompt_tokens: int) -> bool:
-        """Return whether another healthy deployment has room for the prompt."""
+        """Return whether another healthy deployment has a context window for so long a prompt."""
         ...
 
 
@@ -88,7 +88,7 @@ class HeldSlot:
             self.deployment = HedgedDeployment(lambda: self._live, self._complete)
 
     def _complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
-        """Start a generation, with a second deployment if the first one sends nothing."""
+        """Start a generation; if the deployment sends nothing for a while, a second one is used too."""
         rules, group, live = self._group.rules.hedge, self._group, self._live
         assert rules is not None
         group.hedges.add_request()
@@ -100,7 +100,7 @@ class HeldSlot:
         return hedged(live, job, delay_s, actions)
 
     def _switch(self, hold: SlotReservation) -> None:
-        """Use the slot of another deployment, which was faster, instead of this one."""
+        """Replace the slot by one on another deployment, which sent its first token earlier."""
         self._end_attempt()
         assert self._hold is not None
         self._live.give_back(self._hold)
@@ -118,7 +118,8 @@ class HeldSlot:
         retries = max(retries_left, 1) if can_move else 0
         attempt = PendingAttempt(self._prompt_tokens, live.waits.unread_tokens, retries)
         limits = attempt_timeouts(timeouts, live.terms.min_timeouts, attempt, live.times.learned(now))
-        # The time left after queueing or earlier attempts may be too short for any deployment.
+        # The time left after queueing or earlier attempts may be too short for any deployment. A timeout is then not
+        # counted as a failure of this one.
         fair_s = live.timeouts.total_s / max(self._group.rules.num_retries + 1, 2)
         self._is_cut_short = timeouts.total_s < fair_s and timeouts.total_s <= limits.first_token_s
         share_s = max(limits.first_token_s, timeouts.total_s / (retries + 1))
@@ -129,7 +130,7 @@ class HeldSlot:
             live.waits.add(self._wait)
         self._patience_s = None
         if live.candidate.running > 1:
-            # The attempt may have to wait for other answers; the server's concurrency is unknown.
+            # The server may have to finish other answers first, because its concurrency is unknown.
             self._patience_s = limits.first_token_s
             limits = replace(limits, first_token_s=min(timeouts.first_token_s, timeouts.total_s, share_s))
         return limits
@@ -177,7 +178,7 @@ class HeldSlot:
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
     ) -> None:
         if self._was_switched:
-            # The time of the first deployment is included.
+            # The measured times include the wait for the first deployment, so they are not those of this one.
             self._was_switched = False
             return
         if read_tokens is None and self._knows_cache:
@@ -227,7 +228,7 @@ class HeldSlot:
 
     def record_usage(self, tokens: int) -> None:
         self._end_attempt()
-        # The next attempt on this slot continues after what this one read and wrote.
+        # The prompt of the next attempt on this slot contains the tokens of this one.
         self._prompt_tokens = max(self._prompt_tokens, tokens)
         if self._hold is not None:
             self._hold.share.record_usage(tokens)
@@ -250,5 +251,5 @@ class HeldSlot:
 
 
 def _may_live(error: UnisonoError) -> bool:
-    """Return whether the server that dropped a request may still run; a probe decides."""
+    """Return whether the server that dropped a connection may still be running; a probe decides."""
     return isinstance(error, BackendError) and error.symptom is Symptom.DISCONNECTED

@@ -1,11 +1,11 @@
-"""Choice of the deployment for a request: pure, so that tables and a simulator can test it.
+"""Choice of the deployment for a request. Pure, so that tables and a simulator can test it.
 
-The deployment with the least expected work wins: its pending work plus the uncached part of this prompt,
-divided by its weight. So a prompt is sent where its prefix is cached, as long as waiting there costs less than
-reading it again elsewhere. On a tie, requests that may share a prefix use one deployment, and all others are
-distributed by weight.
+The deployment with the least expected work is chosen: its unfinished work plus the part of this prompt that it has not
+cached, divided by its weight. So a request goes where its prompt prefix is cached, as long as waiting there costs less
+than reading the prompt elsewhere. On a tie, requests that may share a prefix go to the same deployment, and all others
+are distributed by weight.
 
-Candidates are updated by their owner, because this runs over many of them for every request."""
+The owner of the candidates updates them in place, because every request reads many candidates."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements
 from unisono.routing.rate_window import Grain, Rate
 from unisono.routing.tie_break import favourite, number_of, round_robin
 
-# Tokens assumed for an answer against a limit, unless its own limit is lower. Clients set limits far above the actual
-# length.
+# Number of output tokens that a request counts against a token limit, unless its own `max_tokens` is lower. Clients set
+# `max_tokens` far above the actual length.
 EXPECTED_OUTPUT: Final = 1024
-# Work assumed for writing an answer, in prompt tokens read in the same time. Many answers are written concurrently.
+# Work assumed for writing an answer, in prompt tokens read in the same time. A server writes many answers concurrently.
 ANSWER_WORK: Final = 128
 
-# Tokens assumed for a prompt from another client that the server has not begun.
+# Number of tokens assumed for the prompt of another client's request that waits on the server.
 FOREIGN_PROMPT: Final = 1024
 
+# Two candidates tie if their work differs by no more than a number of tokens plus a share of the work. Load is only an
+# estimate, and a conversation that stays on its deployment is worth more than a tiny gain.
 TIE_TOKENS: Final = 64
-# Largest difference in work, absolute or relative, that counts as a tie. Load is an estimate, and keeping a
-# conversation in place is worth more than an immeasurable gain.
 TIE_SHARE: Final = 0.05
 
-# Abilities that a request requires. Unsupported constraints are checked afterwards instead.
+# Abilities that a deployment must have. It may lack support for constraints, which are then checked in the output.
 BIAS: Final = "logit_bias"
 LOGPROBS: Final = "logprobs"
 PROMPT_LOGPROBS: Final = "prompt_logprobs"
@@ -41,39 +41,41 @@ REQUIRED: Final = frozenset({BIAS, LOGPROBS, PROMPT_LOGPROBS})
 
 
 class Strategy(StrEnum):
-    # Least expected work, with cached prompt tokens counted as done.
+    # Least expected work; reading cached prompt tokens is no work.
     PREFIX_AWARE = "prefix-aware"
-    # Fewest requests by weight, regardless of their size.
+    # Fewest requests in proportion to the weight, regardless of their size.
     LEAST_BUSY = "least-busy"
-    # Round-robin by weight, regardless of the load.
+    # Round-robin in proportion to the weight, regardless of the load.
     SIMPLE_SHUFFLE = "simple-shuffle"
 
 
 class Rank(IntEnum):
     """Health rank of a candidate, best first.
 
-    Worse ranks are not used while there is a better one. As an exception, a single request may go to a
-    half-open candidate while all better ones are full."""
+    A candidate is not used while another one has a better rank. As an exception, a half-open candidate gets a single
+    request while all better candidates are full."""
 
     HEALTHY = 0
     # Not probed yet.
     UNKNOWN = 1
-    # A request or the last probe failed, and recovery is not proven yet.
+    # A request or the last probe failed, and no success has shown that the deployment has recovered.
     HALF_OPEN = 2
+    # The circuit is open, or the deployment is quarantined.
     RESTING = 3
-    # The last probe failed and no earlier one is valid.
+    # The last probe failed, and no result of an earlier probe is valid.
     UNREADY = 4
-    # Never used: its output could not be trusted, it is drained, or it is new and no probe has passed.
+    # Never used: its output cannot be trusted, it is drained, or it is new and no probe has passed.
     UNFIT = 5
 
 
 @dataclass(eq=False, slots=True)
 class Candidate:
-    """Deployment as seen by the choice.
+    """State of a deployment that the choice depends on.
 
-    `bit` identifies it in every mask; groups of lower `order` come first. `running` and `tokens` are the
-    gateway's own requests on it and the tokens they may use. `work` is their remaining work and `foreign` that
-    of other clients, both in prompt tokens. `rate` limits what begins per minute, None for no limit."""
+    `bit` identifies the deployment in every mask. Deployments of a lower `order` are chosen first. `running` is the
+    number of the gateway's own requests on the deployment, and `tokens` the number of tokens that they may use. `work`
+    is the remaining work of these requests, and `foreign` that of other clients' requests, both in prompt tokens.
+    `rate` limits the requests that begin per minute; None for no limit."""
 
     name: str
     bit: int = 1
@@ -91,7 +93,7 @@ class Candidate:
     foreign_requests: int = 0
     rate: Rate | None = None
     seed: int = field(init=False)
-    # True if there is any limit to check.
+    # True if the deployment has a limit that must be checked.
     bounded: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,15 +108,15 @@ class Candidate:
     def set_server_load(self, running: int, waiting: int, running_before: int = 0) -> None:
         """Derive the load by other clients from all requests on the server.
 
-        `running_before` is the number of the gateway's own requests when the server was asked."""
-        # A request of the gateway that ended meanwhile may be counted in the server's report.
+        The server reports `running` and `waiting`. `running_before` counts the gateway's own requests at that time."""
+        # The server's report may include a request of the gateway that has ended since.
         others = max(running + waiting - max(self.running, running_before), 0)
-        # The prompts of running requests are taken as read, also of the gateway's own.
+        # The prompts of all running requests are assumed to be read.
         self.foreign_requests = others
         self.foreign = others * ANSWER_WORK + min(waiting, others) * FOREIGN_PROMPT
 
     def reserve(self, selection: SelectionRequest, now: float = 0.0) -> Share:
-        """Reserve a slot for one request. `now` is the time for the rate limit."""
+        """Reserve a slot for one request at the time `now`, in monotonic seconds."""
         share = Share(self, selection.tokens, selection.work(self.bit), selection.answer)
         if self.rate is not None:
             share.rate_grain = self.rate, self.rate.add_request(selection.tokens, now)
@@ -124,9 +126,9 @@ class Candidate:
         return share
 
     def has_room(self, tokens: int) -> bool:
-        """Return whether a request of so many tokens can run now.
+        """Return whether a request that may use `tokens` tokens can run now.
 
-        A request that exceeds the token limit runs alone."""
+        A request that alone exceeds the token limit runs while no other request does."""
         if self.max_requests is not None and self.running >= self.max_requests:
             return False
         if self.rate is not None and not self.rate.has_room(tokens):
@@ -134,9 +136,9 @@ class Candidate:
         return self.max_tokens is None or not self.running or self.tokens + tokens <= self.max_tokens
 
     def can(self, selection: SelectionRequest) -> bool:
-        """Return whether the prompt fits, and the required abilities are there.
+        """Return whether the prompt fits in the context window and the required abilities are there.
 
-        A candidate that was not probed yet may support it."""
+        The abilities of a candidate that was not probed yet are unknown, so they are assumed."""
         if self.context is not None and self.context <= selection.prompt_tokens:
             return False
         return (selection.preferred_abilities & REQUIRED) <= self.abilities or self.rank is Rank.UNKNOWN
@@ -144,26 +146,26 @@ class Candidate:
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """Share of a candidate that one request uses.
+    """Part of a candidate's capacity that is reserved for one request.
 
-    `work` is the remaining work, of which `answer` is left once the prompt is read. `used` are the tokens
-    finally used, None if no generation ran."""
+    `tokens` is the number of tokens that the request may use. `work` is its remaining work, of which `answer` remains
+    when the prompt has been read. `used` is the number of tokens that its generations used; None if none has ended."""
 
     candidate: Candidate
     tokens: int
     work: int
     answer: int
     used: int | None = None
-    # Rate window and grain in which the request counts.
+    # Rate window, and its grain, in which the request is counted.
     rate_grain: tuple[Rate, Grain] | None = None
 
     @property
     def unread_tokens(self) -> int:
-        """Part of the prompt that is not read yet and not expected to be cached."""
+        """Number of prompt tokens that are neither read yet nor expected to be cached."""
         return self.work - self.answer
 
     def record_first_token(self) -> None:
-        """Reduce the remaining work to the answer: the prompt is read."""
+        """Reduce the remaining work to that of the answer, because the prompt has been read."""
         self.candidate.work -= self.work - self.answer
         self.work = self.answer
 
@@ -183,13 +185,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class SelectionRequest:
-    """Request as seen by the choice.
+    """Properties of a request that the choice depends on.
 
-    `tokens` is all that the request may use, `answer` the work of its answer. `held` lists masks of deployments
-    with the number of prefix tokens that they hold: later rows have fewer deployments and more tokens. `key` is
-    shared by requests that may share a prefix, None for none; `sticky` means that it identifies a conversation
-    and not only a prompt prefix. `excluded` is the mask of forbidden candidates, `ruled_out` the part of it that no
-    attempt of the request may use. `avoided` ones are used only if no other healthy one is able."""
+    `tokens` is the number of tokens that the request may use, and `answer` the work of its answer. `cached_prefixes`
+    lists masks of deployments with the number of prompt tokens that they have cached. Each row has fewer deployments
+    and more tokens than the row before. Requests that may share a prefix have the same `key`; None if the request
+    shares none. `sticky` means that `key` identifies a conversation. The other fields are masks: `excluded` of the
+    candidates that must not be used now, `ruled_out` of those among them that no attempt may use, `preferred` of those
+    to use first, and `avoided` of those to use only if no other healthy candidate can serve the request."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -204,11 +207,11 @@ class SelectionRequest:
     avoided: int = 0
 
     def known(self, bit: int) -> int:
-        """Return the number of prefix tokens that a deployment holds."""
+        """Return the number of prompt tokens that the deployment `bit` is expected to have cached."""
         return max((tokens for mask, tokens in self.cached_prefixes if mask & bit), default=0)
 
     def work(self, bit: int) -> int:
-        """Return the work of the request on a deployment; even a fully cached prompt costs 1."""
+        """Return the work on the deployment `bit`; even a fully cached prompt costs 1."""
         known = self.known(bit) if self.cached_prefixes else 0
         return max(self.prompt_tokens - known, 1) + self.answer
 
@@ -224,7 +227,7 @@ def to_selection_request(
 ) -> SelectionRequest:
     """Return the selection request for a demand.
 
-    `held` lists masks of deployments with the number of prompt blocks that they hold. With `gathers`, requests
+    `held` lists masks of deployments with the number of prompt blocks that they have cached. With `gathers`, requests
     that may share a prefix get the same key."""
     key: int | None = None
     if gathers and sticky:
@@ -247,7 +250,7 @@ def to_selection_request(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Chosen candidate; None if there is none, or if waiting for `waits_for` is better."""
+    """Chosen candidate; if None, the mask of full candidates to wait for, 0 if there are none."""
 
     candidate: Candidate | None = None
     waits_for: int = 0
@@ -264,17 +267,17 @@ def choose(
     strategy: Strategy = Strategy.PREFIX_AWARE,
     barred: int = 0,
 ) -> Choice:
-    """Return the candidate for a request.
+    """Choose the candidate for a request.
 
-    `turn` counts the choices of the group. `barred` masks candidates whose room is reserved for another
-    request: they are waited for, but not chosen."""
+    `turn` is the number of earlier choices of the group, for round-robin. `barred` is the mask of candidates whose free
+    slots belong to another waiting request. Such a candidate is not chosen, but the request may wait for it."""
     if selection.avoided:
         selection = _without_avoided(candidates, selection)
     serving, unable = _serving(candidates, selection)
     if not serving:
         return NO_CHOICE
     tokens = selection.tokens
-    # Most candidates have no limit, and a call for each of many would dominate the cost.
+    # Most candidates have no limit, and there may be many: calling `has_room` for each would take most of the time.
     free = [c for c in serving if not c.bit & barred and (not c.bounded or c.has_room(tokens))]
     if len(free) == 1:
         return Choice(free[0])
@@ -289,7 +292,7 @@ def choose(
 
 
 def _without_avoided(candidates: Sequence[Candidate], selection: SelectionRequest) -> SelectionRequest:
-    """Exclude the avoided candidates, if another healthy one is able."""
+    """Exclude the avoided candidates, if another healthy candidate can serve the request."""
     excluded = selection.excluded | selection.avoided
     others = (c for c in candidates if not c.bit & excluded)
     is_served = any(c.rank < Rank.HALF_OPEN and c.can(selection) for c in others)
@@ -297,7 +300,7 @@ def _without_avoided(candidates: Sequence[Candidate], selection: SelectionReques
 
 
 def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tuple[list[Candidate], bool]:
-    """Return the best-ranked candidates, full or not, and whether even these are unable."""
+    """Return the best-ranked candidates, full or not, and whether none can serve the request."""
     excluded, prompt = selection.excluded, selection.prompt_tokens
     has_required = not REQUIRED.isdisjoint(selection.preferred_abilities)
     best, serving = 2 * Rank.UNFIT, []
@@ -317,7 +320,7 @@ def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tu
 
 
 def _least(free: list[Candidate], selection: SelectionRequest) -> list[Candidate]:
-    """Return the candidates of the lowest `order` that lack the fewest abilities."""
+    """Return the preferred candidates, of the lowest `order`, that lack the fewest abilities."""
     if selection.preferred:
         free = [c for c in free if c.bit & selection.preferred] or free
     orders = {c.order for c in free}
@@ -348,13 +351,13 @@ def _best(free: list[Candidate], selection: SelectionRequest, turn: int, strateg
 
 
 def _least_work(free: list[Candidate], selection: SelectionRequest) -> list[Candidate]:
-    """Return those with the least work or nearly so.
+    """Return the candidates with the least work, including those that tie with it.
 
-    While all are idle, the weight is a share and not a speed: idle candidates that hold equally much of the
-    prompt tie."""
+    If the best candidate is idle, weights are ignored here: idle candidates tie if they have cached about the same part
+    of the prompt. The tie is then broken by weight."""
     prompt, held = selection.prompt_tokens, selection.cached_prefixes
     if not held and selection.sticky and selection.key is not None:
-        # The conversation's last deployment is unknown here, or another process chose it, by the same rule.
+        # This process does not know the conversation's deployment. If another process chose it, it used the same rule.
         held = ((favourite(selection.key, free).bit, prompt),)
     if not held:
         works = [(c.work + c.foreign + prompt) / c.weight for c in free]
@@ -379,7 +382,7 @@ def _least_work(free: list[Candidate], selection: SelectionRequest) -> list[Cand
 
 
 def _known(held: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Return held prefix tokens by bit, visiting each bit once however many rows there are."""
+    """Return the number of cached prompt tokens by bit, visiting each bit once."""
     known, seen = {}, 0
     for mask, tokens in reversed(held):
         new = mask & ~seen

@@ -1,6 +1,6 @@
-"""Live deployments by model name: all groups, health and load monitoring, and status.
+"""Pool of all live deployments: groups by model name, monitoring of health and load, status.
 
-Deployments are probed in the background: all of them at start, unhealthy ones every few seconds, healthy unused
+Deployments are probed in the background: all of them at startup, unhealthy ones every few seconds, and healthy unused
 ones occasionally. Busy deployments that share a model are polled for their load.
 """
 
@@ -50,7 +50,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CarriedDeployment:
-    """Deployment of an earlier pool that this one takes over, using `terms` from its start on."""
+    """Deployment that this pool takes over from the earlier pool `pool` when it starts.
+
+    From then on, the deployment has the configuration `terms`.
+    """
 
     live: LiveDeployment
     terms: DeploymentConfig
@@ -59,7 +62,10 @@ class CarriedDeployment:
 
 @dataclass(eq=False, slots=True)
 class WatchState:
-    """State of the monitor for one deployment, with its tasks that are running."""
+    """Monitoring state of one deployment, with the tasks that run for it.
+
+    Until the time `silent_until`, the server is not polled for its load, because it reports none.
+    """
 
     live: LiveDeployment
     probe: asyncio.Task[None] | None = None
@@ -68,10 +74,10 @@ class WatchState:
 
 
 class RoutingPool:
-    """All groups by model name; `stand_ins` name fallback groups.
+    """Groups of deployments by model name; `stand_ins` names the fallbacks of each model.
 
-    The deployments in `carried` come from an earlier pool and move to this one on start. Until then nothing
-    changes for either pool.
+    The deployments in `carried` belong to an earlier pool, and move to this pool when `start` is called. Before that,
+    neither pool changes.
     """
 
     def __init__(
@@ -89,7 +95,7 @@ class RoutingPool:
         self._clock = clock
         self._resources = list(carried)
         taken_over = {id(one.live) for one in carried}
-        # Set when a deployment should be probed now.
+        # Event that wakes the task `_watch`, because a deployment should be probed now.
         self._doubts = asyncio.Event()
         # Time of the next check for due probes.
         self._watches_at = 0.0
@@ -114,8 +120,9 @@ class RoutingPool:
     def route(self, request: RouteRequest) -> GroupFailoverRoute:
         """Return the failover route through the deployments of the requested model and kind.
 
-        The route includes the model's fallbacks. Raises UnknownModel, and UnsupportedValue if the model only
-        passes through, or if a fallback that the client chose cannot answer the request.
+        The route includes the model's fallbacks. Raises UnknownModel if the model is not configured. Raises
+        UnsupportedValue if the model or a fallback that the client chose is a pass-through model that cannot answer the
+        request, and if no deployment has the requested tags.
         """
         groups, other = (self._passing, self._speaking) if request.passing else (self._speaking, self._passing)
         others = self._stand_ins.get(request.model, NO_STAND_INS).for_request(request.model, request.requested)
@@ -123,8 +130,8 @@ class RoutingPool:
             for name in request.requested.fallbacks or ():
                 if name not in groups and name in other:
                     raise UnsupportedValue(
-                        f"The model `{name}` cannot answer this request, because it only passes through; remove it "
-                        "from 'fallbacks'.",
+                        f"The model `{name}` is a pass-through model and cannot answer this request; remove it from "
+                        "'fallbacks'.",
                         param="fallbacks",
                     )
         ruled_out = 0
@@ -147,13 +154,13 @@ class RoutingPool:
         return GroupFailoverRoute(request, own or (*fallbacks, *larger)[0], fallbacks, larger, ruled_out)
 
     def _ruled_out(self, request: RouteRequest, models: Sequence[str]) -> int:
-        """Return the mask of the deployments of `models` that a request rules out.
+        """Return the mask of the deployments of `models` that must not answer a request.
 
-        A request that selects a deployment rules out all others, whatever their tags.
+        If the request selects a deployment by name, all others are ruled out, regardless of their tags.
         """
         mask, chosen = 0, request.requested.deployment
         for model in models:
-            # The tags select among all deployments of a model, whichever kind they are.
+            # Tags select among all deployments of a model, Harmony and pass-through.
             groups = [group for of_kind in (self._speaking, self._passing) if (group := of_kind.get(model))]
             members = [live for group in groups for live in group.members]
             if chosen or self.rules.tags is None:
@@ -165,7 +172,7 @@ class RoutingPool:
         return mask
 
     def _without_deployments(self, request: RouteRequest, ruled_out: int) -> UnisonoError:
-        """Return the error of a request that rules out every deployment of its kind."""
+        """Return the error for a request that rules out every deployment that could answer it."""
         other = (self._speaking if request.passing else self._passing).get(request.model)
         if request.has_both_kinds and other is not None and _is_usable(other, ruled_out):
             return BackendUnavailable("No backend is available for this model and these tags; try again later.")
@@ -214,15 +221,15 @@ class RoutingPool:
         self._by_name = {live.name: (group, live) for group in self._groups for live in group.members}
 
     def record_answer(self, deployment: str, faults: Collection[AnswerFault], workload: int) -> None:
-        """Record an answer of a deployment, which a reload may have removed meanwhile."""
+        """Record an answer of a deployment; no effect if a reload has removed the deployment."""
         if (found := self._by_name.get(deployment)) is not None:
             group, live = found
             group.record_answer(live, faults, workload)
 
     def let_go(self, live: LiveDeployment) -> None:
-        """Stop monitoring a deployment that another pool now owns and closes.
+        """Stop monitoring a deployment, because another pool now owns it and will close it.
 
-        Requests of this pool still finish on it.
+        Requests of this pool that run on the deployment still finish there.
         """
         watched = self._owned.pop(id(live), None)
         if watched is not None:
@@ -231,7 +238,7 @@ class RoutingPool:
                     task.cancel()
 
     def _probe_by(self, at: float) -> None:
-        """Wake the watch task for an attempt that calls for a probe before the next check."""
+        """Wake the task `_watch` if an attempt needs a probe at the time `at`, before the next one."""
         if at < self._watches_at:
             self._doubts.set()
 
@@ -241,7 +248,7 @@ class RoutingPool:
             now = self._clock()
             for watched in self._owned.values():
                 if watched.probe is None and watched.live.stale(now):
-                    # Each in its own task, so that one that hangs does not delay the others.
+                    # Each probe is a task, so that a probe that hangs does not delay the others.
                     watched.probe = asyncio.create_task(self._probe(watched))
             urgent = any(watched.live.urgent(now) for watched in self._owned.values())
             pause = min(URGENT_EVERY_S, WATCH_EVERY_S) if urgent else WATCH_EVERY_S
@@ -255,7 +262,7 @@ class RoutingPool:
                 async with asyncio.timeout(pause):
                     await self._doubts.wait()
             if urgent:
-                # However many wake-ups there are, check only a few times a second.
+                # Even if the task is woken more often, check only a few times a second.
                 await asyncio.sleep(min(pause, LOOK_S))
 
     async def _probe(self, watched: WatchState) -> None:
@@ -271,7 +278,7 @@ class RoutingPool:
         except UnisonoError as error:
             # The deployment stores and logs the error.
             if kind_of(error) is BreakerFailure.UNREACHABLE:
-                # After a restart the process has an empty cache.
+                # The server may be restarting; its prefix cache will be empty.
                 watched.live.times.clear()
                 self.prefixes.forget(watched.live.candidate.bit, self._clock())
         finally:
@@ -299,7 +306,7 @@ class RoutingPool:
             async with asyncio.timeout(LOAD_WITHIN_S):
                 load = await watched.live.endpoint.load()
         except (UnisonoError, TimeoutError):
-            # The load is polled again soon; the last value is no longer valid.
+            # Until the load is polled again, it is unknown: the last value is no longer valid.
             watched.live.set_server_load(None)
         else:
             watched.live.set_server_load(load, running_before)
@@ -309,7 +316,7 @@ class RoutingPool:
             watched.loading = None
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until everything has been probed once, for at most `timeout_s` seconds."""
+        """Wait at most `timeout_s` seconds, until every deployment has been probed once."""
         live = [one for group in self._groups for one in group.members]
         probing = [asyncio.ensure_future(one.capabilities()) for one in live if one.known is None]
         if probing:
@@ -337,7 +344,7 @@ class RoutingPool:
         return min((size for live in self.members().get(model, ()) if (size := _window(live))), default=None)
 
     async def aclose(self) -> None:
-        """Stop monitoring and close every deployment that no other pool owns now."""
+        """Stop monitoring, and close the deployments that no other pool has taken over."""
         owned = list(self._owned.values())
         asking = [task for one in owned for task in (one.probe, one.loading)]
         await cancel_and_wait(*self._watching, *asking)

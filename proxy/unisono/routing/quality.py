@@ -1,8 +1,8 @@
-"""Quality of a deployment's answers, compared with the others of its group. Pure.
+"""Quality of a deployment's answers, compared with the other deployments of its group. Pure.
 
-A deployment whose share of faulty answers is clearly higher than that of the others gets a lower level, and with it a
-part of its weight. Only answers to comparable requests are compared. So a client whose requests no model can satisfy
-changes nothing, even if all its requests go to one deployment.
+A deployment whose share of faulty answers is clearly higher than that of the others gets a lower level, and its weight
+is reduced. Only answers to comparable requests are compared. So a client whose requests no model can satisfy changes
+nothing, even if all its requests go to one deployment.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from unisono.core.answer_faults import AnswerFault, faults_by_deployment
 from unisono.core.frozen import dataclass
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 
-# Answers after which all counts are halved, so that old answers lose influence.
+# Number of answers after which all counts are halved, so that old answers lose influence.
 MAX_ANSWERS: Final = 2000.0
 # Seconds after which all counts are halved.
 HALVING_S: Final = 6 * 3600.0
-# Answers to comparable requests that a comparison needs, from the deployment and from the others.
+# Minimum number of answers to comparable requests for a comparison, both of the deployment and of the others together.
 MIN_ANSWERS: Final = 50.0
-# Answers of a deployment between two comparisons.
+# Number of answers of a deployment between two comparisons.
 COMPARED_EVERY: Final = 10
-# Workloads that a deployment distinguishes; the one that was not used for the longest time is dropped.
+# Maximum number of workloads that are counted separately for a deployment. The least recently used one is dropped.
 MAX_WORKLOADS: Final = 64
-# Quantile of the normal distribution for a two-sided interval of 99 %. Answers are compared again and again.
+# Quantile of the normal distribution for a two-sided interval of 99 %. It is wide because there are many comparisons.
 Z_99: Final = 2.575829
-# Level limits as multiples of the others' share of faulty answers, and the least limits. A difference between one and
-# two faulty answers in a thousand must have no effect.
+# A level changes at a multiple of the others' share of faulty answers, but never below a minimum share. A difference
+# between one and two faulty answers in a thousand must have no effect.
 HALF_FACTOR: Final = 2.0
 HALF_SHARE: Final = 0.01
 QUARTER_FACTOR: Final = 4.0
@@ -39,7 +39,7 @@ QUARTER_SHARE: Final = 0.02
 
 
 class QualityLevel(IntEnum):
-    """Level of a deployment: the quarters of its weight that it keeps."""
+    """Level of a deployment: the number of quarters of its configured weight that it gets."""
 
     QUARTER = 1
     HALF = 2
@@ -48,7 +48,7 @@ class QualityLevel(IntEnum):
 
 @dataclass(slots=True)
 class Tally:
-    """Decayed numbers of answers and of faulty ones."""
+    """Numbers of all answers and of faulty answers, in which old answers count less."""
 
     answers: float = 0.0
     faulty: float = 0.0
@@ -60,7 +60,7 @@ class Tally:
 
 @dataclass(slots=True)
 class QualityRecord:
-    """Decayed counts of the answers of one deployment, and its level."""
+    """Counts of the answers of one deployment, in which old answers count less, and its level."""
 
     level: QualityLevel = QualityLevel.FULL
     total: Tally = field(default_factory=Tally)
@@ -112,8 +112,8 @@ class QualityRecord:
 
 
 def level_of(record: QualityRecord, others: Sequence[QualityRecord]) -> QualityLevel:
-    """Return the level by a comparison; the full one if there are too few answers."""
-    # A bad deployment must not hide the next one.
+    """Return the level after a comparison; `FULL` if there are too few answers to compare."""
+    # Compare with deployments of full level if possible: a bad reference would hide another bad deployment.
     good = [other for other in others if other.level is QualityLevel.FULL]
     compared = _comparable(record, good) or _comparable(record, others)
     if compared is None:
@@ -123,9 +123,10 @@ def level_of(record: QualityRecord, others: Sequence[QualityRecord]) -> QualityL
 
 
 def _comparable(record: QualityRecord, others: Sequence[QualityRecord]) -> tuple[tuple[float, float], float] | None:
-    """Return the interval of the own faulty share, and the upper bound of the others'.
+    """Return the confidence interval of the own share of faulty answers, and a reference share.
 
-    The others' share is that for the workloads of this deployment. None if there are too few answers.
+    The reference is the upper bound of the share of the other deployments, for the same mix of workloads. Return None
+    if there are too few answers.
     """
     own, expected, compared = Tally(), 0.0, 0.0
     for workload, tally in record.workloads.items():
@@ -143,14 +144,18 @@ def _comparable(record: QualityRecord, others: Sequence[QualityRecord]) -> tuple
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """Return Wilson's interval of 99 % for a share of `count` answers."""
+    """Return Wilson's confidence interval of 99 % for a share of `count` answers."""
     square = Z_99**2 / count
     centre, spread = share + square / 2, sqrt(square * share * (1 - share) + square**2 / 4)
     return max((centre - spread) / (1 + square), 0.0), min((centre + spread) / (1 + square), 1.0)
 
 
 def next_level(level: QualityLevel, own: tuple[float, float], reference: float) -> QualityLevel:
-    """Return the level after a comparison: lowered by the lower bound, raised by the upper one."""
+    """Return the level after a comparison.
+
+    `own` is the confidence interval of the deployment's share of faulty answers, and `reference` the share of the
+    others. The level falls if the lower bound of `own` exceeds a limit, and rises if the upper bound is below it.
+    """
     low, high = own
     half = max(HALF_FACTOR * reference, HALF_SHARE)
     quarter = max(QUARTER_FACTOR * reference, QUARTER_SHARE)
@@ -169,8 +174,9 @@ def next_level(level: QualityLevel, own: tuple[float, float], reference: float) 
 class DeploymentQuality:
     """Quality of a deployment for its status.
 
-    `answers` is the decayed number of answers. `faulty_per_thousand` and `faults` count faulty ones per thousand;
-    an answer may have several faults. `weight` is the part of its weight that the deployment keeps.
+    `answers` is the number of answers, in which old answers count less. Of a thousand answers, `faulty_per_thousand`
+    are faulty; `faults` has the number for each kind of fault, and an answer may have several. `weight` is the part of
+    its configured weight that the deployment gets.
     """
 
     answers: int = 0
@@ -192,7 +198,7 @@ def quality_of(record: QualityRecord, *, is_weighted: bool) -> DeploymentQuality
     )
 
 
-# Receives the name of a deployment, the faults of its answer, and the workload.
+# Callback that receives the name of a deployment, the faults of its answer, and the workload of the request.
 RecordAnswer = Callable[[str, Collection[AnswerFault], int], None]
 
 
@@ -203,7 +209,7 @@ class QualityObserver(Observer):
         self._record = record
 
     def generation_started(self, began: GenerationStarted) -> None:
-        """Do nothing: answers count when they have ended."""
+        """Do nothing, because an answer is counted when it has ended."""
 
     def ended(self, done: GenerationDone) -> None:
         for deployment, faults in faults_by_deployment(done).items():

@@ -1,9 +1,9 @@
 """Queue in front of a group of deployments: order of slots, waiting and refusal.
 
-Owners alternate and the requests of one owner keep their order, so that no owner blocks the others. Requests
-that continue an answer a client is already reading come first. The first request without a slot blocks
-all later ones from the deployments it waits for, so that small requests do not starve a large one. The queue is
-bounded: when it is full, the newest request of the owner with the most waiting requests is refused.
+The queue serves its owners (keys) in turn, and the requests of one owner in their order, so that no owner blocks the
+others. Requests that continue an answer which a client is already reading come first. The first request that gets no
+slot reserves the deployments that it waits for, so that later, smaller requests cannot starve it. The length of the
+queue is limited: when the queue is full, the newest request of the owner with the most waiting requests is refused.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from unisono.errors import BackendOverloaded, ShareExceeded
 
 SlotT = TypeVar("SlotT")
 
-# Number of recent slots from which the speed of the queue is estimated.
+# Number of recently assigned slots from which the speed of the queue is estimated.
 RATE_SAMPLES: Final = 64
-MIN_RETRY_AFTER_S: Final = 1.0
 # Bounds of the suggested `retry_after_s`.
+MIN_RETRY_AFTER_S: Final = 1.0
 MAX_RETRY_AFTER_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class SlotOffer(Generic[SlotT]):
-    """Result of an attempt: a slot, or a mask of deployments worth waiting for.
+    """Result of an attempt to reserve a slot: a slot, or a mask of deployments to wait for.
 
-    With neither there is nothing to wait for, and the request has to choose again.
+    Without a slot and with an empty mask, no deployment is worth waiting for, and the request has to choose again.
     """
 
     slot: SlotT | None = None
@@ -40,7 +40,10 @@ class SlotOffer(Generic[SlotT]):
 
 @dataclass(eq=False, slots=True)
 class Waiter(Generic[SlotT]):
-    """Request in the queue. `attempt` reserves a free slot, except on deployments of a mask."""
+    """Request in the queue.
+
+    `attempt` tries to reserve a free slot. Its argument is the mask of deployments that other requests wait for.
+    """
 
     owner: str
     number: int
@@ -51,7 +54,11 @@ class Waiter(Generic[SlotT]):
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """Bounds of a queue: total length, length per owner, and waiting time in seconds."""
+    """Limits of a queue.
+
+    `length` is the maximum number of waiting requests, and `per_owner` that of one owner (None for no limit).
+    `timeout_s` is the maximum waiting time in seconds.
+    """
 
     length: int = 256
     per_owner: int | None = None
@@ -79,17 +86,18 @@ class WaitingQueue(Generic[SlotT]):
         return self._waiting + len(self._resuming)
 
     def number(self) -> int:
-        """Return the number by which a request keeps its position when it rejoins the queue."""
+        """Return a new number. A request that rejoins the queue with its number keeps its position."""
         self._numbers += 1
         return self._numbers
 
     async def wait_for_slot(
         self, owner: str, number: int, attempt: Callable[[int], SlotOffer[SlotT]], *, resumes: bool, until: float
     ) -> SlotT | None:
-        """Wait for a slot; return None if there is nothing to wait for.
+        """Wait for a slot; return None if no deployment is worth waiting for.
 
-        `until` is in the event loop's time. Raises BackendOverloaded and its relatives. After cancellation no
-        slot is held.
+        `until` is in the event loop's time. Raises BackendOverloaded if no slot becomes free until then or if the queue
+        is full, and its subclass ShareExceeded if this owner has too many waiting requests. If the wait is cancelled,
+        no slot stays reserved.
         """
         if not len(self):
             offer = attempt(0)
@@ -126,7 +134,7 @@ class WaitingQueue(Generic[SlotT]):
 
     def serve(self) -> None:
         """Assign free slots. Call it whenever a slot is returned or a deployment recovers."""
-        # An attempt may return a slot, which leads here again. A flag avoids the recursion.
+        # An attempt may give a slot back, which calls this method again. The flag avoids the recursion.
         if self._serving:
             self._must_serve_again = True
             return
@@ -138,7 +146,7 @@ class WaitingQueue(Generic[SlotT]):
             self._serving = False
 
     def expected_s(self) -> float:
-        """Return the suggested delay for a new request in seconds, from the queue's recent speed."""
+        """Return the seconds after which a new request probably gets a slot, at the recent speed."""
         if len(self._moved) < 2:
             return MIN_RETRY_AFTER_S
         each = (self._clock() - self._moved[0]) / len(self._moved)
@@ -150,7 +158,7 @@ class WaitingQueue(Generic[SlotT]):
         for waiter in self._by_fairness():
             offer = waiter.attempt(barred)
             if offer.slot is None and offer.waits_for:
-                # A request with a later turn must not get a slot that this one waits for.
+                # A request behind this one must not get a slot on a deployment that this one waits for.
                 barred |= offer.waits_for
                 continue
             self._leave(waiter)
@@ -197,12 +205,12 @@ class WaitingQueue(Generic[SlotT]):
             del self._owners[waiter.owner]
 
     def _shorten(self, newcomer: Waiter[SlotT]) -> None:
-        """Refuse a request if the queue is too long."""
+        """Refuse one request if the queue exceeds one of its limits; this may be the newcomer."""
         line = self._owners[newcomer.owner]
         if self._bounds.per_owner is not None and len(line) > self._bounds.per_owner:
             self._refuse(line[-1], shared=True)
         elif self._waiting > self._bounds.length:
-            # On a tie, the newcomer's owner loses.
+            # If several owners have equally many requests, a request of the newcomer's owner is refused.
             greediest = max(self._owners.values(), key=lambda one: (len(one), one is line))
             self._refuse(greediest[-1], shared=len(self._owners) > 1)
 
@@ -210,7 +218,7 @@ class WaitingQueue(Generic[SlotT]):
         wait_s = self.expected_s()
         self._leave(waiter)
         if waiter.answer.done():
-            # Its client has just disconnected.
+            # The request has just been cancelled, because its client disconnected.
             return
         error = (
             ShareExceeded(

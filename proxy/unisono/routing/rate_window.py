@@ -1,8 +1,8 @@
-"""Rate limit of a deployment over a sliding minute: pure, with the clock as an argument.
+"""Rate limit of a deployment over a sliding minute. Pure: the clock is an argument.
 
-A request counts from when it gets its slot, with the tokens it may use. When it is finished, the tokens it used
-replace these; any excess counts from then on. Times are grouped into grains, so that memory does not grow with
-the rate. No grain is dropped before its minute is over.
+A request counts from the moment it gets its slot, with the number of tokens that it may use. When the request has
+finished, the number of tokens that it used replaces this number; tokens beyond it count from then on. Times are grouped
+into grains, so that memory does not grow with the rate. No grain is dropped before its minute is over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class Grain:
 
 
 class Rate:
-    """Rate of one deployment. `now` is monotonic seconds; readings are as of the last `move`."""
+    """Rate of one deployment, with its limits.
+
+    `now` is monotonic seconds. `requests` and `tokens` are the counts at the time of the last `move`.
+    """
 
     def __init__(self, requests: int | None = None, tokens: int | None = None) -> None:
         self.max_requests = requests
@@ -52,9 +55,9 @@ class Rate:
             self.tokens -= gone.tokens
 
     def has_room(self, tokens: int) -> bool:
-        """Return whether a request of so many tokens may begin.
+        """Return whether a request that may use `tokens` tokens can begin now.
 
-        A request that exceeds a whole minute's limit may begin when nothing else counts.
+        A request that alone exceeds the limit of a minute can begin when no other request is counted.
         """
         return self._allow(self.requests, self.tokens, tokens)
 
@@ -64,9 +67,9 @@ class Rate:
         return self.max_tokens is None or had <= 0 or had + tokens <= self.max_tokens
 
     def frees_at(self, tokens: int) -> float:
-        """Return when a request of so many tokens may begin, if no other begins before.
+        """Return when a request of `tokens` tokens can begin, if no other request begins before.
 
-        Returns minus infinity if it may begin now.
+        Return minus infinity if the request can begin now.
         """
         requests, had, at = self.requests, self.tokens, -inf
         for grain in self._grains:
@@ -80,9 +83,9 @@ class Rate:
         return self._add(1, tokens, now)
 
     def settle(self, grain: Grain, taken: int, used: int | None, now: float) -> None:
-        """Replace the `taken` tokens of a finished request in `grain` by the `used` ones.
+        """Correct the count of a finished request in `grain` from `taken` tokens to `used` tokens.
 
-        If `used` is None, the deployment was never called and the request does not count.
+        If `used` is None, the deployment was never called, and the request is no longer counted.
         """
         if used is not None and used > taken:
             self._add(0, used - taken, now)
@@ -108,7 +111,7 @@ class Rate:
 def rate_of(requests: int | None, tokens: int | None, before: Rate | None = None) -> Rate | None:
     """Return a rate with these limits per minute, or None if there is no limit.
 
-    Requests begun under the rate `before` still count.
+    Requests that began under the rate `before` are still counted.
     """
     if requests is None and tokens is None:
         return None

@@ -1,9 +1,9 @@
 """Failover of one request through the deployments of its model and of the fallback models.
 
-A failed attempt is repeated on another deployment first, then in another group. If there is no other, a
-deployment that failed before is retried after a pause. Attempts before the answer begins are limited by
-`num_retries` and paid from the group's budget; the first move away from a dead deployment is free. Attempts
-that continue an answer are free and limited by MAX_FAILED_ATTEMPTS.
+A failed attempt is repeated on another deployment of the group first, and then in another group. If all have failed, a
+deployment that failed is retried after a pause. Before the answer begins, `num_retries` limits the attempts, and each
+is charged to the group's retry budget; only the first move away from a dead deployment is free. Attempts that continue
+an answer are free and limited by MAX_FAILED_ATTEMPTS.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from unisono.routing.group import DeploymentGroup
 from unisono.routing.held_slot import HeldSlot
 from unisono.routing.policy import Rank, SelectionRequest
 
-# Limit of moves of an answer that a client is already reading. An answer that kills every deployment must come to an
-# end.
+# Maximum number of failed attempts of an answer that a client is already reading. The limit stops an answer that kills
+# every deployment.
 MAX_FAILED_ATTEMPTS: Final = 5
 
-# Failures that take a deployment out of service, so that moving away adds no load to it. A deployment that is too
-# busy or too slow is different: the next one gets the same load.
+# Failures that show that a deployment is out of service. Moving away from it adds no load, because it did no work. If a
+# deployment is only too busy or too slow, the next deployment gets additional load.
 DEATHS: Final = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL, BreakerFailure.ERROR})
 
 # The same pauses between retries as LiteLLM.
@@ -43,20 +43,20 @@ DEATHS: Final = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL, 
 FIRST_PAUSE_S: Final = 0.5
 # Upper bound of the pause, in seconds.
 MAX_PAUSE_S: Final = 8.0
-# Share by which a pause varies, so that clients of a restarted server spread out.
+# Relative amount by which a pause varies at random, so that the clients of a restarted server do not return at once.
 PAUSE_JITTER: Final = 0.25
-# Longest `retry_after_s` that is honored; a deployment that asks for more is not retried.
+# Longest `retry_after_s` that is waited for. A deployment that demands a longer pause is not retried.
 MAX_RETRY_AFTER_S: Final = 60.0
 
-# Pause between two looks for a slot on a drained deployment, in seconds.
+# Seconds between two checks for a free slot on a drained deployment.
 DRAINED_PAUSE_S: Final = 0.05
 
 
 class GroupFailoverRoute:
-    """Failover through `group`, then `fallbacks`.
+    """Failover of a request through the deployments of `group`, and then of `fallbacks`.
 
-    If the prompt is too long for `group`, the groups in `larger` come before the fallbacks. `ruled_out` is the mask of
-    deployments that must not be used.
+    If the prompt is too long for `group`, the groups in `larger` are tried before the fallbacks. `ruled_out` is the
+    mask of deployments that must not be used.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class GroupFailoverRoute:
         # Failures that count against `num_retries`, by model.
         self._failures: dict[str, int] = {}
         self._deaths = 0
-        self._moved = False  # a free move away from a dead deployment was made
+        self._moved = False  # True after the one free move away from a dead deployment
         self._back = 0  # mask of deployments with a transient failure
         # True if the last slot was for continuing an answer that a client is reading.
         self._resumes = False
-        # True if there was a pause since the last failure.
+        # True if the request has paused since the last failure.
         self._paused = False
 
     @property
@@ -114,13 +114,13 @@ class GroupFailoverRoute:
         return max(self._num_retries - self._failures.get(group.model, 0), 0)
 
     def has_alternative(self, prompt_tokens: int) -> bool:
-        """Return whether another healthy deployment has a context window that fits the prompt."""
+        """Return whether another healthy deployment has a context window for so long a prompt."""
         current, excluded = None, self._failed_mask & ~self._back if self._resumes else self._failed_mask
         if self._at is not None:
             current, excluded = self._at[0], excluded | self._at[1].candidate.bit
         for group in (self._group, *self._fallbacks):
             failures = self._failures.get(group.model, 0) + (group is current)
-            # The retry limit does not hold while a client reads the answer.
+            # While a client reads the answer, the retry limit does not apply.
             if failures > self._num_retries and not self._resumes:
                 continue
             for one in (live.candidate for live in group.members):
@@ -147,7 +147,7 @@ class GroupFailoverRoute:
             # No available deployment had a free slot.
             return Prospects(later_s=later_s)
         pending = None if isinstance(error, ContextTooLong) else group
-        # A deployment whose last probe failed is a last resort: asking the failed one again after a pause comes first.
+        # A deployment whose last probe failed is a last resort, after a retry of the deployment that failed now.
         worst = Rank.UNREADY if later_s is None else Rank.RESTING
         if self._another(resumes=resumes, pending=pending, worst=worst):
             return Prospects(available=True)
@@ -179,7 +179,7 @@ class GroupFailoverRoute:
         """Return whether another attempt is allowed after one in `group` failed with `error`."""
         if isinstance(error, ContextTooLong):
             return True
-        # Only the number of failures limits how often an answer is continued. A pending failure is not counted yet.
+        # The continuation of an answer is limited only by the number of failures. A pending failure is not counted yet.
         if resumes:
             return self._deaths + pending <= MAX_FAILED_ATTEMPTS
         # Any other attempt is free, or charged to the retry budget of the group.
@@ -192,10 +192,10 @@ class GroupFailoverRoute:
         return not self._moved and kind in DEATHS and not (self._paused and kind is BreakerFailure.ERROR)
 
     def _pause_s(self, error: UnisonoError, *, resumes: bool, pending: bool) -> float | None:
-        """Return the seconds until a failed deployment may be retried; None if none may.
+        """Return the seconds until a failed deployment may be retried; None if no retry is allowed.
 
-        `resumes`: the answer has begun and would be continued. `pending`: the failure of the current deployment is not
-        counted yet.
+        `resumes` means that the answer has begun and would be continued. `pending` means that the failure of the
+        current deployment is not counted yet.
         """
         assert self._at is not None
         back = self._back | (self._at[1].candidate.bit if pending and _is_transient(error) else 0)
@@ -211,7 +211,7 @@ class GroupFailoverRoute:
             return None
         failed = max(self._deaths + pending - 1, 0)
         pause_s = min(FIRST_PAUSE_S * 2.0**failed, MAX_PAUSE_S)
-        # Never sooner than the deployment asks for, and spread out so that clients do not return together.
+        # The pause is never shorter than the deployment demands, and varies so that clients do not return together.
         later_s = uniform(0, PAUSE_JITTER * min(asked_s, MAX_PAUSE_S))  # noqa: S311 - nothing secret
         return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s + later_s)  # noqa: S311
 
@@ -264,7 +264,7 @@ class GroupFailoverRoute:
         self._tries[-1], self._at = Attempt(live.name, model=group.model), (group, live)
 
     def _judge(self, demand: RouteRequirements) -> None:
-        """Check that another attempt is allowed; otherwise raise the last error."""
+        """Pay for another attempt, or raise the last error if no further attempt is allowed."""
         error = self._failure
         assert error is not None
         assert self._at is not None
@@ -307,20 +307,20 @@ class GroupFailoverRoute:
         request = self._request
         wanted = group.selection_request(demand, request.sticky, self._failed_mask, self._ruled_out, self._drawn)
         if demand.resumes and self._at is not None and not group.serves(wanted):
-            # The first deployments that failed may be healthy again, even with an open circuit. The last one
-            # failed just now and stays excluded.
+            # Deployments that failed earlier may be healthy again, even if their circuits are open. The deployment that
+            # failed last stays excluded, because it failed just now.
             last = self._at[1].candidate.bit if self._failure is not None and not self._paused else 0
             return replace(wanted, excluded=(self._failed_mask & ~self._back) | last)
         return wanted
 
     def _same_deployment(self, demand: RouteRequirements) -> HeldSlot | None:
-        """Return a slot on the same deployment if it has room; its cache outweighs fairness."""
+        """Return a free slot on the same deployment, ahead of its queue, to use its prefix cache."""
         assert self._at is not None
         group, live = self._at
         wanted = group.selection_request(demand, self._request.sticky, 0)
         one = live.candidate
         live.refresh(self._now())
-        # An answer that began before its deployment was drained ends there.
+        # An answer that began before its deployment was drained may use the deployment until the answer ends.
         is_usable = live.terms.is_drained or one.rank <= Rank.HALF_OPEN
         if live.known is None or not is_usable or not one.can(wanted) or not one.has_room(wanted.tokens):
             return None
@@ -329,7 +329,8 @@ class GroupFailoverRoute:
     async def _drained_slot(self, demand: RouteRequirements) -> HeldSlot | None:
         """Wait for a slot on the full, drained deployment of this answer.
 
-        Its group no longer queues for it. Return None if there is none in time, or if another deployment can continue.
+        The group's queue no longer assigns slots of this deployment. Return None if no slot becomes free within the
+        queue's time limit, or if another deployment can continue the answer.
         """
         assert self._at is not None
         group, live = self._at
@@ -347,13 +348,13 @@ class GroupFailoverRoute:
         return None
 
     async def _wait_for_slot(self, group: DeploymentGroup, demand: RouteRequirements) -> HeldSlot:
-        """Return a slot in a group, waiting in its queue. Raises the `BackendError` family."""
+        """Return a slot in a group, waiting in its queue if necessary. Raises a BackendError."""
         wanted = self._selection_request(group, demand)
         hold = group.free_slot(demand, wanted)
         if hold is not None and hold.live.known is not None:
             return self._given(group, hold, hold.live.known, demand)
         number = group.line.number()
-        # A slot that becomes free after the time for the answer is useless.
+        # Waiting longer than an answer may take is useless.
         until = asyncio.get_running_loop().time() + min(group.rules.bounds.timeout_s, group.longest_answer_s)
         error: BackendError | None = None
         examined: tuple[tuple[str, str], ...] = ()
@@ -362,7 +363,7 @@ class GroupFailoverRoute:
             if hold is not None:
                 if hold.live.known is not None:
                     return self._given(group, hold, hold.live.known, demand)
-                # Its circuit opened in the meantime.
+                # The deployment's circuit opened in the meantime.
                 hold.live.give_back(hold)
             choice = group.choice(wanted)
             if choice.candidate is None and choice.waits_for:
@@ -379,7 +380,7 @@ class GroupFailoverRoute:
                 wanted = replace(wanted, excluded=wanted.excluded | live.candidate.bit)
 
     def _unfit(self, group: DeploymentGroup, selection: SelectionRequest) -> LiveDeployment | None:
-        """Return an unfit deployment to probe again, as a last resort. A drained one is not used."""
+        """Return an unfit deployment to probe again as a last resort, but no drained one."""
         unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT and not one.terms.is_withdrawn)
         return next((one for one in unfit if not one.candidate.bit & selection.excluded), None)
 
@@ -395,5 +396,5 @@ class GroupFailoverRoute:
 
 
 def _is_transient(error: UnisonoError) -> bool:
-    """Return whether the same deployment may serve the same request after a pause."""
+    """Return whether the deployment that failed may serve the same request after a pause."""
     return kind_of(error) is not None and not (isinstance(error, BackendError) and error.permanent)

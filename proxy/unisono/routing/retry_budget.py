@@ -1,16 +1,16 @@
-"""Retry budget of a group of deployments: pure, with the clock as an argument.
+"""Retry budget of a group of deployments. Pure: the clock is an argument.
 
-When every deployment is too busy, each retry makes it worse. Retries are paid from a balance to which every request
-adds a tenth of a retry, so they never add more than a tenth to the load. The reserve is for quiet hours, when one
-dead deployment must not cost an answer. A cap on concurrent retries would not work: a deployment that refuses
-within a millisecond never has many retries in flight.
+When every deployment is too busy, each retry makes things worse. Retries are paid from a balance to which every request
+adds a tenth of a retry, so retries add at most a tenth to the load. In quiet hours, a reserve pays for retries, so that
+one dead deployment does not cost an answer. A cap on concurrent retries would not work: if a deployment refuses within
+a millisecond, there are never many retries in flight.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Amount that a request pays in: the share that retries may add to the load.
+# Number of retries that each request adds to the balance, and so the share that retries may add to the load.
 SHARE: Final = 0.1
 # Retries that a quiet group can always afford; refilled within `RESERVE_S` seconds. Enough for two deployments to
 # fail until their circuits open.
@@ -26,7 +26,7 @@ class RetryBudget:
         self._at = now
 
     def add_request(self, in_flight: int, now: float) -> None:
-        """Pay in for a new request while `in_flight` others are in progress."""
+        """Add to the balance for a new request while `in_flight` other requests are in progress."""
         self._grow(now)
         most = max(RESERVE, SHARE * in_flight)
         if self._balance < most:

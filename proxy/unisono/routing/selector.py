@@ -1,6 +1,6 @@
-"""Selection within one group: its candidates, their estimated caches, and round-robin.
+"""Selection of a candidate within one group, with estimates of their prefix caches.
 
-Both serving and simulation use this module; the clock is an argument.
+The gateway and `unisono simulate` use this module. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ from unisono.routing.policy import (
     to_selection_request,
 )
 
-# Index of the prompt prefixes that the gateway has put into the caches of deployments.
+# Index of the prompt prefixes that deployments have cached, because the gateway sent them such prompts.
 #
-# A block number identifies everything up to the block's end (`core.blocks`). A deployment that holds a block also
-# holds those before it, so the longest common prefix is found by bisection. The index is bounded and only an
-# estimate: an unnoticed eviction costs one more reading of a prompt.
+# The number of a block identifies the whole prompt up to the block's end (`core.route_protocol.blocks_of`). A
+# deployment that has cached a block has also cached the blocks before it, so the longest common prefix is found by
+# bisection. The size of the index is limited. The index is only an estimate: if a deployment has evicted a prefix, it
+# reads the prompt again.
 
-# Maximum number of indexed blocks: 25 million tokens, in about 40 MB.
+# Maximum number of indexed blocks. They cover 25 million tokens, and take about 40 MB.
 BLOCKS: Final = 200_000
 # Seconds after which a prompt is no longer assumed to be cached.
 RETENTION_S: Final = 1800.0
 
 
 class PrefixIndex:
-    """Masks of deployments by block number. `now` is monotonic seconds and never decreases."""
+    """Masks of the deployments that have cached a block, by block number.
+
+    `now` is monotonic seconds and never decreases.
+    """
 
     def __init__(self, blocks: int = BLOCKS, kept_s: float = RETENTION_S) -> None:
         self._holders: OrderedDict[int, tuple[int, float]] = OrderedDict()
@@ -42,7 +46,7 @@ class PrefixIndex:
         self._retention_s = kept_s
         self._free: list[int] = []
         self._bits = 0
-        # Time at which a deployment's cache was lost, by bit; older entries do not count for it.
+        # Time at which a deployment lost its cache, by bit. Older entries of the index do not apply to the deployment.
         self._forgotten: dict[int, float] = {}
 
     def __len__(self) -> int:
@@ -67,7 +71,7 @@ class PrefixIndex:
         }
 
     def cached_prefixes(self, blocks: Sequence[int], now: float) -> list[tuple[int, int]]:
-        """Return masks of deployments with the number of prompt blocks that they hold.
+        """Return masks of deployments with the number of prompt blocks that they have cached.
 
         Each row has fewer deployments and more blocks than the one before.
         """
@@ -77,8 +81,8 @@ class PrefixIndex:
         first = self._holding(blocks[0], now)
         whole = first and first & self._holding(blocks[-1], now)
         found: list[tuple[int, int]] = []
-        # Ranges with the masks of their first and last block, the leftmost on top. Only ranges whose masks
-        # differ are searched, so that many prefix ends cost less than as many separate searches.
+        # Stack of ranges of blocks, each with the masks of its first and last block; the leftmost range is on top. Only
+        # ranges whose two masks differ are searched, which is faster than a separate search for each deployment.
         stretches = [(0, first, count - 1, whole)]
         while stretches:
             low, before, high, after = stretches.pop()
@@ -95,9 +99,9 @@ class PrefixIndex:
         return found
 
     def record(self, blocks: Sequence[int], bit: int, now: float) -> None:
-        """Record that the deployment holds a prompt of these blocks."""
+        """Record that the deployment `bit` has cached a prompt of these blocks."""
         holders = self._holders
-        # Backwards, so that eviction removes the end of a prompt before its beginning.
+        # In reverse order, so that the index drops the end of a prompt before its beginning.
         for block in reversed(blocks):
             holders[block] = (self._holding(block, now) | bit, now)
             holders.move_to_end(block)
@@ -149,7 +153,7 @@ class Selector:
     def reserve(
         self, candidate: Candidate, demand: RouteRequirements, selection: SelectionRequest, now: float
     ) -> Share:
-        """Take a slot on a candidate, and record that it will hold the prompt."""
+        """Reserve a slot on a candidate, and record that the candidate will have cached the prompt."""
         if log.isEnabledFor(logging.DEBUG):
             rows = explained(self.candidates, selection)
             log.debug("backend chosen", extra={"model": self._model, "backend": candidate.name, "candidates": rows})
@@ -158,13 +162,13 @@ class Selector:
         return candidate.reserve(selection, now)
 
     def passed(self, selection: SelectionRequest) -> None:
-        """Advance the round-robin after a choice became a slot. Failover does not advance it."""
+        """Advance the round-robin after a slot was reserved, unless this was a failover."""
         if not selection.excluded & ~selection.ruled_out:
             self._rotation += 1
 
 
 def explained(candidates: Sequence[Candidate], selection: SelectionRequest) -> list[Mapping[str, object]]:
-    """Return the inputs of a choice for each candidate, for a log."""
+    """Return the values of each candidate that a choice depends on, for the log."""
     return [
         {
             "backend": c.name,

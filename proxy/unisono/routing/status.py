@@ -1,4 +1,4 @@
-"""Status of a deployment: one snapshot for readiness, the start-up screen and metrics."""
+"""Status of a deployment: a snapshot for readiness, the startup screen and metrics."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class DeploymentStatus:
 
     - `ready`
     - `resting`: its circuit is open
-    - `half-open`: the cooldown is over, but health is not proven yet
+    - `half-open`: the cooldown is over, but too few requests or probes have succeeded since
     - `failing`: the last probe failed
     - `unfit`: a probe has a fatal finding
     - `unknown`: not probed yet
     - `drained`: an operator has withdrawn it from use
-    - `shadow`: it repeats requests of another deployment, and serves none
-    - `quarantined`: its model does not compute what the reference computes
+    - `shadow`: it repeats requests of another deployment, and its answers are not used
+    - `quarantined`: its tokens have other probabilities than those of the reference deployment
 
-    `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed
-    checks with their remedies. It reveals nothing about this backend. `cause` is what the operator needs: the message
-    of the last failed probe, with the reason of the connection.
+    `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed checks
+    with their remedies; it contains no address, and may be public. `cause` is for the operator: the message of the last
+    failed probe, with the reason of a failed connection.
 
     `running` counts the gateway's requests on the deployment and `tokens` the tokens they may use. `waiting`
-    counts the requests in the queue of its model. `foreign` counts the requests of others that the server
-    reports. `circuits` holds the phases of all circuits that are not closed, by kind of failure.
+    counts the requests in the queue of its model. `foreign` counts the requests of other clients, as far as the server
+    reports them. `circuits` holds the phases of all circuits that are not closed, by kind of failure.
     """
 
     model: str
@@ -55,7 +55,7 @@ class DeploymentStatus:
     circuits: Mapping[str, str] = field(default_factory=dict)
     quality: DeploymentQuality = field(default_factory=DeploymentQuality)
     fidelity: FidelityStatus | None = None
-    # Second requests, and those that answered first.
+    # Number of second (hedged) requests that the deployment got, and how many of them it answered first.
     hedges: int = 0
     hedges_won: int = 0
 
@@ -91,7 +91,7 @@ MAX_CAUSE_LENGTH = 300
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the message of an error, with that of its root cause."""
+    """Return the message of an error, followed by the message of its root cause."""
     root = error
     while (inner := root.__cause__) is not None:
         root = inner

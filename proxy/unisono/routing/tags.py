@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from unisono.core.frozen import dataclass
 
-# Deployments with this tag answer requests without a tag, and those whose tags no deployment of the model has.
+# Deployments with this tag answer requests without tags, and requests whose tags no deployment of the model has.
 DEFAULT_TAG: Final = "default"
 
 T = TypeVar("T")
@@ -17,15 +17,16 @@ T = TypeVar("T")
 class TagRules:
     """Rules of tag-based routing.
 
-    With `match_any`, a deployment needs one of the requested tags, otherwise all of them.
+    With `match_any`, a deployment must have at least one of the requested tags, otherwise all of them.
     """
 
     match_any: bool = True
 
     def select(self, deployments: Sequence[tuple[T, Collection[str]]], requested: Sequence[str]) -> list[T]:
-        """Return the deployments for a request, empty if none has the tags.
+        """Return the deployments that a request may use; empty if none has the requested tags.
 
-        Each deployment comes with its tags. Among the requested ones, `&tag` must and `!tag` must not be there.
+        `deployments` are pairs of a deployment and its tags. In `requested`, `&tag` is a tag that a deployment must
+        have, and `!tag` one that it must not have.
         """
         required = {tag[1:] for tag in requested if len(tag) > 1 and tag[0] == "&"}
         excluded = {tag[1:] for tag in requested if len(tag) > 1 and tag[0] == "!"}
@@ -33,7 +34,7 @@ class TagRules:
         fitting = [(one, tags) for one, tags in deployments if required <= {*tags} and excluded.isdisjoint(tags)]
         if wanted:
             matches = [one for one, tags in fitting if self._matches(wanted, tags)]
-            # A known tag that selects nothing must not lead to the default deployments.
+            # If a requested tag is known but selects no deployment, the default deployments must not be used instead.
             is_known = any(not wanted.isdisjoint(tags) for _, tags in deployments)
             return matches if matches or is_known else [one for one, tags in fitting if DEFAULT_TAG in tags]
         if required:

@@ -1,6 +1,7 @@
-"""Tie-breaking between equally good candidates: pure, and the same in every process.
+"""Tie-breaking between equally good candidates. Pure, with the same result in every process.
 
-By a key that requests have in common, or round-robin; either way in proportion to the weights.
+A tie is broken by a key that requests have in common, or by round-robin. In both cases, each candidate is chosen in
+proportion to its weight.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def number_of(text: str) -> int:
 
 
 def mixed(number: int) -> int:
-    """Return 64 bits of which each depends on all bits of `number`."""
+    """Return a 64-bit number, each bit of which depends on all bits of `number`."""
     first, second = MIXERS
     number = ((number ^ (number >> 30)) * first) & MASK
     return ((number ^ (number >> 27)) * second) & MASK
@@ -41,8 +42,8 @@ def mixed(number: int) -> int:
 def favourite(key: int, candidates: Sequence[Weighed]) -> Weighed:
     """Return the preferred candidate for `key`; the same in every process.
 
-    Over many keys each candidate is first in proportion to its weight. A candidate that is added or removed
-    only affects its own keys (rendezvous hashing).
+    Over many keys, each candidate is chosen in proportion to its weight. If a candidate is added or removed, only the
+    keys that prefer it change (rendezvous hashing).
     """
     mixer, begun = MIXERS[0], mixed(key)
     most: dict[float, int] = {}
@@ -55,8 +56,8 @@ def favourite(key: int, candidates: Sequence[Weighed]) -> Weighed:
             most[c.weight], firsts[c.weight] = bits, c
     best, soonest = candidates[0], float("inf")
     for weight, bits in most.items():
-        # Time at which a clock of rate `weight` first rings. Each of several independent clocks rings first in
-        # proportion to its weight. The fraction is never 0, which has no logarithm, and never 1.
+        # Time at which a clock of rate `weight` first rings. Of several independent clocks, each is the first to ring
+        # in proportion to its weight. The fraction is never 0, which has no logarithm, and never 1.
         rings = -log((bits + 0.5) / 2.0**64) / weight
         if rings < soonest:
             best, soonest = firsts[weight], rings
@@ -83,5 +84,5 @@ def round_robin(weights: Sequence[int], turn: int) -> list[int]:
 
 
 def _stride(size: int) -> int:
-    """Return the first number from the golden section of `size` up that is coprime with it."""
+    """Return the first number from the golden section of `size` on that is coprime with `size`."""
     return next(stride for stride in range(max(1, round(size * 0.618)), 2 * size + 2) if gcd(stride, size) == 1)

@@ -1,4 +1,4 @@
-"""Waking of backends that sleep: one wake for all requests that wait for it."""
+"""Waking of sleeping backends: all requests that wait for a backend share one wake-up call."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Interval between two probes of a backend that wakes up, in seconds.
+# Seconds between two probes of a backend that is waking up.
 PROBE_EVERY_S: Final = 0.5
-# Time after a wake that failed until the next one, in seconds.
+# Seconds after a failed wake-up until the next attempt.
 RETRY_AFTER_S: Final = 30.0
 
 
 class Waking:
-    """Wake of one deployment, shared by all requests that wait for it."""
+    """Wake-up of one deployment, shared by all requests that wait for the deployment."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Capabilities] | None = None
         self._failed_at = float("-inf")
 
     async def capabilities(self, live: LiveDeployment) -> Capabilities:
-        """Return the capabilities of a deployment, and wake it if it is not reachable.
+        """Return the capabilities of a deployment, and wake the deployment if it is not reachable.
 
-        Raises the `BackendError` family.
+        Raises a BackendError if the probe fails and the deployment cannot be woken, or does not wake up.
         """
         try:
             return await live.capabilities()
         except UnisonoError as error:
-            # A server that loads its model is reachable but not ready: requests to it wait for the wake in progress.
+            # A server that loads its model is reachable but not ready. Requests then wait for the wake-up in progress.
             if kind_of(error) is None or (self._task is None and not self._can_wake(live, error)):
                 raise
         if self._task is None:
             self._task = asyncio.create_task(self._wake(live), name=f"wake {live.name}")
-        # Shielded: a client that leaves must not end the wake that others wait for.
+        # Shielded: a client that disconnects must not end the wake-up that others wait for.
         return await asyncio.shield(self._task)
 
     def _can_wake(self, live: LiveDeployment, error: UnisonoError) -> bool:
@@ -61,8 +61,8 @@ class Waking:
                     try:
                         return (await live.check()).capabilities
                     except UnisonoError as error:
-                        # A server that starts may fail in any way. Only an unfit server, or one that rejects the probe,
-                        # ends the wake: waiting changes neither.
+                        # A server that is starting may fail in any way. Only an unfit server, or one that rejects the
+                        # probe, ends the wake-up, because waiting does not help.
                         if kind_of(error) is None:
                             raise
                         last = error

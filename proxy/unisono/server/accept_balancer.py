@@ -1,9 +1,9 @@
-"""Distribution of connections among processes, in favour of the process with the fewest.
+"""Distribution of new connections among processes, so that all have about equally many.
 
-All processes wait on one listening socket, and the kernel often wakes the same one. A process with more connections
-than another therefore leaves a new connection for a moment. It accepts the connection if it is still pending then, so a
-process that hangs delays no client for longer. A process that has reached its maximum would refuse the connection. It
-waits longer, as long as another process has room.
+All processes wait on one listening socket, and the kernel often wakes the same process. If the process has more
+connections than another one, it waits for a moment before it accepts a new connection. If the connection is still
+pending after that, the process accepts it. So a process that hangs delays no client for longer. A process that has
+reached its maximum would refuse the connection, so it waits longer while another process has room.
 
 uvicorn's workers accept whatever they see first. Measured with 20 connections on one of two workers: the idle worker
 received 17 to 20 of the next 20 connections here, and 6 to 11 with uvicorn (five runs each, one connection every 20
@@ -24,11 +24,11 @@ from functools import partial
 from unisono.core.frozen import dataclass
 
 COUNT_BYTES = 8
-# Load of a process that is not running. No connection is left for it.
+# Load of a process that is not running. It is so high that no other process waits for this process.
 NOT_RUNNING = 2**62
-# Time that a connection is left to less loaded processes before this one accepts it.
+# Seconds that a process waits for processes with fewer connections before it accepts a connection itself.
 LEFT_LYING_S = 0.002
-# The same for a process that has the maximum of connections.
+# The same for a process that has reached its maximum of connections, in seconds.
 FULL_LEFT_LYING_S = 0.5
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 # Pause in seconds when the process has no descriptors or memory left.
@@ -40,7 +40,7 @@ log = logging.getLogger("unisono.serve")
 class Loads:
     """Connection count of each process, in shared memory.
 
-    `file` is the descriptor of that memory, `places` the maximum number of processes.
+    `file` is the descriptor of the shared memory, and `places` the maximum number of processes.
     """
 
     def __init__(self, file: int, places: int) -> None:
@@ -109,7 +109,10 @@ class Accepting:
             self._accept()
 
     def _leave_until(self, latest: float) -> None:
-        """Leave a connection to other processes, until `latest` if this one would refuse it."""
+        """Give other processes time to accept a connection.
+
+        If this process has reached its maximum, it waits until `latest`, in the event loop's time.
+        """
         self._pause_then(LEFT_LYING_S, partial(self._check_remaining_connection, latest))
 
     def _check_remaining_connection(self, latest: float) -> None:

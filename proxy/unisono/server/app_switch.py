@@ -1,8 +1,8 @@
 """ASGI switch in front of the application: reloads it and ends its requests at shutdown.
 
 A reload builds a new application for new requests. The old application finishes its open requests and then closes. At
-shutdown, readiness fails at once and responses close their connections. Requests that do not finish in time end with an
-error in the format of their API.
+shutdown, the readiness check fails at once, and each response closes its connection. Requests that do not finish within
+the grace period end with an error in the format of their API.
 
 uvicorn reloads only by replacing its worker processes, which end their streams after the grace period. Measured with
 six streams of 10 s, two workers and a grace period of 3 s: uvicorn cut all six and needed 9 s; here all six finished,
@@ -40,30 +40,30 @@ from unisono.observe.redaction import secrets_of
 from unisono.server.delivery import chunk_writer
 
 READINESS = "/health/readiness"
-# Settings under `unisono:` that belong to the listener and to the process.
+# Settings under `unisono:` that a reload cannot change, because they belong to the listener or to the process.
 AT_START = ("header_timeout_s", "write_timeout_s", "max_connections", "shutdown_grace_s")
-# Maximum wait for the first probes of backends, in seconds, at the start and at a reload.
+# Maximum wait for the first probes of backends at startup and at a reload, in seconds.
 PROBE_PATIENCE_S = 3.0
 # Maximum time for the open requests of a replaced application, in seconds. It exceeds the limit of every response and
 # WebSocket.
 MAX_DRAIN_S = 2 * 3600.0
-# WebSocket close code: the service restarts, and the client may reconnect.
+# WebSocket close code for a service that is restarting; the client may reconnect.
 SERVICE_RESTART = 1012
-# Time for requests to report the reason of their end, in seconds.
+# Seconds in which requests that are ended can send the error to their clients.
 LAST_WORDS_S = 1.5
-# Interval between reads of the stored deployments, in seconds.
+# Seconds between two reads of the deployments in the store.
 FOLLOW_EVERY_S = 0.5
 # Interval between checks whether the requests have ended, in seconds.
 LOOK_S = 0.05
 
-# Keys in the request's state whose values refer to uvicorn's request.
+# Keys in the state of a request whose values refer to uvicorn's object for the request.
 OF_THE_SERVER = (SEND_BODY, BODY_WRITER, WATCH_DISCONNECT)
 
 log = logging.getLogger("unisono.serve")
 
 
 class Application:
-    """Lifetime of one application, with its open requests."""
+    """Application with its lifetime and its open requests."""
 
     def __init__(self, app: LayeredApp) -> None:
         self.app = app
@@ -74,7 +74,7 @@ class Application:
         self._lifespan_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the application. Raises the exception of a failed start."""
+        """Start the application. Raises the exception with which its startup fails."""
         self._lifespan_task = asyncio.create_task(self._live(), name="application")
         startup = asyncio.create_task(self._has_started.wait())
         await asyncio.wait({self._lifespan_task, startup}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +83,7 @@ class Application:
             await self._lifespan_task
 
     async def close(self) -> None:
-        """Release the resources. Open requests fail. A second call waits for the same end."""
+        """Release the resources; open requests fail. Further calls wait until this has been done."""
         self._has_ended.set()
         if self._lifespan_task is not None:
             # Cancellation of the caller must not interrupt the release.
@@ -96,14 +96,15 @@ class Application:
 
 
 class AppSwitch:
-    """ASGI application that delegates to the current one.
+    """ASGI application that passes each request to the current application.
 
-    `first` is built but not started; it starts and ends with the server. This process is one of `share` processes.
+    `first` is the first application; it is built, and the server's lifespan starts it. `share` is the number of gateway
+    processes.
     """
 
     def __init__(self, first: LayeredApp, share: int = 1) -> None:
         self._current = Application(first)
-        # The configuration of the file, without the deployments of the store.
+        # Configuration in the file, without the deployments in the store.
         self._config = self._current.gateway.config
         self._share = share
         self._replacing = asyncio.Lock()
@@ -124,10 +125,9 @@ class AppSwitch:
         self._is_leaving = True
 
     async def reload(self, config: Config) -> None:
-        """Build and start another application for new requests.
+        """Build and start a new application for new requests; it reuses parts of the current one.
 
-        It reuses parts of the current one. Raises ConfigError or the exception of a failed start; the current
-        application then stays.
+        Raises ConfigError or the exception with which the startup fails. In both cases, the current application stays.
         """
         async with self._replacing:
             before = self.gateway.config
@@ -139,7 +139,7 @@ class AppSwitch:
         log.info("the configuration was reloaded")
 
     async def _replace(self, config: Config, models: StoredModels, settling_s: float) -> None:
-        """Replace the application; `config` is that of the file. Raises as `reload`."""
+        """Replace the application; `config` is the configuration in the file. Raises like `reload`."""
 
         def built(whole: Config, models: StoredModels) -> LayeredApp:
             return build(whole, keep=self.gateway, share=self._share, models=models)
@@ -150,7 +150,7 @@ class AppSwitch:
             await new.gateway.pool.settled(settling_s)
         old, self._current = self._current, new
         self._replaced_apps[old] = asyncio.create_task(self._retire(old), name="application that was replaced")
-        # Requests that started before may still log secrets of the old configuration.
+        # Requests of the old application may still log secrets of the old configuration.
         secrets = {*secrets_of(old.gateway.config), *secrets_of(new.gateway.config)}
         start_logging(config.unisono.log_level, secrets, log_format=config.unisono.log_format)
         self._report_models()
@@ -159,7 +159,7 @@ class AppSwitch:
         self.gateway.parts.model_feed.report(lambda: (self.gateway.config, self.gateway.pool, self.gateway.models))
 
     async def _follow_models(self) -> None:
-        """Apply changes of the stored deployments until the end of the server."""
+        """Apply changes to the deployments in the store, until the server shuts down."""
         while not self._is_leaving:
             changed = self.gateway.parts.model_feed.changed
             with suppress(TimeoutError):
@@ -169,7 +169,7 @@ class AppSwitch:
             await self._apply_models()
 
     async def _apply_models(self) -> None:
-        """Serve the deployments that are in the store now."""
+        """Replace the application if the deployments in the store have changed."""
         try:
             entries = await self.gateway.store.directory(EntryKind.MODEL)
             if entries == tuple(self.gateway.models.sources.values()) or entries == self._refused:
@@ -177,18 +177,18 @@ class AppSwitch:
             async with self._replacing:
                 models = read_models(await self.gateway.sealer(), entries)
                 await self._replace(self._config, models, 0.0)
-            log.info("the models of the store were applied", extra={"deployments": len(models.settings)})
+            log.info("the stored models were applied", extra={"deployments": len(models.settings)})
         except StoreError:
-            # The store is monitored elsewhere. What was served before is served on.
+            # The failure is reported by the monitor of the store. The deployments stay as they are.
             return
         except (ConfigError, UnisonoError, OSError) as error:
             self._refused = entries
-            log.error("the models of the store were not applied: %s", error)  # noqa: TRY400 - no bug
+            log.error("the stored models were not applied: %s", error)  # noqa: TRY400 - no bug
 
     async def finished(self, within_s: float) -> bool:
-        """Wait up to `within_s` seconds and return whether no request is open.
+        """Wait up to `within_s` seconds for all requests to end; return whether they have.
 
-        Closes idle WebSockets.
+        Idle WebSockets are closed.
         """
         for request in self._open():
             if request.is_idle():
@@ -228,7 +228,7 @@ class AppSwitch:
             request.end()
         await old.close()
         del self._replaced_apps[old]
-        # Frozen objects are not collected, and the old application may have been frozen after the start.
+        # Frozen objects are not collected, and the old application may have been frozen at startup.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -279,8 +279,8 @@ class AppSwitch:
             else:
                 await to_response(shutdown_error(), scope)(scope, receive, watched)
         finally:
-            # uvicorn's request refers to its scope. With references back to it, all objects of a request would stay
-            # until the next garbage collection.
+            # uvicorn's object for the request refers to the scope. References back would form a cycle, and all objects
+            # of the request would stay until the next garbage collection.
             for key in OF_THE_SERVER:
                 state.pop(key, None)
 
@@ -315,7 +315,7 @@ class AppSwitch:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
         async with AsyncExitStack() as closing:
-            # A failed close must not prevent the others.
+            # If one application fails to close, the others must still be closed.
             for each in (self._current, *self._replaced_apps):
                 closing.push_async_callback(each.close)
         await send({"type": "lifespan.shutdown.complete"})

@@ -1,8 +1,8 @@
-"""Ends of connections: lingering close and half-closed clients.
+"""Ends of connections: lingering close, and clients that close their sending direction.
 
-uvicorn closes a connection as soon as its response is written. If the client is still sending its request, the system
-answers the unread bytes with RST, and the client loses the response. uvicorn also treats the end of a client's input as
-a disconnect, although the client may only have finished its request.
+uvicorn closes a connection as soon as the response is written. If the client is still sending its request, the system
+sends RST because of the unread bytes, and the client loses the response. uvicorn also treats the end of a client's
+input as a disconnect, although the client may only have finished its request.
 
 Measured with uvicorn's protocol class and with this module: Python's `http.client`, which was sending 3 MB, lost 24 of
 30 early responses with status 413, and here none. Half-closed clients lost 10 of 10 responses, and here none.
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 LINGER_TIMEOUT_S = 10.0
 LINGER_IDLE_S = 2.0
-# Limit of discarded input. No body sent by mistake is larger, and dropping it takes milliseconds.
+# Maximum number of input bytes that are discarded. Bodies that are sent by mistake are smaller, and discarding them
+# takes milliseconds.
 MAX_LINGER_BYTES = 64 * 1024 * 1024
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -41,10 +42,10 @@ PASSED_ON = (
 
 
 class LingeringTransport(Transport):
-    """Transport with a lingering `close`, used if `has_unread_input` returns true.
+    """Transport whose `close` lingers if `has_unread_input` returns True.
 
-    `close` sends FIN after the response and discards further input. The connection closes when the client closes it, is
-    idle, or exceeds the limit of time or bytes.
+    In this case, `close` sends FIN after the response and discards further input. The connection ends when the client
+    closes it, is idle, or exceeds the limit of time or bytes.
     """
 
     def __init__(self, transport: Transport, has_unread_input: Callable[[], bool]) -> None:
@@ -57,17 +58,17 @@ class LingeringTransport(Transport):
         self._timer: TimerHandle | None = None
         self.is_lingering = False
         self._joined = b""  # bytes that wait for the next write
-        # `write` runs for every token, so all methods are the transport's own, without a call in between.
+        # `write` runs for every token, so the methods of the transport are used directly, without another call.
         for name in PASSED_ON:
             setattr(self, name, getattr(transport, name))
 
     def join_next(self) -> None:
-        """Send the next write together with the one after it, or at `flush`."""
+        """Hold back the next write, and send it together with the write after it, or at `flush`."""
         if not self.is_closing():
             self.write = self._keep_for_next  # type: ignore[method-assign]
 
     def flush(self) -> None:
-        """Send the bytes that wait for the next write, if any."""
+        """Send the bytes that were held back, if there are any."""
         if self._joined:
             self.write(b"")
 
@@ -92,10 +93,10 @@ class LingeringTransport(Transport):
             return
         self.is_lingering = True
         self._deadline = self._loop.time() + LINGER_TIMEOUT_S
-        # A close with unread input sends RST, at which the client discards the rest of the response.
+        # If there is unread input, a close sends RST. The client would then discard the rest of the response.
         self._transport.write_eof()
         self._transport.resume_reading()
-        # The application may not have noticed yet that its response is over.
+        # The application may not have noticed yet that the response has ended.
         self.write = _write_nothing  # type: ignore[method-assign]
         self._wait()
 
@@ -126,10 +127,11 @@ def _write_nothing(data: object) -> None:
 class HalfClosed:
     """A client that has closed its sending direction after a whole request.
 
-    FIN does not say whether the client still reads. Sending does: a socket that is gone answers with RST, which shows
-    as an error of our socket. Until the response starts, an interim response is sent for that purpose, which every
-    client of HTTP/1.1 skips. A stream of events that has started writes a keep-alive comment. Other responses that have
-    started, such as audio, can hold nothing of that kind, so FIN counts as a disconnect there.
+    FIN does not show whether the client still reads. To find out, the gateway sends something: if the client's socket
+    is closed, it responds with RST, which sets an error on the gateway's socket. Before the response starts, the
+    gateway sends an interim response, which every HTTP/1.1 client skips. In a stream of events that has started, it
+    writes a keep-alive comment. Other responses that have started, such as audio, cannot contain such data, so FIN is
+    treated as a disconnect.
     """
 
     def __init__(self, transport: Transport, cycle: RequestResponseCycle) -> None:
@@ -145,8 +147,8 @@ class HalfClosed:
 
     @staticmethod
     def can_probe(cycle: RequestResponseCycle) -> bool:
-        """Return whether the client can be sent something that is not part of its answer."""
-        # A proxy with HTTP/1.0 closes its connection when its own client leaves, and accepts no interim response.
+        """Return whether data can be sent to the client that is not part of its response."""
+        # A proxy with HTTP/1.0 accepts no interim response. It closes its connection when its own client disconnects.
         return cycle.scope["http_version"] == "1.1" and (not cycle.response_started or PROBE in cycle.scope["state"])
 
     def stop(self) -> None:
@@ -157,6 +159,6 @@ class HalfClosed:
         if self._transport.is_closing() or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._transport.abort()
             return
-        # Long prompts and queues may take minutes, so the checks become rarer.
+        # Long prompts and queues may take minutes, so the interval between checks grows.
         self._interval_s = min(2 * self._interval_s, MAX_CHECK_INTERVAL_S)
         self._timer = self._loop.call_later(self._interval_s, self._check)

@@ -24,20 +24,20 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from unisono.server.connection_ends import LingeringTransport
 
-# Bytes the system buffers before the client reads them. The default is megabytes, and a backend would generate all of
-# them for a client that may have stopped reading.
+# Maximum number of unsent bytes that the system buffers for a connection. The default is megabytes, which a backend
+# would generate for a client that may have stopped reading.
 UNSENT_BYTES: Final = 16 * 1024
-# Bytes buffered in the process before writers have to wait.
+# Number of bytes that are buffered in the process before writers have to wait.
 WAITING_BYTES: Final = 32 * 1024
-# Checks of the progress per timeout. A timeout is noticed late by at most one interval.
+# Number of checks of the progress per timeout. A timeout is noticed at most one interval too late.
 CHECKS_PER_TIMEOUT: Final = 4
 
 
 class Delivery:
     """Write timeout of one connection.
 
-    It applies while writers wait for the buffer and while output is left at the end of the connection. A client that
-    reads nothing for `timeout_s` seconds is disconnected.
+    The timeout applies while writers wait because the buffer is full, and while output is unsent when the connection is
+    closed. A client that reads nothing for `timeout_s` seconds is disconnected.
     """
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
@@ -58,9 +58,10 @@ class Delivery:
             self._timer = None
 
     def _unacknowledged(self) -> int:
-        """Bytes that the client has not acknowledged, in our buffer and in the system's.
+        """Return the number of bytes in the buffers of the process and the system.
 
-        The system takes bytes from our buffer in large portions only, so ours alone hides a client that reads slowly.
+        The client has not acknowledged these bytes. The system takes bytes from the process in large portions only, so
+        the buffer of the process alone does not show that a slow client reads.
         """
         return self._transport.get_write_buffer_size() + unacknowledged(self._transport.get_extra_info("socket"))
 
@@ -72,7 +73,7 @@ class Delivery:
 
     def _check(self) -> None:
         self._timer = None
-        # The rest is in the buffer of the system, so no writer waits.
+        # All remaining bytes are in the buffer of the system, so no writer waits.
         if not self._transport.get_write_buffer_size():
             return
         unsent = self._unacknowledged()
@@ -85,9 +86,9 @@ class Delivery:
 
 
 def reset(transport: Transport) -> None:
-    """Close with RST.
+    """Close the connection with RST.
 
-    Otherwise the system would store unsent bytes for up to a quarter of an hour.
+    Otherwise, the system would keep trying to send the buffered bytes for up to a quarter of an hour.
     """
     with suppress(OSError, ValueError):
         # uvloop raises ValueError for a socket that is gone, asyncio OSError.
@@ -103,7 +104,7 @@ def unacknowledged(connection: socket.socket) -> int:
 
 
 def limit_buffers(transport: Transport) -> None:
-    """Limit the bytes that are sent or buffered and not yet read by the client."""
+    """Limit the buffers of the process and the system for output that the client has not read."""
     transport.set_write_buffer_limits(WAITING_BYTES)
     sock = transport.get_extra_info("socket")
     if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -112,7 +113,7 @@ def limit_buffers(transport: Transport) -> None:
 
 
 class ChunkWriter:
-    """Writer of parts of a chunked body, without uvicorn's `send`, which takes longer."""
+    """Writer of parts of a chunked body. It does not use uvicorn's `send`, which takes longer."""
 
     __slots__ = ("_cycle",)
 
@@ -129,7 +130,7 @@ class ChunkWriter:
         return not (cycle.flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
 
     def join_head(self) -> None:
-        """Join the next write, which is the head, to the first part of the body."""
+        """Send the response head, which is written next, together with the first part of the body."""
         if isinstance(transport := self._cycle.transport, LingeringTransport):
             transport.join_next()
 
@@ -144,7 +145,7 @@ def chunk_writer(send: Send) -> ChunkWriter | None:
 
 
 class DisconnectNotifier:
-    """Notice of the client's disconnect to the code that answers a request."""
+    """Notifier of the code that answers a request, for the case that the client disconnects."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -153,7 +154,7 @@ class DisconnectNotifier:
     def watch(self, notify: Callable[[], None]) -> Callable[[], None] | None:
         """Call `notify` when the client disconnects; return a function that prevents the call.
 
-        Returns None if the body is incomplete: then only a reader of the body learns of a disconnect.
+        Return None if the request body has not arrived completely. In this case, only a reader of the body is notified.
         """
         if self._cycle.more_body or self._cycle.waiting_for_100_continue:
             return None
@@ -176,9 +177,9 @@ class DisconnectNotifier:
 
 
 class Delivering:
-    """Mixin for HTTP connections and WebSockets.
+    """Mixin that applies the write timeout to HTTP connections and WebSockets.
 
-    It must precede the protocol class in the list of bases.
+    It must precede uvicorn's protocol class in the list of bases.
     """
 
     _delivery: Delivery

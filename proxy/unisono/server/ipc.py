@@ -1,8 +1,8 @@
 """Messages between the supervisor and its workers over a private socket pair.
 
-A message is its length followed by its pickle. Both ends run the same program, and configurations with secrets are sent
-no other way. The end of the socket reports the end of the other process. uvicorn sends its workers only pings, so it
-cannot pass a configuration.
+A message is sent as its length, followed by its pickle. Both processes run the same program. Configurations with
+secrets are sent only over this socket. If the socket is closed, the other process has exited. uvicorn sends its workers
+only pings, so it cannot send them a configuration.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """Message from a worker that serves. `screen` is its startup screen for the operator."""
+    """Message from a worker that now serves; `screen` are the lines of its startup screen."""
 
     screen: tuple[str, ...]
 

@@ -1,9 +1,9 @@
 """HTTP and WebSocket listener with limits on header time, header size and unread output.
 
 uvicorn lacks these limits, so silent or stalled clients would exhaust the sockets. `connections` adds them to its
-protocol class. Upgrades to protocols other than WebSocket are ignored and answered as plain HTTP. A request that was
-read completely is answered even if a later one on its connection is refused; the refusal follows its response. All
-requests of a connection end when the client disconnects.
+protocol class. Upgrades to protocols other than WebSocket are ignored, and the request is answered as plain HTTP. If a
+request is refused, earlier requests on its connection that were read completely are answered first. All requests of a
+connection end when the client disconnects.
 
 Measured with uvicorn's protocol class and with this one:
 
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
     from unisono.server.websocket_connection import WebSocketConnection
 
-# Such requests never reach the request log, and a client can send any number of them.
+# Warnings about refused requests, which never reach the request log. Their rate is limited, because a client can send
+# any number of such requests.
 REFUSED_REQUESTS = RateLimitedWarning(logging.getLogger(__name__))
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -59,7 +60,7 @@ WRITE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
-    """Parameters of `connections`."""
+    """Settings of a listener; `connections` explains them."""
 
     header_timeout_s: float
     max_header_bytes: int
@@ -79,11 +80,13 @@ def connections(
     """Return a protocol class for uvicorn's `http` setting.
 
     Headers must be complete within `header_timeout_s` seconds and `max_header_bytes` bytes. The time starts when the
-    connection opens or the first byte of a further request arrives. The same time applies to body data that arrives
-    after the response. The client must read some output every `write_timeout_s` seconds, or it is disconnected.
+    connection opens, or when the first byte of a further request arrives. Body data that arrives after the response
+    must be complete within the same time. The client must read some output every `write_timeout_s` seconds, or it is
+    disconnected.
 
-    From `max_connections` connections on, requests are refused. Health checks are exempt, because an orchestrator would
-    restart a busy gateway. `formats` maps paths to the error formats of APIs other than OpenAI's.
+    When there are `max_connections` connections, requests are refused; None for no limit. Health checks are exempt,
+    because an orchestrator would otherwise restart a busy gateway. `formats` maps paths to the error formats of APIs
+    other than OpenAI's.
     """
     settings = ListenerSettings(header_timeout_s, max_header_bytes, write_timeout_s, max_connections, formats)
     return type("LimitedHttp", (HttpConnection,), {"settings": settings})
@@ -103,15 +106,16 @@ class HttpConnection(Delivering, HttpToolsProtocol):
 
     _deadline: TimerHandle | None = None
     _header_bytes = 0
-    # Bytes of chunk framing and trailers since the last body data.
+    # Number of bytes of chunk framing and trailers since the last body data.
     _between_bytes = 0
     _in_headers = True
     # True while an incomplete request is being read.
     _is_read = False
     _is_upgrade_ignored = False
-    # Request that is being answered or was answered last. `cycle` is the request that was read last.
+    # Request that is being answered, or was answered last. uvicorn's attribute `cycle` is the request that was read
+    # last.
     _answering: RequestResponseCycle | None = None
-    # Error that closes the connection after the pending responses. Further input is ignored.
+    # Response of an error that closes the connection after the pending responses. Further input is ignored.
     _refusal: bytes | None = None
     _half_closed: HalfClosed | None = None
 
@@ -137,7 +141,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open: a complete request is still unanswered."""
+        """Return whether the connection stays open, because a complete request is still unanswered."""
         if self._lingering.is_closing():
             return False
         self._drop_incomplete()
@@ -155,7 +159,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _current_request(self) -> RequestResponseCycle | None:
-        """The request being answered, if it was read completely. Others may be queued after it."""
+        """Return the request that is being answered, if it was read completely; None otherwise."""
         cycle = self._answering
         return None if cycle is None or cycle.response_complete or cycle.more_body else cycle
 
@@ -166,7 +170,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._answering)
 
     def on_response_complete(self) -> None:
-        # The response to a HEAD request ends without another write.
+        # The response to a HEAD request ends after its head, so the head would wait for another write.
         self._lingering.flush()
         super().on_response_complete()
         if self.transport.is_closing():
@@ -180,8 +184,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         elif self._half_closed is not None:
             self._end(b"")
         elif self._is_read and self._deadline is None:
-            # An unread body may continue for this long, so that the client can read the response. The next headers
-            # have no deadline while responses are pending.
+            # The client may send the rest of a body until this deadline, so that it can read the response. The next
+            # headers have no deadline while responses are pending.
             self._start_deadline()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -207,7 +211,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             else:
                 self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            # The parser replaces an exception of a callback by its own; the original is the context.
+            # If a callback raises an exception, the parser raises its own, with the original one as its context.
             cause = error.__context__
             self._refuse(
                 cause if isinstance(cause, UnisonoError) else MalformedRequest("The request is not valid HTTP.")
@@ -216,7 +220,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         # measured.
         size = self._header_bytes if self._in_headers else self._between_bytes
         if size > self.settings.max_header_bytes and self._refusal is None and not self.transport.is_closing():
-            self._refuse(HeadersTooLarge(f"The headers are larger than {self.settings.max_header_bytes:,} bytes."))
+            limit = self.settings.max_header_bytes
+            self._refuse(HeadersTooLarge(f"The headers are larger than {limit:,} bytes; send fewer or shorter ones."))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -238,7 +243,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.should_upgrade():
             return
-        # Trailers arrive after all decisions based on the headers and must not count as headers.
+        # Trailers arrive after all decisions that depend on the headers, and must not be read as headers.
         self.headers = []
         if is_crowded:
             self.cycle.keep_alive = False
@@ -296,7 +301,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             super().handle_websocket_upgrade()
             taken_over_by = cast("WebSocketConnection", self.transport.get_protocol())
             if not taken_over_by.handshake_initiated:
-                # uvicorn's own header limits are lower, and exceeding them is not reported.
+                # uvicorn has lower header limits for WebSockets, and sends no response if a request exceeds them.
                 self._refuse(HeadersTooLarge(taken_over_by.HEADER_LIMITS))
 
     def _start_deadline(self) -> None:
@@ -310,7 +315,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
     def _overdue(self) -> None:
         self._deadline = None
         if not self.transport.is_closing():
-            # A client that exceeds the deadline gets no extension: everything it sent was read.
+            # Close without lingering, because everything that the client sent was read.
             self._refuse(HeadersTimeout(f"The headers did not arrive within {self.settings.header_timeout_s:g} s."))
             self._raw_transport.close()
 
@@ -320,8 +325,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         return self._is_read or self._refusal is not None or (self._in_headers and bool(self._header_bytes))
 
     def _refuse(self, error: UnisonoError) -> None:
-        """Refuse the request being read, after the responses to earlier requests."""
-        # Body data that arrives after its response needs no further response.
+        """Refuse the request that is being read, after the responses to earlier requests."""
+        # If the response to this request has started, there is no second response.
         is_answered = not self._in_headers and self.cycle is not None and self.cycle.response_started
         self._refusal = (
             b"" if is_answered else refusal(error, self.url if self._is_read else b"", self.settings.formats)

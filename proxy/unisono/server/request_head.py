@@ -1,7 +1,7 @@
 """Checks of request heads, and responses to requests that reach no application.
 
-A request must have only one interpretation. Anything that another server could read differently is refused first: two
-hosts, a target that differs from the Host header, transfer codings that are not decoded.
+A request must have only one interpretation. A request that another server could read differently is refused: one with
+two hosts, with a target that differs from the Host header, or with transfer codings that are not decoded.
 
 uvicorn with httptools answered 200 to a request with two Host headers, to one without, and to one with the coding
 `gzip, chunked`. It also sends chunks to clients of HTTP/1.0. This module refuses the three requests and omits the
@@ -27,7 +27,7 @@ from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 
 MAX_HEADERS: Final = 256
 VERSIONS: Final = frozenset({"1.0", "1.1"})
-# Bytes of a header in addition to its name and value.
+# Number of bytes that a header has in addition to its name and value.
 AROUND: Final = len(b": \r\n")
 # Absolute form of a request target, as clients send it to a proxy.
 AUTHORITY: Final = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
@@ -38,12 +38,16 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def check_head(method: str, target: bytes, version: str, scope: Scope, max_bytes: int) -> None:
-    """Validate a request head. Raises HeadersTooLarge and MalformedRequest."""
+    """Validate a request head.
+
+    Raises HeadersTooLarge for too many or too long headers, and MalformedRequest for a request that is ambiguous or not
+    supported. `max_bytes` limits the size of the request target and all headers together.
+    """
     sent: Headers = scope["headers"]
     if len(sent) > MAX_HEADERS:
-        raise HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
+        raise HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers; send fewer.")
     if len(target) + AROUND * len(sent) + sum(map(len, chain.from_iterable(sent))) > max_bytes:
-        raise HeadersTooLarge(f"The headers are larger than {max_bytes:,} bytes.")
+        raise HeadersTooLarge(f"The headers are larger than {max_bytes:,} bytes; send fewer or shorter ones.")
     headers = request_headers(scope)
     hosts, codings = headers.get(b"host", ()), headers.get(b"transfer-encoding", ())
     if version not in VERSIONS:
@@ -62,7 +66,7 @@ def check_head(method: str, target: bytes, version: str, scope: Scope, max_bytes
 
 
 def _tokens(values: Sequence[str]) -> list[bytes]:
-    # Only bytes are stripped of ASCII white space alone.
+    # `bytes.strip` removes only ASCII white space, unlike `str.strip`.
     return [value.encode("latin-1").strip().lower() for value in values]
 
 
@@ -82,9 +86,9 @@ def path_of(target: bytes) -> str:
 
 
 def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
-    """Build the complete error response, after which the connection closes.
+    """Return the bytes of a complete error response, after which the connection closes.
 
-    The format is that of the API at `target`, which is empty if the request line was not received.
+    The error has the format of the API at the path `target`, which is empty if no request line was received.
     """
     spoken = format_at(path_of(target), formats)
     body = orjson.dumps(spoken.body(error, ""))
@@ -101,13 +105,13 @@ def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
 
 
 def end_body_by_closing(cycle: RequestResponseCycle) -> None:
-    """Delimit a response without a length by closing its connection: HTTP/1.0 has no chunks."""
+    """End a response without a length by closing the connection, because HTTP/1.0 has no chunks."""
     cycle.chunked_encoding = False
     send = cycle.send
 
     async def plain(message: object) -> None:
         if isinstance(message, dict) and message["type"] == "http.response.body":
-            # Without chunks, uvicorn writes only as many bytes as it expects.
+            # Without chunks, uvicorn writes only the number of bytes that it expects.
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)  # type: ignore[arg-type]
 
@@ -115,9 +119,9 @@ def end_body_by_closing(cycle: RequestResponseCycle) -> None:
 
 
 def close_unless_continued(cycle: RequestResponseCycle) -> None:
-    """Close the connection after a response that `100 Continue` did not precede.
+    """Close the connection after a response if the client still waits for `100 Continue`.
 
-    The client may leave the body out then, and the next request would be read as that body.
+    The client may then omit the body, and the next request would be read as this body.
     """
     send = cycle.send
 

@@ -4,9 +4,9 @@ SIGTERM: readiness fails at once. If readiness was probed recently, as by a load
 `shutdown_delay_s` has passed. Then it closes, running responses get the grace period, and the remaining ones end with
 an error. SIGINT skips the delay. A second signal skips all waiting. SIGHUP reloads the configuration.
 
-uvicorn closes idle connections at once and cuts streams at the end of the grace period. Measured with 80 clients that
+uvicorn closes idle connections at once and aborts streams at the end of the grace period. Measured with 80 clients that
 reuse their connections (20 at a time, a request every 20 ms): at SIGTERM all 80 lost a request with uvicorn's shutdown,
-and none did with this one. A stream cut by uvicorn ends without an error event.
+and none did with this one. A stream that uvicorn aborts ends without an error event.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from unisono.server.listener import connections
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-# New objects between young collections.
+# Number of new objects after which the garbage collector collects the young generation.
 GC_THRESHOLD = 10_000
 # Interval between pings on an open WebSocket, in seconds.
 PING_EVERY_S = 20.0
-# Timeout of a pong, in seconds. Clients that read slowly answer late.
+# Maximum time until a pong arrives, in seconds. Clients that read slowly respond late.
 PONG_WITHIN_S = 60.0
-# A readiness probe within this time before the signal is expected to repeat, in seconds.
+# If readiness was probed within this time before the signal, further probes are expected, in seconds.
 PROBE_RECENCY_S = 60.0
-# Idle time after which a connection is assumed to send no further request, in seconds.
+# Idle time after which no further request is expected on a connection, in seconds.
 QUIET_S = 0.5
-# Interval between checks whether the requests have ended, in seconds.
+# Seconds between two checks whether the requests have ended.
 LOOK_S = 0.05
 
 Started = Callable[[Gateway], Awaitable[None]]
 
 
 def connection_limit(config: Config, share: int) -> int:
-    """Return the maximum of connections of one of `share` processes."""
+    """Return the maximum number of connections of each of `share` processes."""
     return -(-config.unisono.max_connections // share)
 
 
@@ -87,9 +87,10 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
 class GatewayServer(uvicorn.Server):
     """uvicorn server of one gateway process.
 
-    `started` is called once, when the server listens and its backends were probed. `reload` applies a configuration. It
-    is called on SIGHUP and by `reload_soon`; a ConfigError is logged and changes nothing. With `place`, the listener is
-    shared, and the process with the fewest connections accepts the next one.
+    `started` is called once, when the server listens and its backends were probed. `reload` reads and applies the
+    configuration. It is called on SIGHUP and by `reload_soon`; if it raises ConfigError, the error is logged and
+    nothing changes. With `place`, the listener is shared with other processes, and the process with the fewest
+    connections accepts the next one.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class GatewayServer(uvicorn.Server):
         self._is_up = asyncio.Event()
         self._accepting: Accepting | None = None
         self._leave_at = 0.0
-        # True if readiness probes need no further time to see the shutdown.
+        # True if the listener need not stay open for readiness probes that still have to see the shutdown.
         self._has_notice = True
         self._second_signal = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
@@ -125,11 +126,12 @@ class GatewayServer(uvicorn.Server):
             self._accepting = Accepting(sockets[0], self._place, self._connect, self.server_state.connections)
             self._accepting.start()
         await self._switch.gateway.pool.settled(PROBE_PATIENCE_S)
-        # Objects created at the start live as long as the process. Repeated collection of them would stall every stream
-        # for tens of milliseconds. A last collection would take a tenth of the start, for 3,000 objects of 180,000.
+        # Objects that are created at startup live as long as the process. Repeated collections of them would stall
+        # every stream for tens of milliseconds. A collection before the freeze would take a tenth of the startup time,
+        # and free only 3,000 of 180,000 objects.
         gc.freeze()
         gc.enable()
-        # Few objects of an answer form cycles. Each young collection visits those of all answers in progress.
+        # Few objects of an answer form cycles, but each young collection visits the objects of all answers in progress.
         gc.set_threshold(GC_THRESHOLD)
         if not self.should_exit:
             await self._started(self._switch.gateway)
@@ -192,7 +194,7 @@ class GatewayServer(uvicorn.Server):
         task.add_done_callback(self._tasks.discard)
 
     async def _reloaded(self) -> None:
-        # Only a server that has started completely is replaced.
+        # A reload waits until the startup is complete.
         await self._is_up.wait()
         async with self._reloading:
             if self.should_exit:
@@ -239,8 +241,8 @@ class GatewayServer(uvicorn.Server):
     def _close_quiet(self, closed_at: float) -> bool:
         """Close idle connections and return whether all connections are closing.
 
-        A connection with a recent response may carry another request. That request is answered with `Connection:
-        close`.
+        The client of a connection with a recent response may just be sending another request. This request is answered,
+        with `Connection: close`.
         """
         now = asyncio.get_running_loop().time()
         asking = [each for each in self.server_state.connections if isinstance(each, HttpToolsProtocol)]

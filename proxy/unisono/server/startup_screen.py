@@ -46,9 +46,9 @@ def _keyed(gateway: Gateway) -> bool:
 
 
 def curl_line(address: str, model: str, key_variable: str) -> str:
-    """Return a command that gets a response.
+    """Return a curl command that sends one request to `model`.
 
-    The key stays in the environment variable `key_variable` of the caller; empty for a gateway without keys.
+    The command reads the key from the environment variable `key_variable`, which is empty for a gateway without keys.
     """
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
     key = f' -H "Authorization: Bearer ${key_variable}"' if key_variable else ""

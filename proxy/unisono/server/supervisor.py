@@ -1,17 +1,18 @@
 """Supervisor process: starts and restarts workers, forwards signals and cleans up.
 
 It binds the port and serves no requests. Workers are new interpreter processes, not forks, so they inherit no threads
-or locks. Each worker receives its configuration over a socket. The end of that socket reports the end of the
-supervisor, even after a crash. Workers run in separate sessions, so only the supervisor receives Ctrl-C.
+or locks. Each worker receives its configuration over a socket. When the supervisor ends, even by a crash, this socket
+is closed, and the worker exits too. Workers run in separate sessions, so only the supervisor receives Ctrl-C.
 
 uvicorn's supervisor lacks the following properties. Measured with two workers:
 
 - If the supervisor is killed, the workers exit: here after 0.2 s. uvicorn's workers still served the port after 5 s,
   and nothing would end them.
-- Restarts have pauses. With a worker killed whenever one ran, there were 12 starts in 10 s instead of 40.
+- There are pauses between restarts. When every worker was killed as soon as it ran, there were 12 starts in 10 s
+  instead of 40.
 - A signal has an effect at any time. uvicorn ignores SIGTERM during a restart by SIGHUP: with 15 s streams it answered
   new requests for another 13.5 s.
-- A reload cuts no stream (see `app_switch`).
+- A reload aborts no stream (see `app_switch`).
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from unisono.server.accept_balancer import NOT_RUNNING, Loads
 from unisono.server.app_switch import log_rejected_reload
 from unisono.server.ipc import Serve, Up, next_message, to_bytes
 
-# Pauses before a restart, in seconds, by number of consecutive short runs. The last one repeats.
+# Pauses before a restart, in seconds, by the number of consecutive short runs. After that, the last pause is used.
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-# Minimum duration of a run that does not count as short, in seconds.
+# A run is short if it lasts less than this number of seconds.
 LONG_S = 60.0
-# Additional time for workers to end after the grace period, in seconds.
+# Seconds after the grace period in which workers must exit before they are killed.
 LEAVING_S = 15.0
 # Environment variable with the directory for engine processes that workers share.
 ENGINES = "UNISONO_ENGINES"
@@ -65,8 +66,8 @@ class WorkerProcess:
 class Supervisor:
     """Owner of the listener and of all worker processes.
 
-    `order` is what each worker serves, apart from its `place`. `read_again` returns the next configuration or raises
-    ConfigError. `show` prints the startup screen.
+    `order` is the first message to each worker, apart from `place`. `read_again` returns the new configuration for a
+    reload, or raises ConfigError. `show` prints the startup screen.
     """
 
     def __init__(
@@ -86,14 +87,14 @@ class Supervisor:
         self._engines = tempfile.mkdtemp(prefix="unisono-engines-")
         self._metrics = tempfile.mkdtemp(prefix="unisono-metrics-")
         self._workers: dict[int, WorkerProcess] = {}
-        # Startup screens of the workers that have served, by place.
+        # Startup screens by place, of the workers that have started to serve.
         self._ready_workers: dict[int, tuple[str, ...]] = {}
         self._has_served = False
         self._leaving = asyncio.Event()
         self._reloading = asyncio.Lock()
 
     async def run(self) -> bool:
-        """Run until a signal arrives. Return whether any worker ever served."""
+        """Run until a signal ends all workers. Return whether any worker has started to serve."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -123,7 +124,7 @@ class Supervisor:
     # -- workers
 
     async def _keep_running(self, place: int) -> None:
-        """Keep a worker running at `place` until shutdown."""
+        """Restart the worker at `place` whenever it exits, until shutdown."""
         short_lives = 0
         while not self._leaving.is_set():
             began = monotonic()
@@ -131,8 +132,8 @@ class Supervisor:
             if self._leaving.is_set():
                 return
             if not self._ready_workers:
-                # The same cause would stop every other worker as well.
-                log.error("a worker exited during its start", extra={"code": code})
+                # No worker has started yet, and the others would probably fail for the same reason.
+                log.error("a worker exited during startup", extra={"code": code})
                 self._on_signal(signal.SIGTERM)
                 return
             short_lives = 0 if monotonic() - began > LONG_S else short_lives + 1
@@ -160,9 +161,9 @@ class Supervisor:
             await worker.hearing
 
     def _forget(self, place: int) -> None:
-        """Delete the live gauges of a worker that ended.
+        """Delete the live gauges of a worker that has exited.
 
-        Its counters stay, and its successor continues them.
+        The worker's counters stay, and the next worker at this place continues them.
         """
         for path in Path(self._metrics).glob(f"gauge_live*_{place}.db"):
             path.unlink(missing_ok=True)
@@ -193,7 +194,7 @@ class Supervisor:
         while (message := await next_message(reader)) is not None:
             if isinstance(message, Up):
                 self._ready_workers[place] = message.screen
-                # The screen reports that all workers serve, so it waits for the last one.
+                # The screen says that the gateway serves, so it is printed when the last worker has started.
             if not self._has_served and len(self._ready_workers) == self._order.share:
                 self._has_served = True
                 self._show(self._ready_workers[min(self._ready_workers)])

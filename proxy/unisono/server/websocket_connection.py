@@ -31,8 +31,8 @@ SWITCHED = 101
 INVALID_DATA = 1007
 # WebSocket close code for a message over the limit.
 MESSAGE_TOO_BIG = 1009
-# A fragment costs memory in addition to its bytes, even if it is empty. The largest message is 10 MiB, so this limit
-# allows fragments of 640 bytes.
+# Maximum number of fragments of a message, since a fragment takes memory in addition to its bytes. The largest message
+# has 10 MiB, so a client may send it in fragments of 640 bytes.
 MAX_FRAGMENTS = 16 * 1024
 MALFORMED_TEXT = RateLimitedWarning(logging.getLogger(__name__))
 
@@ -74,7 +74,7 @@ class WebSocketConnection(Delivering, WebSocketsSansIOProtocol):
         if tried.status_code == SWITCHED:
             super().handle_connect(event)
             return
-        # The library's refusal is plain text.
+        # The library's own response would be plain text.
         self.handshake_initiated = self.handshake_complete = self.close_sent = True
         error = MalformedRequest(tried.body.decode("utf-8", "replace").partition("\n")[0])
         self.transport.write(refusal(error, event.path.encode(), self._formats))

@@ -1,8 +1,8 @@
 """Worker process: a gateway on a listener that it shares with other workers.
 
 The supervisor starts it as `python -m unisono.server.worker` with three descriptors: the listener, the memory with the
-loads of all workers, and the socket for messages. The end of that socket means that the supervisor is gone. The worker
-then finishes its responses and exits.
+loads of all workers, and the socket for messages. If this socket is closed, the supervisor has exited. The worker then
+finishes its responses and exits too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from unisono.server.startup_screen import screen_lines
 class Worker:
     """Gateway of a worker process, which the supervisor configures by messages.
 
-    It starts with the configuration in `order`, the first message. Each further message makes it reload.
+    The worker starts with the configuration in `order`, the first message. With each further message, it reloads its
+    configuration.
     """
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
@@ -72,9 +73,9 @@ class Worker:
 
 
 def main() -> int:
-    # As for a single process, see `cli.serve`.
+    # The garbage collector is off during startup, as for a single process; see `cli.serve`.
     gc.disable()
-    # Until the server handles SIGINT, it ends this process silently. SIGHUP is handled by the supervisor.
+    # Until the server handles SIGINT, the signal ends this process silently. The supervisor handles SIGHUP.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     listening, memory, channel_file = map(int, sys.argv[1:])
