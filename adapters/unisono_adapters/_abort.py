@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
+from unisono.core.error_texts import incomplete, no_first_token, silent
 from unisono.core.generation import Timeouts
-from unisono.core.limit_texts import incomplete, no_first_token, silent
 from unisono.net.http_response import HttpResponse
 
 BACKEND = "the backend"  # subject of messages about expired limits

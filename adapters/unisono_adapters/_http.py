@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import orjson
 from yarl import URL
 
+from unisono.core.error_texts import incomplete, no_first_token, seconds, silent
 from unisono.core.generation import Timeouts
-from unisono.core.limit_texts import incomplete, no_first_token, seconds, silent
 from unisono.core.passthrough_request import Upload
 from unisono.core.ports import BackendOptions
 from unisono.core.renamed import renamed

@@ -25,6 +25,7 @@ from typing import Any
 import orjson
 
 from unisono.core.conversation import Tokens
+from unisono.core.error_texts import seconds
 from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     CALL,
@@ -40,7 +41,6 @@ from unisono.core.generation import (
     Load,
     OutputForm,
 )
-from unisono.core.limit_texts import seconds
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError

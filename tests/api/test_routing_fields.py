@@ -8,7 +8,7 @@ import pytest
 
 from unisono.api.routing_fields import MAX_FALLBACKS, MAX_RETRIES, MAX_TAGS, RoutingFields
 from unisono.core.access import Caller
-from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
+from unisono.core.route_protocol import NO_ROUTING, RequestedRouting
 from unisono.errors import InvalidRequest, ModelNotAllowed, UnisonoError, UnknownModel
 
 CALLER = Caller("t")

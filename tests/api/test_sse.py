@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from tests.api.asgi import Exchange, events_of
-from unisono.api.body_writer import BODY_WRITER
 from unisono.api.disconnects import WATCH_DISCONNECT, until_disconnect
 from unisono.api.error_responses import ClientGone
+from unisono.api.json_response import BODY_WRITER
 from unisono.api.sse import COMMENTS, DONE, KEEP_ALIVE, EventSource, EventStream, EventWriter, KeepAlives
 from unisono.errors import BackendOverloaded, BackendUnavailable
 

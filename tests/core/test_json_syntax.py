@@ -10,7 +10,7 @@ import pytest
 from unisono.api.messages.tool_input import to_json, to_wire
 from unisono.core.json_syntax import MAX_LEVELS, _deep_kind, json_kind
 from unisono.engine.interventions.policy import BodyFault, fault_of
-from unisono.harmony.call_candidates import is_json_object
+from unisono.harmony.incomplete_header import is_json_object
 from unisono.schemas import violation
 
 DEEP = 3_000

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from unisono.core.error_texts import incomplete, no_first_token, seconds, silent
 from unisono.core.generation import Timeouts
-from unisono.core.limit_texts import incomplete, no_first_token, seconds, silent
 
 CONFIGURATION = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 

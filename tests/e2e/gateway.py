@@ -15,7 +15,7 @@ import aiohttp
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from unisono.api.body_writer import BODY_WRITER, SEND_BODY
+from unisono.api.json_response import BODY_WRITER, SEND_BODY
 from unisono.api.layered_app import LayeredApp
 from unisono.app import build
 from unisono.config import parse

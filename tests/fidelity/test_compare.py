@@ -18,8 +18,8 @@ from tests.fakes.ollama import FakeOllama
 from tests.web.test_routes import recordings
 from unisono.cli import main
 from unisono.core.generation import CHANNEL
-from unisono.core.requested_routing import DEPLOYMENT_HEADER
-from unisono.fidelity.places import Place, places_of
+from unisono.core.route_protocol import DEPLOYMENT_HEADER
+from unisono.fidelity.comparison import Place, places_of
 from unisono.harmony.encoding import load_encoding
 
 QUESTIONS = [f"Question {number}?" for number in range(6)]

@@ -14,7 +14,7 @@ from tests.patterns.backtracking import UNBOUNDED, Counter, Tree, match_end
 from tests.patterns.collected import Found, patterns
 from tests.patterns.evil import evils
 from tests.patterns.sweep import superlinear
-from unisono.engine.interventions.body_checks import without_code_fence
+from unisono.engine.interventions.message_gate import without_code_fence
 from unisono.schemas import formats
 from unisono_adapters._load import MAX_LINE_BYTES, MAX_SAMPLES, samples
 

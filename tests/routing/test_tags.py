@@ -11,8 +11,7 @@ import pytest
 
 from tests.routing.doubles import REQUEST, REQUIREMENTS, Clock, live_of
 from unisono.config import StandIns
-from unisono.core.requested_routing import RequestedRouting
-from unisono.core.route_protocol import FailoverRoute, RouteRequest
+from unisono.core.route_protocol import FailoverRoute, RequestedRouting, RouteRequest
 from unisono.errors import BackendUnavailable, UnsupportedValue
 from unisono.routing.group import RoutingRules
 from unisono.routing.policy import Strategy

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from unisono.core.error_texts import incomplete, no_first_token, silent
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
     TEXT_KINDS,
@@ -22,7 +23,6 @@ from unisono.core.generation import (
     OutputForm,
     Timeouts,
 )
-from unisono.core.limit_texts import incomplete, no_first_token, silent
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.core.scoring import ScoreJob, TokenScore

@@ -10,11 +10,11 @@ from urllib.parse import unquote
 from starlette.requests import HTTPConnection, Request
 
 from unisono.api.body_limits import request_headers
-from unisono.api.request_notes import HEADER_NOTES
 from unisono.api.routing_fields import ROUTING_FIELDS, TAG_HEADER, TAG_OBJECTS, RoutingFields
+from unisono.api.unused_fields import HEADER_NOTES
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
-from unisono.core.requested_routing import DEPLOYMENT_HEADER
+from unisono.core.route_protocol import DEPLOYMENT_HEADER
 from unisono.errors import InvalidRequest
 
 # Takes the caller, the id of an end user, and the request field with this id. Returns the caller with the end user's

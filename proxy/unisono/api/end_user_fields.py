@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.requests import HTTPConnection
 
 from unisono.api.caller_options import NO_RULES, RULES, RequestRules, state_of
-from unisono.core.request_identity import IDENTITY, identify
+from unisono.core.trace_context import IDENTITY, identify
 from unisono.errors import InvalidRequest
 
 # Key of the end user in the request's state.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from unisono.api.field_types import OpenModel
-from unisono.api.request_notes import without_effect
+from unisono.api.unused_fields import without_effect
 from unisono.core.conversation import Item, ToolResult
 from unisono.core.frozen import dataclass
 from unisono.core.tools import Approval, ToolServer, ToolTransport

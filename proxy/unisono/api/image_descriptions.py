@@ -22,7 +22,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import AnswerMode, Api
-from unisono.core.requested_routing import NO_ROUTING
+from unisono.core.route_protocol import NO_ROUTING
 from unisono.engine.request import GenerationService
 from unisono.errors import well_formed
 

@@ -1,4 +1,4 @@
-"""Tables of the routes of the HTTP API, built once per process.
+"""Route tables of the HTTP API, built once per process, and the routes of requests.
 
 A module has one table per API. Endpoints are functions that read their dependencies from the state of the application.
 FastAPI caches every endpoint. An endpoint that was a closure would therefore keep the old gateway in memory after a
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 if TYPE_CHECKING:
     from fastapi.routing import APIRoute
     from starlette.datastructures import State
+
 
 EVENTS = "text/event-stream"
 PREFIXES = ("/v1", "")
@@ -269,3 +270,20 @@ def find_dependency(state: State, kind: type[Kind]) -> Kind:
 def dependency(connection: HTTPConnection, kind: type[Kind]) -> Kind:
     """Return the object of `kind` in the state of the application that answers `connection`."""
     return find_dependency(connection.scope["app"].state, kind)
+
+
+# Other ASGI scopes, such as `lifespan`, have no headers and pass through the layers.
+REQUESTS = frozenset({"http", "websocket"})
+
+
+def route_of(scope: Scope) -> str:
+    """Return the path template of the route that answered, or "" if there is none."""
+    return str(getattr(scope.get("route"), "path", ""))
+
+
+def requested_route(scope: Scope) -> str:
+    """Return the path template for a request that a layer refused, "" if there is none."""
+    for route in getattr(scope.get("app"), "routes", ()):
+        if route.matches(scope)[0] is not Match.NONE:
+            return str(getattr(route, "path", ""))
+    return ""

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from unisono.api.field_types import REFUSALS, shortened
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
-from unisono.core.requested_routing import DEPLOYMENT_HEADER, RequestedRouting
+from unisono.core.route_protocol import DEPLOYMENT_HEADER, RequestedRouting
 from unisono.errors import InvalidRequest, NotAllowed, UnisonoError, UnknownModel, UnsupportedValue
 
 # Maximum number of fallbacks, as in LiteLLM. Each fallback may take as long as the model itself.

@@ -21,10 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from unisono.api.body_writer import BODY_WRITER, SEND_BODY, BodyWriter
 from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import ClientGone, failure_of, to_body, to_response, with_attempts
-from unisono.api.json_response import encoded
+from unisono.api.json_response import BODY_WRITER, SEND_BODY, BodyWriter, encoded
 from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
 from unisono.engine.request import GenerationStream

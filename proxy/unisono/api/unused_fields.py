@@ -1,4 +1,4 @@
-"""Notes on the fields of a request that have no effect, found in the whole validated body.
+"""Notes on the fields of a request that have no effect, for the answer.
 
 Every object in a request is an `OpenModel`, which names its unused fields. If the same field is unused in several
 entries of a list, only one note reports it, with the path of the first entry. Otherwise an agent with a hundred tools
@@ -8,13 +8,47 @@ would fill the notes with one field.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from types import NoneType
 from typing import Any, Final
 
 from unisono.api.field_types import OpenModel
-from unisono.api.request_notes import without_effect
+from unisono.engine.request import GenerationRequest
 from unisono.errors import UnsupportedValue
+
+MAX_NOTES = 32
+
+
+def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes on fields without effect.
+
+    Every value except null causes a note. `false`, 0 and empty values are not ignored, because they request something.
+    """
+    return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value is not None)
+
+
+# Key in the request's state for its notes. The header and the metric are made from these notes.
+NOTES: Final = "notes"
+# Key in the request's state for notes about headers of the request.
+HEADER_NOTES: Final = "header_notes"
+MAX_HEADER_FIELDS: Final = 16
+# A note begins with the path of its field.
+_NOTED_FIELD: Final = re.compile(r"([A-Za-z0-9_.-]{1,100}): ")
+
+
+def noted_fields(notes: Iterable[str]) -> list[str]:
+    """Return the paths of the fields that the notes are about, each once."""
+    found = map(_NOTED_FIELD.match, notes)
+    return list(dict.fromkeys(match[1] for match in found if match is not None))
+
+
+def notes_on_prefill(request: GenerationRequest, fields: Mapping[str, object]) -> Iterator[str]:
+    """Yield notes on fields that have no effect because the client started the answer itself."""
+    if request.conversation.prefill is not None:
+        yield from (
+            f"{name}: no effect, because the client started the answer" for name, value in fields.items() if value
+        )
+
 
 # Fields with the history. Their items are converted one by one, which adds notes on unused fields of the items.
 HISTORIES: Final = frozenset({"messages", "input", "system"})

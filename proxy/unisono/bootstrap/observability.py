@@ -41,11 +41,10 @@ from unisono.core.state_store import Store
 from unisono.errors import ConfigError, UnisonoError
 from unisono.middleware.named_hook import Failed
 from unisono.middleware.telemetry import GenerationObservation, spans_of
-from unisono.observe.generation_records import GenerationRecords
 from unisono.observe.recent_stats import RecentStats
 from unisono.observe.request_file import RequestFile
 from unisono.observe.request_log import RequestLog
-from unisono.observe.request_writer import RequestWriter
+from unisono.observe.request_writer import GenerationRecords, RequestWriter
 from unisono.routing.pool import RoutingPool
 from unisono.routing.quality import QualityObserver
 from unisono.store.health_monitor import Upkeep

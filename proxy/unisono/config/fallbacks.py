@@ -8,7 +8,7 @@ from typing import Final
 from unisono.config.sections import Config, FallbackList, Fallbacks
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import ModelMode
-from unisono.core.requested_routing import RequestedRouting
+from unisono.core.route_protocol import RequestedRouting
 from unisono.errors import ConfigError, ConfigErrors
 
 ANY: Final = "*"

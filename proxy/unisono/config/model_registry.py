@@ -10,7 +10,7 @@ from unisono.config.model_settings import ModelEntry, ModelSettings
 from unisono.config.sections import AliasTarget, Config
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import AnswerMode, ModelMode
-from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
+from unisono.core.route_protocol import NO_ROUTING, RequestedRouting
 from unisono.errors import ConfigError, ConfigErrors, UnknownModel
 
 CLIENT_VISIBLE = (

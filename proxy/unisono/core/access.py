@@ -14,7 +14,7 @@ from unisono.core.conversation import Json
 from unisono.core.directory import AuditRecord, DirectoryEntry, DirectoryStore, EntryKind
 from unisono.core.frozen import dataclass
 from unisono.core.quotas import NO_LIMITS, SHARED_TENANT, Account, KeyLimits
-from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
+from unisono.core.route_protocol import NO_ROUTING, RequestedRouting
 
 MASTER_TENANT = "default"
 LOCAL_TENANT = "local"

@@ -18,9 +18,8 @@ from unisono.core.events import Closed, Repaired
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Sampling, Usage
 from unisono.core.logprobs import LogprobLog
-from unisono.core.request_identity import RequestIdentity
 from unisono.core.route_protocol import Attempt
-from unisono.core.trace_context import TraceContext
+from unisono.core.trace_context import RequestIdentity, TraceContext
 
 # Upper bounds of the histogram of times between tokens, in seconds. The last bucket has no upper bound.
 GAPS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)

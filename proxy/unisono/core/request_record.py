@@ -5,14 +5,36 @@ It contains no content of the conversation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from itertools import compress
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from unisono.core.generation import NO_USAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome
-from unisono.core.recorded_errors import error_of_request
+from unisono.errors import InternalError, UnisonoError
+
+
+def outcome_of(error: BaseException | None, *, has_finished: bool) -> tuple[GenerationOutcome, str]:
+    """Return the outcome of a generation, and the code of the error that ended it."""
+    match error:
+        case None:
+            return GenerationOutcome.COMPLETED, ""
+        case UnisonoError():
+            return GenerationOutcome.FAILED, error.code
+        case asyncio.CancelledError() | GeneratorExit():
+            # A consumer may stop iterating after the last event. This is not a cancellation.
+            return (GenerationOutcome.COMPLETED if has_finished else GenerationOutcome.LEFT), ""
+        case _:
+            return GenerationOutcome.FAILED, InternalError.code
+
+
+def error_of_request(code: str, generations: Iterable[GenerationDone]) -> str:
+    """Return the error code of a request: `code`, or the code of the first failed generation."""
+    # `code` is the code in an error body. A stream that fails later has no error body, so its generation has the code.
+    return code or next((done.error for done in generations if done.error), "")
+
 
 # Maximum number of characters of a value that the client chooses.
 MAX_VALUE_LENGTH: Final = 256

@@ -1,4 +1,4 @@
-"""Routing protocol between engine and pool: route requests, slots, reports on attempts.
+"""Routing protocol between engine and pool, and the routing that a client requests.
 
 Every request has one route. Whenever the request has to generate, the route gives it a slot. The slot is on a healthy
 deployment with free capacity, if possible on one that has the prompt in its cache. After a failure is reported, the
@@ -18,8 +18,32 @@ from typing import Final, Protocol, Self
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
-from unisono.core.requested_routing import NO_ROUTING, RequestedRouting
 from unisono.errors import UnisonoError
+
+# Request header with which the operator selects the deployment of a request.
+DEPLOYMENT_HEADER: Final = "x-unisono-deployment"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedRouting:
+    """Fallbacks, retries, tags and deployment of one request.
+
+    `fallbacks` are model groups that replace the configured fallbacks; None keeps the configured fallbacks. It was
+    checked that these groups exist and that the caller may use them. With `no_fallbacks`, only the requested model may
+    answer, even if the prompt is too long for it. `num_retries` is the number of attempts after the first attempt in
+    each group; None for the configured number. `tags` select deployments. `deployment` is the name of the only
+    deployment that may answer; empty for no restriction.
+    """
+
+    fallbacks: tuple[str, ...] | None = None
+    no_fallbacks: bool = False
+    num_retries: int | None = None
+    tags: tuple[str, ...] = ()
+    deployment: str = ""
+
+
+NO_ROUTING: Final = RequestedRouting()
+
 
 # A prompt is divided into blocks. The hash of a block covers all tokens of the prompt up to the end of the block. The
 # number of hashes that two prompts share is therefore the number of whole blocks with which both begin. A backend that

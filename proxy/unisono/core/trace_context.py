@@ -1,4 +1,4 @@
-"""Position of a request in a distributed trace: reads and writes W3C Trace Context headers.
+"""Trace context of a request (W3C headers), and the ids that its spans carry.
 
 Ids of child spans are not random, but derived from the id of the parent span. The code that sends a span id to a
 backend, and the code that exports the span later, can therefore compute the same id independently.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from contextvars import ContextVar
 from hashlib import blake2b
-from typing import Self
+from typing import Final, Self
 
 from unisono.core.frozen import dataclass
 
@@ -77,3 +77,36 @@ def try_span(number: int) -> str:
 def tool_span(number: int) -> str:
     """Return the name of a server tool call's span; `number` is 0-based within the answer."""
     return f"tool {number}"
+
+
+# Maximum number of characters of an id that the client chooses.
+MAX_ID_LENGTH: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """Ids of a request; empty if unknown."""
+
+    user: str = ""
+    response_id: str = ""
+    conversation_id: str = ""
+
+
+UNKNOWN: Final = RequestIdentity()
+IDENTITY: ContextVar[RequestIdentity] = ContextVar("IDENTITY", default=UNKNOWN)
+
+
+def identify(*, user: str | None = None, response_id: str | None = None, conversation_id: str | None = None) -> None:
+    """Set ids of the current request; None leaves an id unchanged.
+
+    The ids apply to generations that start later in this task. Ids of more than `MAX_ID_LENGTH` characters are
+    truncated.
+    """
+    known = IDENTITY.get()
+    IDENTITY.set(
+        RequestIdentity(
+            known.user if user is None else user[:MAX_ID_LENGTH],
+            known.response_id if response_id is None else response_id[:MAX_ID_LENGTH],
+            known.conversation_id if conversation_id is None else conversation_id[:MAX_ID_LENGTH],
+        )
+    )

@@ -16,11 +16,10 @@ from types import TracebackType
 from typing import Final
 
 from unisono.core.deadline import Deadline
+from unisono.core.error_texts import seconds
 from unisono.core.generation import Chunk, CompletionJob, FinishReason, Timeouts
-from unisono.core.limit_texts import seconds
 from unisono.core.observer import Pace, SlotWait, StepDone
-from unisono.core.requested_routing import NO_ROUTING
-from unisono.core.route_protocol import DeploymentPool, RouteRequest, RouteRequirements, Slot
+from unisono.core.route_protocol import NO_ROUTING, DeploymentPool, RouteRequest, RouteRequirements, Slot
 from unisono.core.trace_context import TraceContext, step_span, try_span
 from unisono.engine.failover import Action, AttemptError, Options, Progress, decide, failure_kind, identity_of
 from unisono.engine.request import GenerationReport, GenerationRequest

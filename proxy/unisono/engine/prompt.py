@@ -30,8 +30,8 @@ from unisono.errors import CannotGoOn
 from unisono.harmony.decode import Decoder, decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
+from unisono.harmony.raw_codec import retokenized
 from unisono.harmony.render import PromptPlan, Renderer
-from unisono.harmony.retokenize import retokenized
 from unisono.harmony.tools import ToolSet
 
 # If more characters than this must be encoded that are not cached, they are encoded in a thread (about 2 ms of work).

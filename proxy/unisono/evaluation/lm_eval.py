@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from unisono.core.requested_routing import DEPLOYMENT_HEADER
+from unisono.core.route_protocol import DEPLOYMENT_HEADER
 from unisono.evaluation.cases import MissingCases
 from unisono.evaluation.runner import Settings
 from unisono.evaluation.scorecard import CaseResult, EvaluationTarget, Run

@@ -16,7 +16,7 @@ from typing import Any, Final, TextIO
 
 import aiohttp
 
-from unisono.core.requested_routing import DEPLOYMENT_HEADER
+from unisono.core.route_protocol import DEPLOYMENT_HEADER
 from unisono.evaluation.cases import Case
 from unisono.evaluation.checks import fault_of
 from unisono.evaluation.scorecard import CaseResult, EvaluationTarget, Run

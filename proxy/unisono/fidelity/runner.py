@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from unisono.core.generation import CompletionJob, Prompt, Sampling, Timeouts
 from unisono.core.ports import Backend
 from unisono.core.scoring import SCORED_ALTERNATIVES, ScoreJob, ScoringBackend, TokenScore
-from unisono.fidelity.comparison import AnswerSample, ScoredSample
-from unisono.fidelity.places import places_of
+from unisono.fidelity.comparison import AnswerSample, ScoredSample, places_of
 from unisono.harmony.encoding import Encoding
 
 REQUEST_ID = "unisono-fidelity"

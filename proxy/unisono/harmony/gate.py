@@ -1,12 +1,49 @@
-"""Gate of the router: accepts or stops messages as they open and close."""
+"""Parts of repaired messages, and the gate that accepts or stops them."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
+from unisono.core.events import Repaired
 from unisono.core.frozen import dataclass
 from unisono.harmony.header import Header
-from unisono.harmony.message_parts import OpenPart
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """Opened message. `tokens` is the whole legal header, from `<|start|>` to `<|message|>`.
+
+    The message begins at the position `start` or later; `end` is the position after its header.
+    """
+
+    header: Header
+    tokens: tuple[int, ...]
+    start: int = 0
+    end: int = 0
+    # True if the whole message was read before its header was known. In that case `end` is the end of the message.
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BodyPart:
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedPart:
+    """End of a message. `token` is its terminator, and `end` is the position after the message.
+
+    `complete` is False if the message was truncated; `token` is then supplied by repair. A truncated call is not
+    reported as a call.
+    """
+
+    token: int
+    complete: bool = True
+    end: int = 0
+
+
+Legal: TypeAlias = OpenPart | BodyPart | ClosedPart | Repaired
 
 
 class Gate(Protocol):

@@ -6,8 +6,10 @@ The text of such a header may include the body of the message. As in `header`, l
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from unisono.harmony.call_candidates import is_json_object
+from unisono.core.generation import CALL
+from unisono.core.json_syntax import json_kind
 from unisono.harmony.header import (
     ANALYSIS,
     ASSISTANT,
@@ -26,6 +28,25 @@ from unisono.harmony.header import (
     split_role,
 )
 from unisono.harmony.recipients import NOBODY, RecipientKind, cut_at_marker, read_recipient, respell
+
+
+def decide(header: Header, text: str, token: int, *, terminated: bool) -> Header:
+    """Return the header of a closed message with the body `text`, which may be a call.
+
+    `token` ended the message. `terminated` is False if repair supplied this token, because the message was truncated.
+    """
+    if header.if_json is not None:
+        is_call = is_json_object(text) if terminated else text.lstrip().startswith("{")
+        return header.if_json if is_call else header
+    if token == CALL and terminated:
+        return replace(header, channel=COMMENTARY, recipient=header.if_called, dropped=False)
+    return header
+
+
+def is_json_object(text: str) -> bool:
+    """Return whether `text` is one JSON object, of any size."""
+    return json_kind(text) is dict
+
 
 _KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
 _TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")

@@ -9,11 +9,11 @@ from typing import Final
 from unisono.core.events import Repaired
 from unisono.core.frozen import dataclass
 from unisono.core.generation import CALL, END, RETURN, START
-from unisono.harmony.call_candidates import decide
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.gate import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.header import ANALYSIS, FINAL, BodyHandling, Header
 from unisono.harmony.header_text import spelled_header
-from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
+from unisono.harmony.incomplete_header import decide
 from unisono.harmony.recipients import RecipientKind
 
 # Read for nearly every token; see `repair`.

@@ -13,10 +13,9 @@ from dataclasses import replace
 from unisono.core.events import Closed, Event, Finished, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.gate import Gate, Stopped
+from unisono.harmony.gate import BodyPart, ClosedPart, Gate, Legal, OpenPart, Stopped
 from unisono.harmony.header import Header
 from unisono.harmony.item_reader import ItemFactory, ItemReader
-from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.repair import Repair
 from unisono.harmony.token_counter import TokenCounter
 from unisono.harmony.tools import ToolSet

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from unisono.core.elicitation import UserAnswer
-from unisono.core.limit_texts import seconds
+from unisono.core.error_texts import seconds
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tools import (
     TALK,

@@ -37,9 +37,8 @@ from unisono.core.observer import (
     RequestDetails,
     TokenInfluences,
 )
-from unisono.core.recorded_errors import outcome_of
-from unisono.core.request_identity import IDENTITY
-from unisono.core.trace_context import ARRIVED, TraceContext
+from unisono.core.request_record import outcome_of
+from unisono.core.trace_context import ARRIVED, IDENTITY, TraceContext
 from unisono.engine.replay import to_record
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.middleware.pipeline import Gate

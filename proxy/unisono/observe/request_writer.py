@@ -1,4 +1,4 @@
-"""Asynchronous writing of request records to the store.
+"""Records of requests and generations, written to the store in the background.
 
 Records wait briefly in a queue, so that many are written together. If the queue is full, records are dropped. If a
 write fails, it is not repeated. Lost records are counted, except if the process is killed; then the records of its last
@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from unisono.core.request_record import RequestRecord
+from unisono.core.observer import GenerationDone, GenerationStarted, Observer
+from unisono.core.request_record import GENERATIONS, RecordSink, RequestRecord
 from unisono.core.request_store import RequestStore
 from unisono.errors import UnisonoError
 
@@ -119,3 +120,40 @@ class RequestWriter:
         await asyncio.gather(last, return_exceptions=True)
         if self._waiting:
             self._count("dropped", len(self._waiting))
+
+
+# Values of `route` in the records of generations that have no HTTP request.
+BACKGROUND: Final = "background"
+WEBSOCKET: Final = "websocket"
+
+
+class GenerationRecords(Observer):
+    """Observer that adds generations to request records.
+
+    A generation in an HTTP request becomes part of the request's record. A generation in the background or on a
+    WebSocket gets its own record, which is sent to all `sinks`.
+    """
+
+    def __init__(self, sinks: Sequence[RecordSink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def generation_started(self, began: GenerationStarted) -> None:
+        """Do nothing: records contain generations that have ended."""
+
+    def ended(self, done: GenerationDone) -> None:
+        generations = GENERATIONS.get()
+        if generations is not None and not done.start.background:
+            generations.append(done)
+            return
+        started = done.start
+        record = RequestRecord(
+            id=started.request_id,
+            at=started.at,
+            duration_s=done.ended_s,
+            route=BACKGROUND if started.background else WEBSOCKET,
+            tenant=started.tenant,
+            key=started.key,
+            key_name=started.key_name,
+        )
+        for sink in self._sinks:
+            sink(record.with_generations([done]))

@@ -23,10 +23,9 @@ from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
-from unisono.core.error_texts import read_counts
+from unisono.core.error_texts import incomplete, no_first_token, read_counts, silent
 from unisono.core.generation import Capabilities, Load, OutputForm, Timeouts
 from unisono.core.json_syntax import all_well_formed
-from unisono.core.limit_texts import incomplete, no_first_token, silent
 from unisono.core.passthrough_request import BYTE_APIS, TEXT_APIS, AnswerPart, Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe, is_permanent
@@ -42,8 +41,7 @@ from unisono.errors import (
     InvalidRequest,
     UnsupportedValue,
 )
-from unisono.passthrough.provider_audio import form_body, is_streamed, to_bytes
-from unisono.passthrough.provider_calls import FIELDS, FUNCTIONS
+from unisono.passthrough.provider_calls import FIELDS, FUNCTIONS, form_body, is_streamed, to_bytes
 
 log = logging.getLogger("unisono.passthrough")
 

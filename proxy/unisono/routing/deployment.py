@@ -14,10 +14,10 @@ from math import inf
 from random import uniform
 from typing import cast
 
+from unisono.core.error_texts import seconds
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Load
-from unisono.core.limit_texts import seconds
 from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
@@ -36,8 +36,7 @@ from unisono.routing.circuit_breaker import (
     rests_until,
     suspected,
 )
-from unisono.routing.deployment_config import DeploymentConfig
-from unisono.routing.findings import log_findings, unfit, with_context
+from unisono.routing.deployment_config import DeploymentConfig, log_findings, unfit, with_context
 from unisono.routing.policy import BIAS, LOGPROBS, PROMPT_LOGPROBS, Candidate, Rank, Share
 from unisono.routing.probe_schedule import DOUBTED_EVERY_S, FAILING_EVERY_S, ProbeSchedule
 from unisono.routing.quality import QualityRecord

@@ -1,12 +1,16 @@
-"""Configuration of one deployment: name, time limits, priority, weight and load limits."""
+"""Configuration of one deployment, and the use of what its probe found."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import field
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import field, replace
+from typing import Final
 
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
+from unisono.core.probe import Check, Finding, Probe, Severity
+from unisono.errors import BackendUnfit
 from unisono.routing.attempt_timeouts import MinTimeouts
 
 
@@ -51,3 +55,45 @@ class DeploymentConfig:
     def is_withdrawn(self) -> bool:
         """True if the deployment gets no new requests, however healthy it is."""
         return self.is_drained or bool(self.shadow_of)
+
+
+# Log level of a failed check by its severity.
+LEVELS: Final = {Severity.FATAL: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.NOTE: logging.INFO}
+
+log = logging.getLogger(__name__)
+
+
+def with_context(found: Probe, context: int | None) -> Probe:
+    """Cap the probed context window at the configured one, in tokens.
+
+    The configured window is also used if the probe found none.
+    """
+    if context is None:
+        return found
+    size = min(context, found.capabilities.context or context)
+    findings = (Finding(Check.CONTEXT, True, f"{size} tokens") if _is_unsized(f) else f for f in found.findings)
+    return replace(found, capabilities=replace(found.capabilities, context=size), findings=tuple(findings))
+
+
+def log_findings(name: str, probe: Probe, before: Probe | None) -> None:
+    """Log the failed checks that the probe `before` did not have."""
+    for finding in probe.findings:
+        if finding.weight is not None and (before is None or finding not in before.findings):
+            log.log(
+                LEVELS[finding.weight],
+                "backend check failed",
+                extra={"backend": name, "check": finding.check.value, "severity": finding.weight.value}
+                | {"reason": finding.text, "remedy": finding.advises},
+            )
+
+
+def unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
+    """Return the error for a backend with fatal findings."""
+    return BackendUnfit(
+        f"The backend {name} cannot be used. Failed checks: {', '.join(finding.check for finding in fatal)}."
+    )
+
+
+def _is_unsized(finding: Finding) -> bool:
+    """Return whether the check failed only because the probe found no context window."""
+    return finding.check is Check.CONTEXT and finding.weight is Severity.WARNING

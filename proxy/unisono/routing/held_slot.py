@@ -10,8 +10,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from unisono.core.error_texts import LATE_START_REMEDY, seconds
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, Timeouts
-from unisono.core.limit_texts import LATE_START_REMEDY, seconds
 from unisono.core.ports import Deployment
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendError, BackendTimeout, Symptom, UnisonoError

@@ -18,8 +18,7 @@ from unisono.config import StandIns
 from unisono.config.fallbacks import NO_STAND_INS
 from unisono.core.answer_faults import AnswerFault
 from unisono.core.frozen import dataclass
-from unisono.core.requested_routing import DEPLOYMENT_HEADER
-from unisono.core.route_protocol import RouteRequest
+from unisono.core.route_protocol import DEPLOYMENT_HEADER, RouteRequest
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendUnavailable, InvalidRequest, UnisonoError, UnknownModel, UnsupportedValue
 from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, kind_of

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import field
 from typing import Final, Generic, TypeVar
 
+from unisono.core.error_texts import seconds
 from unisono.core.frozen import dataclass
-from unisono.core.limit_texts import seconds
 from unisono.errors import BackendOverloaded, ShareExceeded
 
 SlotT = TypeVar("SlotT")

@@ -23,9 +23,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.api.body_writer import BODY_WRITER, SEND_BODY
 from unisono.api.disconnects import WATCH_DISCONNECT
 from unisono.api.error_responses import to_event, to_response
+from unisono.api.json_response import BODY_WRITER, SEND_BODY
 from unisono.api.layered_app import LayeredApp
 from unisono.app import build
 from unisono.bootstrap.gateway import Gateway

@@ -23,8 +23,7 @@ from unisono.api.admin.entry_schema import entry_view
 from unisono.api.admin.key_schema import key_view, team_of
 from unisono.api.admin.roles import PERMISSIONS, Actor, MemberRole, Role, strongest
 from unisono.api.dependencies import check_query, provided
-from unisono.api.request_routes import route_of
-from unisono.api.route_table import RouteTable, dependency
+from unisono.api.route_table import RouteTable, dependency, route_of
 from unisono.core.access import Caller, KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind

@@ -32,11 +32,10 @@ from unisono.api.history_builder import (
     text_of,
 )
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_notes import MAX_NOTES, notes_on_prefill, without_effect
 from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
 from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
-from unisono.api.unused_fields import notes_on_unused
+from unisono.api.unused_fields import MAX_NOTES, notes_on_prefill, notes_on_unused, without_effect
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantCall,

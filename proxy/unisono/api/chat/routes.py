@@ -34,15 +34,15 @@ from unisono.api.passthrough_routes import (
     way_for,
     with_passthrough,
 )
-from unisono.api.request_notes import NOTES
 from unisono.api.request_options import ReasoningField
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream
+from unisono.api.unused_fields import NOTES
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.passthrough_request import AnswerMode, Api
-from unisono.core.request_identity import identify
+from unisono.core.trace_context import identify
 from unisono.engine.request import GenerationService, GenerationStream
 from unisono.errors import InvalidRequest
 

@@ -31,7 +31,7 @@ from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTabl
 from unisono.api.sse import KEEP_ALIVE_S, EventStream
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
-from unisono.core.request_identity import identify
+from unisono.core.trace_context import identify
 from unisono.engine.request import GenerationService, RawPrompt
 
 COMPLETIONS = RouteTable("completions")

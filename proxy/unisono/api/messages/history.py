@@ -37,9 +37,9 @@ from unisono.api.messages.content_blocks import (
 from unisono.api.messages.schema import MessageParam, MessagesTool
 from unisono.api.messages.server_tools import is_encrypted, references_in, result_text, sealed_in, to_declared
 from unisono.api.messages.tool_input import to_arguments
-from unisono.api.request_notes import without_effect
 from unisono.api.summary import HEADING
 from unisono.api.tools import to_toolbox
+from unisono.api.unused_fields import without_effect
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,

@@ -41,7 +41,7 @@ from unisono.core.conversation import Item
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.quotas import QuotaStatus
-from unisono.core.request_identity import identify
+from unisono.core.trace_context import identify
 from unisono.engine.request import GenerationReport, GenerationService, GenerationStream
 
 # Length in characters above which an answer is built in a thread. An answer of this length takes up to a millisecond,

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unisono.api.collected_answer import CollectedAnswer, collect_run
-from unisono.api.request_notes import MAX_NOTES, without_effect
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
 from unisono.api.responses.outbound.dialects import Dialect
@@ -21,6 +20,7 @@ from unisono.api.responses.prior_state import recall
 from unisono.api.summary import replacement_of, sealed_items, summary_of, summary_request
 from unisono.api.tools import Toolbox
 from unisono.api.unisono_object import to_about
+from unisono.api.unused_fields import MAX_NOTES, without_effect
 from unisono.core.conversation import (
     Effort,
     UserMessage,

@@ -17,7 +17,6 @@ from unisono.api.field_types import MAX_MESSAGES, smallest
 from unisono.api.gateway_tools import builtin_for, builtin_notes
 from unisono.api.history_builder import join
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_notes import MAX_NOTES
 from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.responses.declared_tools import Searcher, declared, searcher_of
 from unisono.api.responses.input_conversion import InputConversion
@@ -37,7 +36,7 @@ from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.servers import on_offer
 from unisono.api.tool_choice import to_choice
 from unisono.api.tools import Toolbox, to_toolbox
-from unisono.api.unused_fields import notes_on_unused, refuse_forms
+from unisono.api.unused_fields import MAX_NOTES, notes_on_unused, refuse_forms
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, FunctionTool, Item, Preamble
 from unisono.core.frozen import dataclass

@@ -43,8 +43,15 @@ from unisono.api.responses.input_items import (
 from unisono.api.responses.items import SPOKEN, served_call
 from unisono.api.responses.known_state import enforceable
 from unisono.api.responses.server_tools.approval_history import question_in
-from unisono.api.responses.tool_items import read_added_tools, read_search_call, read_search_output
-from unisono.api.responses.tool_results import error_text, is_same_call, is_same_mcp_call, output_texts
+from unisono.api.responses.tool_items import (
+    error_text,
+    is_same_call,
+    is_same_mcp_call,
+    output_texts,
+    read_added_tools,
+    read_search_call,
+    read_search_output,
+)
 from unisono.api.summary import replaces_history
 from unisono.api.tools import MAX_NAME, checked_name, in_namespace
 from unisono.core.conversation import (

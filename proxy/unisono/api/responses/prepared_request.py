@@ -37,9 +37,9 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.frozen import dataclass
 from unisono.core.ids import DerivedIds
-from unisono.core.request_identity import identify
 from unisono.core.state_store import Lease, Status
 from unisono.core.tools import ToolServer
+from unisono.core.trace_context import identify
 from unisono.engine.request import GenerationService, GenerationStream
 from unisono.errors import StoreConflict
 

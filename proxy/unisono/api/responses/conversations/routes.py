@@ -22,7 +22,6 @@ from unisono.api.dependencies import CurrentCaller, PathId, parsed_body, provide
 from unisono.api.field_types import FieldInput, OpenModel, shortened
 from unisono.api.json_response import to_whole
 from unisono.api.media import MediaHistory, MediaSource, file_context
-from unisono.api.request_notes import MAX_NOTES
 from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
 from unisono.api.responses.inbound import to_entries
 from unisono.api.responses.input_conversion import InputConversion
@@ -43,6 +42,7 @@ from unisono.api.responses.queries import ItemQuery, PageQuery
 from unisono.api.responses.schema import Metadata
 from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.route_table import BODY_404_409, READ_404, READ_404_409, RouteTable
+from unisono.api.unused_fields import MAX_NOTES
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.state_store import Store, StoredConversation, StoredItem

@@ -40,11 +40,10 @@ from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, failure_in, to_echo, to_response
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.outbound.sse_stream import to_sse
 from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import Sender, understood, validate_body
-from unisono.api.responses.routes.responses_api import ResponsesApi
+from unisono.api.responses.routes.responses_api import ResponsesApi, to_sse
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.routing_fields import chosen_fields
