@@ -74,8 +74,8 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
         [entry("a", "openai/openai/gpt-oss-20b")],
         f"model_list[0].litellm_params.model: `openai` is not a backend kind of Unisono ({KINDS}), and litellm, "
         "which serves other providers, is not installed; run `pip install 'litellm!=1.82.7,!=1.82.8,>=1.90'`. Or "
-        "if api_base is your own server, use its backend kind to serve the model as Harmony, such as "
-        "`model: vllm/openai/gpt-oss-20b`.",
+        "if api_base is your own server, write the backend kind of the server instead of `openai`, such as "
+        "`model: vllm/openai/gpt-oss-20b`; only then does the gateway use Harmony.",
     ),
     "Harmony model of an unknown kind": (
         [entry("a", "openai/some", model_info={"harmony": True})],
@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "unknown adapter setting": (
         [entry("gpt-oss", "vllm/a", unisono={"backend": {"stream_interval": 4, "batch": 2}})],
-        "model_list[0].unisono.backend.batch: unknown key `batch` for the vllm adapter",
+        "model_list[0].unisono.backend.batch: the vllm adapter has no setting `batch`; remove it",
     ),
     "invalid adapter setting": (
         [entry("gpt-oss", "vllm/a", unisono={"backend": {"stream_interval": 0}})],
@@ -92,29 +92,29 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "unknown recovery": (
         [entry("gpt-oss", "vllm/a", unisono={"recoveries": {"repetition": "off", "typos": "off"}})],
-        "model_list[0].unisono.recoveries.typos: `typos` is not a rule that can be switched off; rules: code-fence, "
-        "dangling-preamble, regenerated-answer, regenerated-call, repetition, undeclared-tool",
+        "model_list[0].unisono.recoveries.typos: `typos` is not a rule that can be switched off; use one of: "
+        "code-fence, dangling-preamble, regenerated-answer, regenerated-call, repetition, undeclared-tool",
     ),
     "model other than gpt-oss": (
         [entry("qwen", "mlx/qwen3")],
         "model_list[0].litellm_params.model: neither `qwen` nor `mlx/qwen3` contains gpt-oss, and `mlx` serves only "
-        "Harmony models; if this is one, set `model_info: {harmony: true}`",
+        "Harmony models; if this is a Harmony model, set `model_info: {harmony: true}`",
     ),
     "duplicate deployment id": (
         [entry("gpt-oss", "vllm/a", model_info={"id": "x"}), entry("gpt-oss", "vllm/b", model_info={"id": "x"})],
-        "model_list[1].model_info.id: another entry has the name `x` too; set another id",
+        "model_list[1].model_info.id: the name `x` is already used by another entry; set a different id",
     ),
     "missing api_base": (
         [entry("gpt-oss", "vllm/a", None)],
-        "model_list[0].litellm_params.api_base: missing; this backend kind needs the address of its server",
+        "model_list[0].litellm_params.api_base: missing; set the address of the backend server",
     ),
     "api_base with a query": (
         [entry("gpt-oss", "vllm/a", "http://h:8000/v1?key=1")],
-        "model_list[0].litellm_params.api_base: must not contain `?` or `#`; set the address of the server only",
+        "model_list[0].litellm_params.api_base: must not contain `?` or `#`; set only the address of the server",
     ),
     "api_base with a fragment": (
         [entry("gpt-oss", "vllm/a", "http://h:8000/#/models")],
-        "model_list[0].litellm_params.api_base: must not contain `?` or `#`; set the address of the server only",
+        "model_list[0].litellm_params.api_base: must not contain `?` or `#`; set only the address of the server",
     ),
 }
 

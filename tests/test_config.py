@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "empty master key": (
         {"general_settings": {"master_key": "  "}},
-        "general_settings: `master_key` is empty; set a key, or remove it to serve on loopback without a key",
+        "general_settings: `master_key` is empty; set a key, or remove `master_key` to serve on loopback only",
     ),
     "master key with a line break": (
         {"general_settings": {"master_key": "sk-1\n"}},
@@ -174,8 +174,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "unknown time zone": (
         {"litellm_settings": {"timezone": "Berlin"}},
-        "litellm_settings.timezone: must be a time zone of the IANA database, such as `Europe/Berlin`; if this one is, "
-        "install the system package tzdata",
+        "litellm_settings.timezone: must be the name of a time zone in the IANA database, such as `Europe/Berlin`; "
+        "if the name is correct, install the system package tzdata",
     ),
     "zero store lifetime": ({"store": {"ttl_s": 0}}, "store.ttl_s: input should be greater than 0"),
     "negative replica count": (
@@ -184,7 +184,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "blank store URL": (
         {"store": {"url": " "}},
-        "store: `url` is empty; set an address, or remove it to use a SQLite file of the user",
+        "store: `url` is empty; set an address, or remove the key to use a SQLite file",
     ),
     "store as text": (
         {"store": "redis://localhost"},
@@ -476,7 +476,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no vision model": (
         {"model_list": [entry("a", unisono={"media": "describe"})]},
-        "model_list[0].unisono.media: `describe` needs a vision model; set `media_model`",
+        "model_list[0].unisono.media: `describe` requires a vision model; set `media_model`",
     ),
     "vision model without effect": (
         {"model_list": [entry("a", unisono={"media": "strip", "media_model": "a"})]},
@@ -488,7 +488,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "vision model that reads text only": (
         {"model_list": [entry("a"), entry("b", unisono={"media": "describe", "media_model": "a"})]},
-        "model_list[1].unisono.media_model: `a` cannot describe images; use a pass-through model (no `*` in its name)",
+        "model_list[1].unisono.media_model: `a` cannot describe images; use a pass-through chat model without "
+        "`*` in its name",
     ),
     "different reasoning fields in one group": (
         {"model_list": [entry("a"), entry("b"), entry("a", unisono={"reasoning_field": "none"})]},

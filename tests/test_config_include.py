@@ -50,7 +50,7 @@ def test_lists_are_appended_and_sections_are_merged(tmp_path: Path) -> None:
     ("part", "message"),
     [
         ({"router_settings": {"num_retries": 2}}, "part.yaml: router_settings.num_retries: another file sets"),
-        ({"include": ["x.yaml"]}, "part.yaml: an included file must not include others"),
+        ({"include": ["x.yaml"]}, "part.yaml: an included file must not include further files"),
         ("- 1", "part.yaml: an included file must be a mapping"),
         ("a: [", "part.yaml, line 1"),
         (None, "part.yaml: cannot read the file"),

@@ -124,8 +124,8 @@ ENTRY_WARNINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gpt-oss at a generic endpoint": (
         entry("openai/gpt-oss-20b", api_base="http://h"),
-        "model_list[0].litellm_params.model: if api_base is your own server, use its backend kind to serve the model "
-        "as Harmony, such as `model: vllm/gpt-oss-20b`",
+        "model_list[0].litellm_params.model: if api_base is your own server, write the backend kind of the "
+        "server instead of `openai`, such as `model: vllm/gpt-oss-20b`; only then does the gateway use Harmony",
     ),
 }
 
@@ -452,7 +452,7 @@ def test_import_writes_the_kind_of_a_generic_server(tmp_path: Path) -> None:
     assert yaml.safe_load(text)["model_list"][0]["litellm_params"]["model"] == "vllm/openai/gpt-oss-20b"
     assert "model_list[0].litellm_params.model: the server is vllm" in text
     # Without an answer of the server, the entry stays and the hint says what to do.
-    assert "use its backend kind" in imported(source)
+    assert "write the backend kind of the server" in imported(source)
 
 
 def test_the_own_code_of_an_operator_may_check_requests() -> None:

@@ -84,11 +84,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two lists for one model": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"a": ["c"]}]}},
-        "router_settings.fallbacks[1].a: a second list for the model `a`; merge it into the first one",
+        "router_settings.fallbacks[1].a: this is a second list for the model `a`; merge the two lists",
     ),
     "two lists, one by alias": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"x": ["c"]}], "model_group_alias": {"x": "a"}}},
-        "router_settings.fallbacks[1].x: a second list for the model `a`; merge it into the first one",
+        "router_settings.fallbacks[1].x: this is a second list for the model `a`; merge the two lists",
     ),
     "fallback of an unknown model": (
         {"litellm_settings": {"context_window_fallbacks": [{"z": ["a"]}]}},

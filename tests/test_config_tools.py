@@ -88,25 +88,28 @@ def test_a_stdio_server_has_a_command_and_environment() -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "no URL": ({}, "mcp_servers.docs: transport `http` needs `url`"),
+    "no URL": ({}, "mcp_servers.docs: transport `http` requires `url`"),
     "URL and command": (
         {"url": URL, "command": "x"},
-        "mcp_servers.docs: transport `http` needs `url`, and no `command`",
+        "mcp_servers.docs: transport `http` requires `url`, and does not allow `command`",
     ),
-    "stdio without a command": ({"transport": "stdio"}, "mcp_servers.docs: transport `stdio` needs `command`"),
+    "stdio without a command": ({"transport": "stdio"}, "mcp_servers.docs: transport `stdio` requires `command`"),
     "headers of a stdio server": (
         {"transport": "stdio", "command": "x", "static_headers": {"a": "b"}},
         "mcp_servers.docs: transport `stdio` has no headers",
     ),
-    "no token": ({"url": URL, "auth_type": "bearer_token"}, "mcp_servers.docs: auth_type `bearer_token` needs"),
-    "no issuer": ({"url": URL, "auth_type": "oauth2", "client_id": "a"}, "mcp_servers.docs: auth_type `oauth2` needs"),
+    "no token": ({"url": URL, "auth_type": "bearer_token"}, "mcp_servers.docs: auth_type `bearer_token` requires"),
+    "no issuer": (
+        {"url": URL, "auth_type": "oauth2", "client_id": "a"},
+        "mcp_servers.docs: auth_type `oauth2` requires",
+    ),
     "unknown key": (
         {"url": URL, "allowed_tool": []},
         "mcp_servers.docs.allowed_tool: unknown key `allowed_tool` (did",
     ),
     "empty filter": (
         {"url": URL, "require_approval": {"never": {}}},
-        "mcp_servers.docs.require_approval.never: the entry permits no tools",
+        "mcp_servers.docs.require_approval.never: the entry selects no tools",
     ),
     "unknown approval policy": (
         {"url": URL, "require_approval": "sometimes"},
@@ -126,7 +129,10 @@ def test_an_invalid_entry_is_rejected_with_its_path(entry: dict[str, Any], messa
 HOSTS: dict[str, tuple[Any, str]] = {
     "URL instead of a host": ("https://mcp.example.com", "unisono.mcp_allowed_hosts[0].host: must be only a host name"),
     "host with a port": ("mcp.example.com:8443", "unisono.mcp_allowed_hosts[0].host: must be only a host name"),
-    "private wildcard": ({"host": "*", "private": True}, "unisono.mcp_allowed_hosts[0]: `private` needs a host name"),
+    "private wildcard": (
+        {"host": "*", "private": True},
+        "unisono.mcp_allowed_hosts[0]: `private` requires a host name",
+    ),
 }
 
 

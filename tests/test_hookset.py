@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "unknown option": (
         [{"hearing": {"says": "a", "to": "b"}}],
-        "unisono.hooks[0].hearing.to: unknown key `to` for this hook",
+        "unisono.hooks[0].hearing.to: the hook has no option `to`; remove it",
     ),
     "invalid option": (
         ["hearing", {"blocklist": {"patterns": {"a": "("}}}],

@@ -1,6 +1,6 @@
 """Time limits of one response.
 
-On expiry the connection is reset, so that the backend stops generating.
+When a limit expires, the connection is closed, so that the backend stops generating.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from unisono.core.generation import Timeouts
 from unisono.net.http_response import HttpResponse
 
 BACKEND = "the backend"  # subject of messages about expired limits
-LATE_READ_S = 0.05  # for reading bytes that arrived in time while the event loop was busy
+LATE_READ_S = 0.05  # extra time to read bytes that arrived before the limit, while the event loop was busy
 
 
 class AbortTimer:
-    """Deadlines of one answer, on one timer that is moved only when it fires.
+    """Time limits for the first token, for silence between tokens, and for the whole answer.
 
-    Time spent waiting for the backend counts. Time that the reader spends elsewhere counts only for the total
-    limit. On expiry the socket is dropped, which wakes its reader."""
+    The limits until the first token and between tokens run only while the reader waits for the backend. The limit for
+    the whole answer always runs. When a limit expires, `expired` is set to the error message and the connection is
+    closed, which wakes the reader. There is one timer, which is rescheduled only when it fires.
+    """
 
     __slots__ = (
         "_first",
@@ -40,7 +42,7 @@ class AbortTimer:
         self._timeouts = timeouts
         self._silence_s = timeouts.silence_s
         self._total_at = started + timeouts.total_s
-        # End of the silence limit; None while the reader handles data.
+        # Time of the event loop at which the backend must have sent something; None while the reader handles data.
         self.due_at: float | None = started + timeouts.first_token_s
         self._first = True
         self._is_late = False
@@ -48,11 +50,11 @@ class AbortTimer:
         self._timer = self._loop.call_at(min(self.due_at, self._total_at), self._on_timer)
 
     def start_silence(self) -> None:
-        """Start the silence limit, since the reader waits for data."""
+        """Start the limit between tokens, because the reader now waits for data."""
         self.due_at = self._loop.time() + self._silence_s
 
     def delivered(self) -> None:
-        """Stop the silence limit after data arrived, until `start_silence`."""
+        """Stop the limit until `start_silence` is called again: the backend has sent tokens."""
         self.due_at = None
         self._is_late = False
         if self._first:
@@ -65,7 +67,7 @@ class AbortTimer:
 
     def _on_timer(self) -> None:
         now = self._loop.time()
-        # No reader waits: the earliest end of a silence that would begin now.
+        # While no reader waits, use the end of a silence that would begin now.
         due = now + self._silence_s if self.due_at is None else self.due_at
         if now >= self._total_at:
             self.expired = incomplete(self._timeouts)

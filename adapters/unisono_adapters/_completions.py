@@ -1,6 +1,7 @@
-"""The OpenAI text-completion stream, as several engines implement it.
+"""Requests to `/v1/completions`, and conversion of the streams to chunks.
 
-A stream is complete when it has sent both a finish reason and `[DONE]`.
+vLLM, SGLang and mlx-lm implement this API of OpenAI. A stream is complete when it has sent both a finish reason and
+`[DONE]`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._logprobs import to_logprob
 
-# Finish reasons of vLLM, SGLang and mlx-lm; the last two are failures.
+# Finish reasons of vLLM, SGLang and mlx-lm. "abort" and "error" mean that the generation failed.
 FINISHES: dict[str, FinishReason | type[BackendError]] = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -40,9 +41,9 @@ FINISHES: dict[str, FinishReason | type[BackendError]] = {
     "error": BackendError,
 }
 
-# Key under which vLLM repeats the prompt's ids, once per answer.
+# Field in which vLLM repeats the ids of the prompt, once per answer.
 ECHO = b'"prompt_token_ids":['
-# Minimum size in bytes of an event that is searched for the echo.
+# Only events of at least this number of bytes are searched for the field.
 LONG_EVENT = 4096
 
 
@@ -51,7 +52,8 @@ def complete(
 ) -> AsyncGenerator[Chunk]:
     """Send `body` to `/v1/completions` and yield chunks of ids or text, depending on `output`.
 
-    `stop_field` is the field of a choice that holds its stop token.
+    `stop_field` is the name of the field in which the server reports the stop token that ended a choice. Raises the
+    `BackendError` family.
     """
     scored = job.prompt.tokens if job.prompt_logprobs else ()
     fold = CompletionFold(output, wire.failures, stop_field, has_logprobs=job.logprobs is not None, scored=scored)
@@ -59,7 +61,7 @@ def complete(
 
 
 def id_request(model: str, job: CompletionJob) -> dict[str, object]:
-    """Return the request fields of servers that take and return token ids."""
+    """Return the request body for servers that accept and return token ids."""
     return {
         "model": model,
         "prompt": list(job.prompt.tokens),
@@ -75,7 +77,7 @@ def id_request(model: str, job: CompletionJob) -> dict[str, object]:
 def sampling(job: CompletionJob) -> dict[str, object]:
     """Return the sampling fields of a request to `/v1/completions`.
 
-    They include `seed` and `logit_bias` only if the job needs them.
+    `seed` and `logit_bias` are left out unless the job sets them or needs them for a constraint.
     """
     options = job.sampling
     fields: dict[str, object] = {
@@ -95,9 +97,10 @@ def sampling(job: CompletionJob) -> dict[str, object]:
 
 
 class CompletionFold:
-    """Converter from events to chunks. `done` is set with the chunk that holds the finish.
+    """Converter from the events of a text completion to chunks.
 
-    `scored` are the prompt's tokens if their log probabilities precede those of the answer.
+    `done` becomes True when `feed` returns the last chunk, which has the finish reason. `scored` are the tokens of
+    the prompt if the stream begins with the log probabilities of the prompt, else empty.
     """
 
     __slots__ = (
@@ -122,23 +125,26 @@ class CompletionFold:
         self._last: int | None = None
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
-        # Log probabilities of the tokens of the current read; None if the job requests none.
+        # Log probabilities of the tokens of the current read; None if the job does not request log probabilities.
         self._logprobs: list[TokenLogprob | None] | None = [] if has_logprobs else None
-        # Tokens of the prompt until their log probabilities have arrived, and those log probabilities for one read.
+        # Tokens of the prompt, until their log probabilities arrive. The log probabilities are returned with the
+        # chunk of the read in which they arrive.
         self._scored = scored
         self._prompt_logprobs: list[TokenLogprob | None] = []
         self.done = False
 
     def feed(self, events: list[bytes]) -> Chunk | None:
-        """Return the chunk for the events of one read, or None without output.
+        """Return the chunk for the events of one network read, or None if they contain no output.
 
-        Raises BackendProtocolError for another protocol, and the mapped error for an error object.
+        Raises BackendProtocolError if an event does not follow the protocol. If an event is an error object, raises
+        the exception that the error object maps to.
         """
         tokens: list[int] = []
         if self._logprobs is not None:
             self._logprobs, self._prompt_logprobs = [], []
         elif self._finish is None and self._takes_ids:
-            # Nearly all events are plain. The typed decoder needs 0.4 us for one, orjson and checks in Python 1.5 us.
+            # Nearly all events are plain. For a plain event, the typed decoder takes 0.4 us; orjson and checks in
+            # Python take 1.5 us.
             plain = _take_many(events, tokens) if len(events) >= MANY_EVENTS else 0
             try:
                 for event in events[plain:]:
@@ -174,7 +180,7 @@ class CompletionFold:
         if not isinstance(choices, list):
             raise BackendProtocolError("the backend sent an event without a list of `choices`")
         if not choices or self._finish is not None:
-            # The usage event, or a repeated end of a finished generation.
+            # Either the event with the usage, or another event after the finish reason.
             return
         choice = choices[0]
         if not isinstance(choice, dict):
@@ -201,13 +207,16 @@ class CompletionFold:
                 self._logprobs += logprobs_of(choice.get("logprobs"), checked, begin)
 
     def _add_prompt_logprobs(self, field: object) -> int:
-        """Read the prompt's log probabilities from the first `logprobs` object; return their number."""
+        """Read the log probabilities of the prompt from the `logprobs` object of the first choice.
+
+        Returns the number of entries that belong to the prompt; 0 if the choice has no `logprobs`.
+        """
         if field is None:
             return 0
         values = field.get("token_logprobs") if isinstance(field, dict) else None
-        # The first token of a prompt has none. Any other list begins with the answer.
+        # The first token of a prompt has no log probability. A list that begins with a number begins with the answer.
         if not isinstance(values, list) or len(values) < len(self._scored) or values[0] is not None:
-            raise BackendProtocolError("the backend sent no log probabilities of the prompt")
+            raise BackendProtocolError("the backend did not send the log probabilities of the prompt")
         self._prompt_logprobs = logprobs_of(field, self._scored)
         self._scored = ()
         return len(self._prompt_logprobs)
@@ -245,10 +254,11 @@ class CompletionFold:
 
 
 def logprobs_of(field: object, tokens: Sequence[int], begin: int = 0) -> list[TokenLogprob | None]:
-    """Return an entry for each token from the field `logprobs` of a choice.
+    """Return the log probability of each token, read from the field `logprobs` of a choice.
 
-    The entries of the tokens begin at `begin`. The entry of a token without a log probability is None. An alternative
-    is included if its name is an id, such as `token_id:17`, or the text of exactly one token.
+    `begin` is the index of the entry for the first of the tokens. The result has None for a token without a log
+    probability. An alternative is left out unless its name is an id, such as `token_id:17`, or the text of exactly
+    one token.
     """
     found = field if isinstance(field, dict) else {}
     values, tops = found.get("token_logprobs"), found.get("top_logprobs")
@@ -266,7 +276,10 @@ MAX_ID_DIGITS = 9
 
 
 def _id_of(name: object) -> int | None:
-    """Return the id of a token that a server names by id or text; None if it is unknown."""
+    """Return the id of the token that `name` gives as an id or as text.
+
+    Returns None if no single token has this name.
+    """
     if not isinstance(name, str):
         return None
     if name.startswith(ID_PREFIX):
@@ -280,14 +293,17 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=VOCABULARY)]
 
 
 class PlainChoice(Struct, gc=False):
-    """Choice with token ids that does not end the generation."""
+    """Choice that contains token ids and does not end the generation."""
 
     token_ids: list[TokenId]
     finish_reason: None
 
 
 class PlainEvent(Struct, gc=False):
-    """Event with nothing but token ids: no end, no usage, no error. Other fields are skipped."""
+    """Event that contains token ids and no finish reason, usage or error.
+
+    All other fields are ignored.
+    """
 
     choices: tuple[PlainChoice]
     usage: None = None
@@ -295,29 +311,30 @@ class PlainEvent(Struct, gc=False):
     object: Literal["text_completion"] = "text_completion"
 
 
-# Errors for an event that is not plain. Invalid UTF-8 in a text is no DecodeError.
+# Exceptions of the decoder for an event that is not plain. Invalid UTF-8 in a string does not raise DecodeError.
 NOT_PLAIN: Final = (DecodeError, RecursionError, UnicodeDecodeError)
 decode_plain_event = Decoder(PlainEvent).decode
 decode_plain_events = Decoder(list[PlainEvent]).decode
 _choices = attrgetter("choices")
 _token_ids = attrgetter("token_ids")
-# Number of events from which decoding them as one array is faster than one by one.
+# From this number of events on, decoding the events as one array is faster than one by one.
 MANY_EVENTS: Final = 4
-# Events that end a stream: the finish, the usage and `[DONE]`.
+# Number of events that end a stream: the finish reason, the usage and `[DONE]`.
 END_EVENTS: Final = 3
 
 
 def _take_many(events: list[bytes], tokens: list[int]) -> int:
-    """Add the ids of many events to `tokens` if all are plain, and return their number.
+    """Decode many events at once and add their ids to `tokens`.
 
-    The events that end a stream are left out.
+    Returns the number of events that were decoded, counted from the first. It is 0 if one of the events is not plain.
+    The last events of a stream are never decoded here.
     """
     many = events[:-END_EVENTS] if events[-1] == b"[DONE]" else events
     try:
         decoded = decode_plain_events(b"[%b]" % b",".join(many))
     except NOT_PLAIN:
         return 0
-    # An event with a comma outside of its object would change their number.
+    # If an event consists of several objects with commas between them, the numbers differ.
     if len(decoded) != len(many):
         return 0
     choices = chain.from_iterable(map(_choices, decoded))
@@ -326,14 +343,14 @@ def _take_many(events: list[bytes], tokens: list[int]) -> int:
 
 
 def without_echo(event: bytes) -> bytes:
-    """Return `event` without the echoed prompt ids.
+    """Return `event` without the ids of the prompt, which vLLM repeats in its first event.
 
-    Parsing a hundred thousand unused numbers takes longer than all other work on the first event. Anything but
-    a flat list without strings stays unchanged.
+    Parsing a hundred thousand unused numbers would take longer than all other work on that event. The event is
+    returned unchanged if the field is not a flat list of numbers.
     """
     if len(event) < LONG_EVENT:
         return event
-    # Quotes inside a JSON string are escaped, so these bytes are the key and never a string's content.
+    # Quotes inside a JSON string are escaped, so these bytes are always the key and never the content of a string.
     begin = event.find(ECHO) + len(ECHO)
     if begin < len(ECHO):
         return event

@@ -1,8 +1,8 @@
-"""Constraints for all backends: forbidden markers, shared notations, refusals.
+"""Parts of constraints that several adapters use: forbidden markers, notations, and errors.
 
-A JSON grammar does not exclude control tokens: their spelling is text that a string may contain, so the grammar
-allows the token itself. If the backend takes a bias, a prohibitive one forbids them. Stop tokens stay allowed,
-since engines end on them only when the grammar is complete.
+A JSON grammar does not exclude control tokens: a JSON string may contain the spelling of a control token as text, so
+engines allow the token itself. If the backend accepts biases, the gateway forbids control tokens with a bias of -100.
+Stop tokens stay allowed, because engines allow them only where the grammar is complete.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from unisono.errors import (
     Symptom,
 )
 
-# JSON schemas for which vLLM can limit white space.
+# Limit for white space in vLLM's JSON.
 #
-# Its JSON grammars allow any amount of white space between tokens, and a model that does not want to continue fills
-# its budget with it. Only a structural tag accepts a limit. But in a tag, keywords unknown to the grammar engine are
-# silently ignored, while the ordinary way falls back to another engine. So a tag is used only for schemas whose
-# keywords were verified to be enforced. Measured on vLLM 0.32 with xgrammar 0.2.8.
+# vLLM's JSON grammars allow any amount of white space between JSON tokens. A model that does not want to continue can
+# generate white space until its token limit. Only a structural tag accepts a limit for white space. But in a structural
+# tag, vLLM silently ignores keywords that the grammar engine does not support; without the tag, it uses a different
+# engine for them. So a tag is used only if all keywords of the schema are in `SUPPORTED_KEYWORDS`, which the engine was
+# measured to enforce. Measured on vLLM 0.32 with xgrammar 0.2.8.
 
-# Maximum run of white space in characters: a line break and a deep indentation.
+# Maximum number of consecutive white space characters: enough for a line break and a deep indentation.
 MAX_WHITESPACE = 20
 
 SUPPORTED_KEYWORDS = frozenset({
@@ -50,17 +51,18 @@ SUPPORTED_KEYWORDS = frozenset({
     "description", "default", "examples", "$schema", "$comment",
 })  # fmt: skip
 
-# Keywords whose values are schemas by name.
+# Keywords whose value is an object that contains a schema under each name.
 _NAMED = ("properties", "$defs", "definitions")
 # Keywords whose value is one schema.
 _ONE = ("items", "additionalProperties")
+# Keywords whose value is a list of schemas.
 _SEVERAL = ("anyOf", "prefixItems")
 
 
 def as_tag(schema: Mapping[str, object]) -> str | None:
-    """Return the structural tag for an answer that follows the schema.
+    """Return a structural tag for an answer that follows the schema, as JSON.
 
-    None if only the ordinary way enforces all of it.
+    Returns None if the schema has a keyword that a structural tag would not enforce.
     """
     if not all(SUPPORTED_KEYWORDS.issuperset(each) for each in _schemas(schema)):
         return None
@@ -69,7 +71,7 @@ def as_tag(schema: Mapping[str, object]) -> str | None:
 
 
 def _schemas(schema: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    """Yield the schema and every schema in it."""
+    """Yield the schema and all schemas nested in it."""
     waiting: list[object] = [schema]
     while waiting:
         each = waiting.pop()
@@ -85,12 +87,12 @@ def _schemas(schema: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
                 waiting += value
 
 
-# Markers that belong to no body, and an end token that gpt-oss does not use.
+# Markers that never occur in the body of a message, and an end token that gpt-oss does not use.
 FORBIDDEN = (CONSTRAIN, CHANNEL, START, END, MESSAGE, ENDOFTEXT)
 # Bias that excludes a token.
 NEVER = -100.0
 
-# Schema of AnyJson for engines without a notation for it.
+# Schema for the constraint AnyJson, for engines that have no notation for "any JSON object".
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 
 _IN_A_REGEX = re.compile(r"([\\.^$*+?()\[\]{}|])")
@@ -98,7 +100,10 @@ _ESCAPED = r"\\\1"
 
 
 def bias(job: CompletionJob) -> Mapping[int, float]:
-    """Return the client's bias, plus the forbidden markers if there is a constraint."""
+    """Return the client's biases.
+
+    If the job has a constraint, add biases that forbid the control tokens.
+    """
     if job.constraint is None:
         return job.sampling.logit_bias
     return {**job.sampling.logit_bias, **dict.fromkeys(FORBIDDEN, NEVER)}
@@ -114,23 +119,29 @@ def schema_of(constraint: JsonSchema | AnyJson) -> Mapping[str, object]:
 
 
 def as_regex(texts: Sequence[str]) -> str:
-    """Return a regular expression for one of the texts, in the common subset of all engines."""
+    """Return a regular expression that matches exactly the given texts.
+
+    It uses only syntax that all engines support.
+    """
     return "|".join(f"({_IN_A_REGEX.sub(_ESCAPED, text)})" for text in texts)
 
 
 def as_lark(texts: Sequence[str]) -> str:
-    """Return an llguidance grammar for one of the texts."""
-    # Lark's literals are those of JSON.
+    """Return a grammar for llguidance that accepts exactly the given texts."""
+    # Lark's string literals have the syntax of JSON strings.
     return "start: " + " | ".join(orjson.dumps(text).decode() for text in texts)
 
 
 def refused_kind(constraint: Constraint) -> ConstraintRefused:
-    """Return the error of an adapter that cannot enforce this kind of constraint."""
+    """Return the exception for a kind of constraint that an adapter cannot enforce."""
     return ConstraintRefused(f"this backend does not support constraints of type {constraint.kind}")
 
 
 def refusal(job: CompletionJob, error: BackendError) -> BackendError:
-    """Return the error for `job`, given an `error` before the first token."""
+    """Return the exception to raise if `job` failed with `error` before its first token.
+
+    If the constraint of the job may be the cause, returns ConstraintRefused; otherwise returns `error` unchanged.
+    """
     if job.constraint is None or not _may_be_the_constraint(error):
         return error
     refused = ConstraintRefused(
@@ -141,8 +152,8 @@ def refusal(job: CompletionJob, error: BackendError) -> BackendError:
 
 
 def _may_be_the_constraint(error: BackendError) -> bool:
-    # Engines fail in many ways if they cannot compile a grammar: with a 400, a 500, or by dying. Repeating the
-    # request without the constraint shows whether something else was wrong.
+    # An engine that cannot compile a grammar may return a 400 or a 500, or crash. The gateway repeats the request
+    # without the constraint, which shows whether the constraint was the cause.
     if isinstance(error, BackendOverloaded | BackendTimeout):
         return False
     return isinstance(error, BackendRejected) or error.symptom in (Symptom.SERVER_ERROR, Symptom.DISCONNECTED)

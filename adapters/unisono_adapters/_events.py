@@ -1,7 +1,7 @@
-"""Conversion of event streams of all dialects to chunks: one chunk per network read.
+"""Conversion of a backend's event stream to chunks, with at most one chunk per network read.
 
-The last chunk is yielded only after a finish reason. Any earlier end is a failure, since a crashed engine looks
-like one that stopped in the middle.
+All kinds of backends use this module; their `Fold` knows the format of the events. A stream must contain a finish
+reason. If a stream ends without one, the request fails, because the backend may have crashed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ _MAX_TOKENS = 2**31
 
 
 class Fold(Protocol):
-    """Converter from events to chunks. `done` is set with the chunk that holds the finish."""
+    """Converter from events to chunks.
+
+    `done` becomes True when `feed` returns the last chunk, which has the finish reason.
+    """
 
     done: bool
 
     def feed(self, events: list[bytes]) -> Chunk | None:
-        """Return the chunk for the events of one read, or None without a sign of the model.
+        """Return the chunk for the events of one network read.
 
-        Raises the `BackendError` family.
+        Returns None if the model produced nothing in these events. Raises the `BackendError` family if the backend
+        reports an error or an event is malformed.
         """
         ...
 
@@ -39,12 +43,15 @@ class Fold(Protocol):
 async def generate(
     wire: BackendHttp, path: str, body: bytes, job: CompletionJob, fold: Fold, framing: Framing = SSE
 ) -> AsyncGenerator[Chunk]:
-    """Send `body` and yield the chunks that `fold` produces."""
+    """Send `body` to `path` and yield the chunks that `fold` makes of the response.
+
+    Raises the `BackendError` family.
+    """
     try:
         answer = await wire.post(path, body, job, framing)
     except BackendError as error:
         raise refusal(job, error) from error.__cause__
-    # A long prompt's request, and the echo of its ids, would use most of the memory of a waiting stream.
+    # Release the request body: with a long prompt, it would be most of the memory that an open stream uses.
     del body
     chunks = _Chunks(answer, fold, job.on_chunk)
     try:
@@ -75,9 +82,10 @@ async def generate(
 
 
 class _Chunks:
-    """Converter of the events of one answer to chunks, in the network callback.
+    """Conversion of the events of one answer to chunks inside the network callback.
 
-    Each chunk is offered to `on_chunk`, the callback of the job. A chunk that it leaves is stored in `unread`.
+    Each chunk is passed to `on_chunk`, the callback of the job. If `on_chunk` returns False, the chunk is stored in
+    `unread`.
     """
 
     __slots__ = ("_answer", "_fold", "_on_chunk", "has_started", "unread")
@@ -90,9 +98,10 @@ class _Chunks:
         self.unread: Chunk | None = None
 
     def consume(self, events: list[bytes]) -> bool:
-        """Convert the events of one read to a chunk; return True if it was handled or there is none.
+        """Convert the events of one network read to a chunk and offer the chunk to `on_chunk`.
 
-        Otherwise `unread` has the chunk, and the task that reads the answer must wake up for it.
+        Returns True if `on_chunk` accepted the chunk, or if the events make no chunk. Returns False if the chunk
+        is now in `unread`; the task that reads the answer must then wake up and yield the chunk.
         """
         chunk = self.recorded(self._fold.feed(events))
         if chunk is None or (self._on_chunk is not None and not self._fold.done and self._on_chunk(chunk)):
@@ -101,7 +110,7 @@ class _Chunks:
         return False
 
     def recorded(self, chunk: Chunk | None) -> Chunk | None:
-        """Return `chunk`; a chunk ends the silence of the backend."""
+        """Return `chunk`. Unless it is None, note that the backend has generated something."""
         if chunk is not None:
             self._answer.delivered()
             self.has_started = True
@@ -109,23 +118,26 @@ class _Chunks:
 
 
 def decoded(event: bytes) -> dict[str, Any]:
-    """Return an event's JSON object. Raises BackendProtocolError for any other content."""
+    """Return the JSON object in an event.
+
+    Raises BackendProtocolError if the event is anything else.
+    """
     try:
         data = orjson.loads(event)
     except orjson.JSONDecodeError as error:
         raise BackendProtocolError("the backend sent an event that is not JSON") from error
     if not isinstance(data, dict):
-        raise BackendProtocolError("the backend sent an event that is not an object")
+        raise BackendProtocolError("the backend sent an event that is not a JSON object")
     return data
 
 
 def token_ids(ids: object) -> list[int]:
-    """Return `ids` if it is a list of token ids in the vocabulary.
+    """Return `ids` unchanged.
 
-    Raises BackendProtocolError for anything else.
+    Raises BackendProtocolError if it is not a list of token ids in the vocabulary.
     """
     if not isinstance(ids, list):
-        raise BackendProtocolError("the backend sent token ids that are not a list")
+        raise BackendProtocolError("the backend sent token ids that are not in a list")
     for token in ids:
         if type(token) is not int or not 0 <= token < VOCABULARY:
             raise BackendProtocolError("the backend sent a token id outside the vocabulary")
@@ -133,18 +145,21 @@ def token_ids(ids: object) -> list[int]:
 
 
 def text_of(text: object) -> str:
-    """Return a text. Raises BackendProtocolError for any other type."""
+    """Return `text` unchanged. Raises BackendProtocolError if it is not a string."""
     if not isinstance(text, str):
         raise BackendProtocolError("the backend sent text that is not a string")
     return text
 
 
 def count(value: object) -> int | None:
-    """Return a count reported by a backend; None for an implausible value."""
+    """Return a number of tokens that a backend reports; None if it is not plausible."""
     return value if type(value) is int and 0 <= value < _MAX_TOKENS else None
 
 
 def field_of(answer: object, name: str, kind: type[T]) -> T | None:
-    """Return a field of a JSON object, or None if it is missing or of another kind."""
+    """Return the field `name` of a JSON object.
+
+    Returns None if the field is missing, or if its value is not of the type `kind`.
+    """
     value = answer.get(name) if isinstance(answer, dict) else None
     return value if isinstance(value, kind) else None

@@ -1,4 +1,4 @@
-"""Alias of `_probe` for one release."""
+"""Former name of the module `_probe`, which can still be imported for one release."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Mapping of HTTP statuses, connection faults and error objects to errors.
+"""Mapping of a backend's failures to exceptions.
 
-Guarantees: everything maps to the `BackendError` family or `ContextTooLong`. A backend's own message reaches a
-client only if the request itself was at fault, shortened and cleaned. Otherwise it is the error's cause, for
-the log. Neither contains a backend's key.
+Failures are HTTP statuses, connection faults and error objects. Every failure maps to the `BackendError` family or to
+`ContextTooLong`. A client sees the backend's own message, shortened and cleaned, only if the client's request caused
+the failure. In all other cases the message is only the `__cause__` of the exception, which is logged. A backend's key
+never appears in either text.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ from unisono.net.connection_faults import (
 from unisono_adapters._framing import EventTooLong
 
 MAX_DETAIL_LENGTH = 300
-# Upper bound of a Retry-After, in seconds.
+# A longer `Retry-After` is shortened to this number of seconds.
 MAX_RETRY_AFTER_S = 3600.0
 
 Statuses: TypeAlias = Mapping[int, tuple[type[BackendError], str]]
 
 _CREDENTIALS = "the backend rejected the gateway's credentials; the operator should check api_key of this deployment"
 
-# Meaning of HTTP statuses. Other 5xx are BackendError, anything else BackendProtocolError.
+# Exception and message for an HTTP status. A status that is not listed maps to BackendError from 500 on, and otherwise
+# to BackendProtocolError.
 STATUSES: dict[int, tuple[type[BackendError], str]] = {
     400: (BackendRejected, "the backend rejected the request"),
     401: (BackendUnavailable, _CREDENTIALS),
@@ -59,7 +61,7 @@ STATUSES: dict[int, tuple[type[BackendError], str]] = {
     504: (BackendTimeout, "the backend timed out"),
 }
 
-# Parameters that vLLM names for a prompt that leaves no room for one token.
+# Values of `param` in vLLM's error for a prompt that leaves no room in the context for a single new token.
 _LENGTHS = ("input_tokens", "max_tokens")
 
 _TOO_LONG = re.compile(
@@ -69,7 +71,7 @@ _TOO_LONG = re.compile(
 
 _BROKE = "the connection to the backend was lost"
 
-# Meaning of connection faults; the first matching row counts.
+# Mapping of connection faults: fault, exception, symptom and message. The first row that matches is used.
 FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str], ...] = (
     (
         ConnectTimeout,
@@ -93,20 +95,20 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str
     (OSError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
 )
 
-# Exceptions that `fault` maps. TimeoutError is an OSError.
+# Exceptions for which `fault` has a row. They include TimeoutError, which is a subclass of OSError.
 CAUGHT = (ConnectionFault, EventTooLong, OSError)
 
 
 class IdsMissing(BackendProtocolError):
-    """Response without the requested ids of generated tokens."""
+    """Backend did not send the token ids that the request asked for."""
 
 
 class UpstreamSaid(Exception):
-    """Cleaned message of a backend, used as the cause of an error."""
+    """Cleaned message of a backend, used as the `__cause__` of an exception."""
 
 
 def fault(error: BaseException) -> BackendError:
-    """Return the error for a connection fault."""
+    """Return the exception to raise for a connection fault."""
     for kind, meaning, symptom, message in FAULTS:
         if isinstance(error, kind):
             return meaning(message.format(error=error), symptom=symptom)
@@ -114,7 +116,10 @@ def fault(error: BaseException) -> BackendError:
 
 
 class FailureTable:
-    """Mapping of one backend kind's failures: the common table with its overrides."""
+    """Mapping of the failures of one backend.
+
+    `statuses` replace entries of `STATUSES` for this kind of backend. `secrets` are removed from all messages.
+    """
 
     def __init__(self, statuses: Statuses | None = None, secrets: Iterable[str] = ()) -> None:
         self._statuses = {**STATUSES, **(statuses or {})}
@@ -123,7 +128,10 @@ class FailureTable:
     def refusal(
         self, status: int, body: object, headers: Mapping[str, str] | None = None
     ) -> BackendError | ContextTooLong:
-        """Return the error for an HTTP status or `code`, and its body (decoded JSON or text)."""
+        """Return the exception for an HTTP status of 400 or more.
+
+        `status` may also be the `code` of an error object. `body` is decoded JSON, or text if it is not JSON.
+        """
         param, text = self._param_and_message(body)
         detail = f": {text}" if text else ""
         failure: BackendError | ContextTooLong
@@ -148,9 +156,9 @@ class FailureTable:
         return failure
 
     def error_object(self, data: dict[str, Any]) -> BackendError | ContextTooLong:
-        """Return the error for an error object under HTTP 200.
+        """Return the exception for an error object that arrived with HTTP status 200.
 
-        If its `code` (Ollama: `status`) is an HTTP status, it decides.
+        If the object contains an HTTP status in `code` (Ollama: `status`), the exception is that of this status.
         """
         error = data.get("error")
         code = error.get("code") if isinstance(error, dict) else data.get("code", data.get("status"))
@@ -161,7 +169,7 @@ class FailureTable:
         return failure
 
     def not_events(self, content_type: str, body: object) -> BackendError | ContextTooLong:
-        """Return the error for a response under HTTP 200 that is not an event stream."""
+        """Return the exception for a response with HTTP status 200 that is not an event stream."""
         if isinstance(body, dict) and is_error(body):
             return self.error_object(body)
         failure = BackendProtocolError(f"the backend answered with {clean(content_type)} instead of an event stream")
@@ -169,7 +177,7 @@ class FailureTable:
         return failure
 
     def _param_and_message(self, body: object) -> tuple[str | None, str]:
-        """Return the `param` and the message of an error body of any known shape."""
+        """Return the `param` of an error body, or None, and its message, which may be empty."""
         param: object = None
         message: object = body
         if isinstance(body, dict):
@@ -184,7 +192,7 @@ class FailureTable:
 
 
 def _problem(entry: object) -> str:
-    """Return one entry of the `detail` of FastAPI, with the path of its field."""
+    """Return one entry of FastAPI's `detail` as text: the path of the field, then the message."""
     if not isinstance(entry, dict) or not isinstance(entry.get("loc"), list):
         return str(entry)
     path = [str(name) for name in entry["loc"]]
@@ -203,8 +211,11 @@ def is_error(data: dict[str, Any]) -> bool:
 
 
 def clean(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return `text` on one line of `MAX_DETAIL_LENGTH` printable characters, without `secrets`."""
-    # The first cut is far beyond the final length, so that no part of a secret remains.
+    """Return `text` as one line of at most `MAX_DETAIL_LENGTH` printable characters.
+
+    `secrets` are replaced with "[key]". A longer text is truncated.
+    """
+    # First truncate far beyond the final length. A secret that this splits is then removed by the later truncations.
     text = text[: MAX_DETAIL_LENGTH * 200]
     for secret in secrets:
         text = text.replace(secret, "[key]")
@@ -214,7 +225,10 @@ def clean(text: str, secrets: Sequence[str] = ()) -> str:
 
 
 def retry_after(headers: Mapping[str, str] | None) -> float | None:
-    """Return the `Retry-After` header (number or date) in seconds, up to `MAX_RETRY_AFTER_S`."""
+    """Return the seconds in the `Retry-After` header, at most `MAX_RETRY_AFTER_S`.
+
+    The header may contain a number or a date. Returns None if the header is missing or invalid.
+    """
     value = headers.get("retry-after") if headers is not None else None
     if not value:
         return None

@@ -1,8 +1,9 @@
-"""Scores of given tokens from llama.cpp's server, which scores only those that it generates.
+"""Scoring of given tokens on llama.cpp's server.
 
-The server is made to generate the given tokens: a grammar of token ids allows nothing else. Its log probabilities are
-those before grammar and biases. A stop token cannot be part of a grammar, so a bias forces it, in a request of its own.
-Old servers do not know grammars of tokens: there, a bias forces every token in this way. Measured on the server of
+The server reports log probabilities only for tokens that it generates. A grammar of token ids forces the server to
+generate the given tokens. The log probabilities that it reports are those before grammar and biases are applied. A stop
+token cannot be part of a grammar, so each stop token has a request of its own, in which a bias forces the token. Old
+servers do not support grammars of token ids; there, every token has a request of its own. Measured on the server of
 llama-cpp-python 0.3.36.
 """
 
@@ -16,19 +17,23 @@ from unisono.errors import BackendError, BackendOverloaded, BackendTimeout, Back
 from unisono_adapters._logprobs import to_logprob
 from unisono_adapters._scoring import to_score
 
-# Tokens that one request generates. A request cannot be cancelled before its answer.
+# Maximum number of tokens that one request generates. A request cannot be cancelled before it is answered.
 FORCED_TOKENS = 128
-# Bias that no other token can exceed.
+# Bias so large that the token with the bias is always generated.
 FORCING_BIAS = 1e9
-# Failures that the same tokens with a bias would not avoid.
+# Failures whose cause is not the grammar, so that trying again with biases would not help.
 NOT_OF_THE_GRAMMAR = (BackendOverloaded, BackendTimeout, BackendUnavailable)
 
-# Request for tokens after a prompt, with additional fields of the body. Returns the server's answer.
+# Function that generates tokens. Its arguments are the ids of the prompt, the number of tokens to generate, and
+# additional fields of the request body. It returns the decoded JSON answer.
 Generate = Callable[[Sequence[int], int, Mapping[str, object]], Awaitable[object]]
 
 
 async def score_forced(generate: Generate, job: ScoreJob) -> list[TokenScore | None]:
-    """Return the score of each target. Raises the `BackendError` family."""
+    """Return the score of each target; None for a target that the server did not score.
+
+    Raises the `BackendError` family.
+    """
     scores: list[TokenScore | None] = []
     for part in parts_of(job.targets):
         before = [*job.prompt.tokens, *job.targets[: len(scores)]]
@@ -37,7 +42,10 @@ async def score_forced(generate: Generate, job: ScoreJob) -> list[TokenScore | N
 
 
 def parts_of(targets: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the targets in parts, with every stop token in a part of its own."""
+    """Yield the targets in parts of at most `FORCED_TOKENS` tokens.
+
+    Every stop token is in a part of its own.
+    """
     begin = 0
     for at, token in enumerate(targets):
         if token in ALL_STOP_TOKENS:
@@ -62,7 +70,7 @@ async def _score_part(
         except NOT_OF_THE_GRAMMAR:
             raise
         except BackendError:
-            # The server does not know grammars of tokens, or the bytes of these are not text.
+            # The server does not support grammars of token ids, or the tokens do not form valid UTF-8.
             pass
         else:
             return _scores_in(answer, part, top)
@@ -74,7 +82,10 @@ async def _score_part(
 
 
 def _scores_in(answer: object, targets: Sequence[int], top: int) -> list[TokenScore | None]:
-    """Return the scores in an answer. A token that ends inside of a character has none."""
+    """Return the score of each target in an answer.
+
+    Returns None for a token that ends inside a character, because the server leaves such tokens out.
+    """
     listed = answer.get("completion_probabilities") if isinstance(answer, dict) else None
     entries = [entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, dict)]
     scores: list[TokenScore | None] = []

@@ -1,4 +1,4 @@
-"""Framing of an event stream: its content type and its splitter."""
+"""Splitting of a response into its events: server-sent events, or lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from typing import Final, Protocol
 
 from unisono.core.frozen import dataclass
 
-# Splitter of newline-delimited JSON from network reads of any size.
+# `LineCutter` splits newline-delimited JSON, which arrives in network reads of any size.
 #
-# It works on bytes, so a character split over two reads is reassembled before decoding. It accepts LF and CRLF and
-# ignores empty lines.
+# It works on bytes, so a character that is split over two reads is complete when the line is decoded. It accepts LF
+# and CRLF as line ends, and ignores empty lines.
 
-# Maximum size of one event in bytes; a larger one is not a valid stream.
+# Maximum size of one event in bytes. A larger event raises EventTooLong.
 MAX_LINE_BYTES = 10 * 1024 * 1024
 
-# Bytes as numbers. For `b"\r" in data`, Python first tries the needle as a number and formats an error: about 3,800
-# machine instructions instead of 100.
+# Bytes as numbers, because `CR in data` is faster than `b"\r" in data`. For the latter, Python first tries to convert
+# the needle to a number and formats an error message: about 3,800 machine instructions instead of 100.
 CR: Final = 0x0D
 LF: Final = 0x0A
 
-# Line of a comment, or its beginning.
+# A comment line, or the beginning of a comment line at the end of the data.
 COMMENT: Final = re.compile(rb"^:.*\n?", re.MULTILINE)
 
 
 class EventTooLong(Exception):
-    """Line or event longer than `MAX_LINE_BYTES`."""
+    """Line or event of more than `MAX_LINE_BYTES` bytes."""
 
 
 class LineCutter:
-    """Splitter from reads to complete lines. Linear in the bytes, however they are split."""
+    """Splitter of network reads into complete lines.
+
+    The time is linear in the number of bytes, however the bytes are split into reads.
+    """
 
     __slots__ = ("_partial", "_partial_size")
 
@@ -41,7 +44,10 @@ class LineCutter:
         self._partial_size = 0
 
     def feed(self, read: bytes) -> list[bytes]:
-        """Return the lines completed by `read`, in order. Raises EventTooLong."""
+        """Return the lines that `read` completes, in order.
+
+        Raises EventTooLong if the unfinished line is too long.
+        """
         lines = read.split(b"\n")
         rest = lines.pop()
         if lines and self._partial:
@@ -56,30 +62,34 @@ class LineCutter:
         return [line for line in (line.strip() for line in lines) if line]
 
     def end(self) -> list[bytes]:
-        """Return the last line, which needs no line end."""
+        """Return the last line if no line break ends it.
+
+        Call this at the end of the response.
+        """
         line = b"".join(self._partial).strip()
         self._partial.clear()
         self._partial_size = 0
         return [line] if line else []
 
 
-# Splitter of server-sent events from network reads of any size.
+# `EventCutter` splits a stream of server-sent events, which arrives in network reads of any size.
 #
-# It works on bytes, so a character split over two reads is reassembled before decoding. It accepts LF, CR, CRLF and
-# any mix of them, a byte order mark, comments and unknown fields. It joins an event's `data:` lines as the standard
-# requires.
+# It works on bytes, so a character that is split over two reads is complete when the event is decoded. It accepts LF,
+# CR, CRLF and any mix of these line ends, a byte order mark, comments and unknown fields. It joins the `data:` lines
+# of an event as the standard requires.
 
 
 class EventCutter:
-    """Splitter from reads to the data of complete events.
+    """Splitter of network reads into the data of complete events.
 
-    Linear in the bytes, however they are split. Comments, which servers send to keep a connection open, take no memory.
+    The time is linear in the number of bytes, however the bytes are split into reads. Comments, which servers send to
+    keep a connection open, are dropped at once and take no memory.
     """
 
     __slots__ = ("_first", "_in_comment", "_partial", "_partial_size", "_skip_newline")
 
     def __init__(self) -> None:
-        # Bytes of the incomplete event, with LF as its only line end.
+        # Bytes of the incomplete event, with all line ends converted to LF.
         self._partial: list[bytes] = []
         self._partial_size = 0
         self._skip_newline = False
@@ -87,7 +97,10 @@ class EventCutter:
         self._first = True
 
     def feed(self, read: bytes) -> list[bytes]:
-        """Return the data of the events completed by `read`, in order. Raises EventTooLong."""
+        """Return the data of the events that `read` completes, in order.
+
+        Raises EventTooLong if the incomplete event is too long.
+        """
         if self._skip_newline or CR in read:
             read = self._with_newlines(read)
         if self._in_comment:
@@ -120,16 +133,19 @@ class EventCutter:
         return self._split(events)
 
     def end(self) -> list[bytes]:
-        """Return the last events: an event without its blank line still counts."""
+        """Return the data of the last event if no blank line ends it.
+
+        Call this at the end of the response.
+        """
         events = b"".join(self._partial)
         self._partial.clear()
         self._partial_size = 0
         return self._split(events)
 
     def _with_newlines(self, read: bytes) -> bytes:
-        """Return `read` with each line end as LF."""
+        """Return `read` with all line ends converted to LF."""
         if self._skip_newline and read:
-            # The previous read ended in CR, which ended its line: a following LF belongs to it.
+            # The previous read ended in CR, which already ended the line: an LF here is the second half of CRLF.
             self._skip_newline = False
             read = read.removeprefix(b"\n")
         if CR in read:
@@ -138,17 +154,17 @@ class EventCutter:
         return read
 
     def _without_comments(self, read: bytes) -> bytes:
-        """Return part of an incomplete event without its comments."""
+        """Return `read`, which is part of an incomplete event, without comments."""
         line_rest = b""
         if self._partial and not self._partial[-1].endswith(b"\n"):
-            # The first line continues the last one of the part before.
+            # The first line continues the last line of the previous part.
             line_rest, end, read = read.partition(b"\n")
             line_rest += end
         if not read.startswith(b":") and b"\n:" not in read:
             return line_rest + read
         self._in_comment = read.rpartition(b"\n")[2].startswith(b":")
         if not self._partial and read.startswith(b":"):
-            # A byte order mark behind a comment is part of a field's name.
+            # A byte order mark is one only at the beginning of the stream. After a comment it belongs to a field name.
             self._first = False
         return line_rest + COMMENT.sub(b"", read)
 
@@ -160,7 +176,7 @@ class EventCutter:
 
 
 def _data_of(event: bytes) -> bytes | None:
-    """Return the lines of data of an event; None without any, as for a comment."""
+    """Return the `data:` lines of an event, joined by LF; None if the event has no data."""
     data = []
     for line in event.split(b"\n"):
         if line.startswith(b"data:"):
@@ -171,7 +187,7 @@ def _data_of(event: bytes) -> bytes | None:
 
 
 class Cutter(Protocol):
-    """Splitter from reads to the data of complete events. Raises EventTooLong."""
+    """Splitter of network reads into the data of complete events. `feed` raises EventTooLong."""
 
     def feed(self, read: bytes) -> list[bytes]: ...
 
@@ -180,7 +196,10 @@ class Cutter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """Framing of a stream; `content_type` is both requested and required."""
+    """Format of a stream of events.
+
+    The gateway requests `content_type` in `Accept`, and rejects a response with any other content type.
+    """
 
     content_type: str
     cutter: Callable[[], Cutter]

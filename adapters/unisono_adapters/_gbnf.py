@@ -1,7 +1,8 @@
-"""Grammars of llama.cpp in its notation GBNF: choices of texts, and regular expressions.
+"""Grammars in llama.cpp's notation GBNF, for choices of texts and regular expressions.
 
-llama.cpp follows every way to read a token, one after the other. An ambiguous grammar therefore stops the whole server:
-`(.{1,30}){30}z` was stopped after 100 s without a token. Only expressions with few simultaneous ways are translated.
+For every token, llama.cpp follows all ways to parse the text so far, one after the other. With an ambiguous grammar
+there are so many ways that the whole server stalls: with `(.{1,30}){30}z` it generated no token in 100 seconds.
+Therefore only expressions are translated for which the number of ways stays small.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from unisono_adapters._regex_syntax import (
     parse_regex,
 )
 
-# Maximum elements of a grammar with its repetitions expanded, as llama.cpp does.
+# Maximum number of elements in a grammar, counted after the repetitions are expanded, since llama.cpp expands them.
 MAX_ELEMENTS: Final = 1_000
-# Maximum transitions and pairs of transitions that are examined, each of which takes about a microsecond.
+# Maximum number of transitions and of pairs of transitions that the check looks at. Each takes about a microsecond.
 MAX_WORK: Final = 50_000
-# Maximum pairs of different positions that one text can lead to.
+# Maximum number of pairs of different positions in the expression that the same text can reach.
 MAX_AMBIGUOUS_PAIRS: Final = 40
 MAX_CACHED: Final = 64
 
@@ -38,18 +39,18 @@ _PLAIN = re.compile(r"[A-Za-z0-9_ ]")
 
 
 def choice_grammar(texts: Sequence[str]) -> str:
-    """Return a grammar for one of the texts."""
+    """Return a grammar that accepts exactly the given texts."""
     return "root ::= " + " | ".join(map(_literal, texts))
 
 
-# A literal, a class, a comment, or the name of a rule.
+# A literal, a character class, a comment, or the name of a rule.
 _GRAMMAR_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(?P<name>[A-Za-z0-9_-]+)', re.DOTALL)
 
 
 def client_grammar(grammar: str) -> str:
-    """Return a grammar from a client with names of rules that llama.cpp can read.
+    """Return a client's grammar with its rules renamed so that llama.cpp can read it.
 
-    vLLM and SGLang allow underscores in them.
+    vLLM and SGLang allow underscores in the names of rules; llama.cpp does not.
     """
     names = {found["name"] for found in _GRAMMAR_TOKEN.finditer(grammar) if found["name"]}
     renamed: dict[str, str] = {}
@@ -64,9 +65,10 @@ def client_grammar(grammar: str) -> str:
 
 @lru_cache(MAX_CACHED)
 def regex_grammar(pattern: str) -> str | None:
-    """Return a grammar for a text that matches a valid Rust expression as a whole.
+    """Return a grammar for texts that a regular expression matches completely.
 
-    None if the expression is outside of the regular subset, too large, or too ambiguous.
+    `pattern` must be valid in Rust's syntax. Returns None if the expression uses a feature outside the regular
+    subset, or if it is too large or too ambiguous.
     """
     try:
         tree = parse_regex(pattern)
@@ -79,7 +81,7 @@ def regex_grammar(pattern: str) -> str | None:
 
 
 def _size(node: RegexNode) -> int:
-    """Return the number of elements with repetitions expanded."""
+    """Return the number of elements in the tree, with all repetitions expanded."""
     match node:
         case CharacterSet():
             return 1
@@ -153,7 +155,10 @@ def _code_point(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """First and last positions of a part of the expression."""
+    """Positions at which a match of a part of the expression can begin and end.
+
+    `is_nullable` is True if the part also matches the empty text.
+    """
 
     first: list[int]
     last: list[int]
@@ -161,16 +166,17 @@ class _Ends:
 
 
 class _Positions:
-    """Positions of the characters in an expression, and the transitions between them.
+    """Positions of the characters in an expression, and the transitions between the positions.
 
-    Two ways from one position to another are two transitions. Every repetition counts as unlimited.
+    If there are two ways from one position to another, there are two transitions. The check treats every repetition
+    as unlimited.
     """
 
     def __init__(self, tree: RegexNode) -> None:
         # Position 0 is the start.
         self._sets: list[Ranges] = [()]
         self._following: list[list[int]] = [[]]
-        # Outermost repetition around each position: inside of it, every position can follow every other one.
+        # Outermost repetition around each position; 0 outside of repetitions.
         self._loops: list[int] = [0]
         self._work = 0
         self._connect([0], self._add(tree, 0).first)
@@ -192,13 +198,13 @@ class _Positions:
         pairs: set[tuple[int, int]],
         waiting: list[tuple[int, int]],
     ) -> None:
-        """Add the pairs that one character leads to."""
+        """Add the pairs of positions that the next character can reach from `pair`."""
         for one, other in moves:
             self._count(1)
             if not _overlap(self._sets[one], self._sets[other]):
                 continue
             if one == other:
-                # Two ways meet inside of a repetition, so they multiply with each round.
+                # Two ways meet inside a repetition, so the number of ways multiplies with each round.
                 if self._loops[one] and self._loops[one] == self._loops[pair[0]] == self._loops[pair[1]]:
                     raise UntranslatableRegex("an ambiguous repetition")
                 continue
@@ -228,9 +234,9 @@ class _Positions:
                     end = self._add(body, loop)
                     return _Ends(end.first, end.last, is_nullable=True)
                 end = self._add(body, loop or len(self._sets))
-                # llama.cpp rejects unlimited repetitions of nothing.
+                # llama.cpp rejects unlimited repetitions of an expression that can be empty.
                 if end.is_nullable:
-                    raise UntranslatableRegex("a repetition of nothing")
+                    raise UntranslatableRegex("a repetition of an expression that can be empty")
                 self._connect(end.last, end.first)
                 return _Ends(end.first, end.last, least == 0)
             case _:

@@ -1,7 +1,8 @@
 """HTTP client of one backend: sending requests and receiving event streams.
 
-Only the `BackendError` family and `ContextTooLong` are raised. A request that is cancelled, closed or timed out drops
-its socket at once. No proxy, redirect, cookie, netrc or compression is used. Only the headers listed here are sent.
+Raises only ContextTooLong and the `BackendError` family. When a request is cancelled, closed or times out, its
+connection is closed at once. The client does not use proxies, redirects, cookies, netrc or compression. It sends no
+headers except those in this module.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from unisono_adapters._abort import BACKEND, AbortTimer
 from unisono_adapters._failures import CAUGHT, MAX_DETAIL_LENGTH, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
 
-PROBE_S = 10.0
-MAX_RESPONSE_BYTES = 4 * 1024 * 1024  # for an answer that is not a stream, in bytes
-MAX_PASSTHROUGH_BYTES = 64 * 1024 * 1024  # the same in pass-through
-MAX_BATCH_BYTES = 8 * 1024  # of a stream, processed before other streams get their turn
-LINGER_S = 0.1  # for the end of a finished answer, so that its connection can be reused
-NO_STATUS = "the backend did not answer a status request within {limit}; check its load"
-NO_PAGE = (400, 403, 404, 405, 501)  # for a page that a server does not have or was started without
+PROBE_S = 10.0  # seconds for a status request
+MAX_RESPONSE_BYTES = 4 * 1024 * 1024  # of a response that is not a stream
+MAX_PASSTHROUGH_BYTES = 64 * 1024 * 1024  # of a pass-through response that is not a stream
+MAX_BATCH_BYTES = 8 * 1024  # of one stream that are processed before other streams get a turn
+LINGER_S = 0.1  # seconds to wait for the end of a complete answer, so that its connection can be reused
+NO_STATUS = "the backend did not answer a status request within {limit}; check the load of the backend"
+NO_PAGE = (400, 403, 404, 405, 501)  # HTTP statuses of servers that do not have a page, or have turned it off
 
 # Header line of a request that accepts any media type.
 ACCEPT_ANY = "Accept: */*\r\n"
@@ -46,7 +47,7 @@ _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
 
 
 class Job(Protocol):
-    """Properties of a request that matter for HTTP."""
+    """Properties of a request that the HTTP client needs."""
 
     @property
     def timeouts(self) -> Timeouts: ...
@@ -59,7 +60,7 @@ class Job(Protocol):
 
 
 class BackendAnswer:
-    """Stream of events. `close` is allowed at any time, cheap and repeatable."""
+    """Stream of events from a backend. `close` may be called at any time and repeatedly."""
 
     __slots__ = ("_cutter", "_watch", "delivered", "is_ended", "response", "should_yield")
 
@@ -67,17 +68,19 @@ class BackendAnswer:
         self.response = response
         self._watch = watch
         self._cutter = framing.cutter()
-        # Marks a read as having brought tokens: comments and empty events are no sign of life.
+        # The caller calls this after a read that contained tokens. Comments and empty events do not restart the limit
+        # for silence.
         self.delivered = watch.delivered
-        # True if the last read filled its limit. The caller must then yield to other tasks before it reads again.
+        # True if the last read was as long as allowed. The caller must then yield to other tasks before it reads again.
         self.should_yield = False
-        self.is_ended = False  # all events were returned
+        self.is_ended = False  # True once all events were returned
 
     def next_data(self, consume: Callable[[list[bytes]], bool] | None = None) -> Future[None]:
-        """Return a future for the next data, the end or a failure.
+        """Return a future that is done when data, the end of the stream or a failure arrives.
 
-        Call it only while nothing is readable. `consume` is called with the data of the events of a short read, in the
-        network callback. If it returns True, the caller keeps waiting. An error that it raises is set on the future.
+        Call this method only while nothing is readable. The network callback passes the events of a short read to
+        `consume`. If `consume` returns True, the future stays pending. If `consume` raises, the future gets the
+        exception.
         """
         watch = self._watch
         if watch.due_at is None:
@@ -101,9 +104,9 @@ class BackendAnswer:
             raise fault(error) from error
 
     def read_nowait(self) -> list[bytes]:
-        """Return the data of the events that have arrived. `response` must be readable.
+        """Return the data of the events that have arrived; the list may be empty.
 
-        The list may be empty. The connection buffers only little ahead of the caller. Raises the `BackendError` family.
+        Call this method only while `response` is readable. Raises the `BackendError` family.
         """
         if self._watch.expired is not None:
             raise BackendTimeout(self._watch.expired)
@@ -131,10 +134,13 @@ class BackendAnswer:
         return self.read_nowait()
 
     async def settle(self) -> None:
-        """Read a finished answer briefly to its end, so that the connection can be reused."""
+        """Wait up to `LINGER_S` seconds for the end of a complete answer.
+
+        Only then can the connection be reused.
+        """
         if self.response.is_complete:
             return
-        # The answer is complete. A failure loses only the connection, and `close` drops it.
+        # All events have arrived. After a failure here, only the connection is lost: `close` closes it.
         with suppress(*CAUGHT):
             async with asyncio.timeout(LINGER_S):
                 while await self.response.read(MAX_BATCH_BYTES):
@@ -146,7 +152,7 @@ class BackendAnswer:
 
 
 class BackendBytes:
-    """Answer of any media type, which is read as it arrives."""
+    """Response of any media type, read in pieces as they arrive."""
 
     def __init__(self, response: HttpResponse, timeouts: Timeouts, ends_at: float) -> None:
         self.media_type = response.headers.get("content-type", "application/octet-stream")
@@ -156,7 +162,7 @@ class BackendBytes:
         self._ends_at = ends_at
 
     async def read(self) -> bytes:
-        """Return the next bytes; empty at the end. Raises the `BackendError` family."""
+        """Return the next bytes; empty at the end of the response. Raises the `BackendError` family."""
         due_at = asyncio.get_running_loop().time() + self._timeouts.silence_s
         message = silent(BACKEND, self._timeouts) if due_at < self._ends_at else incomplete(self._timeouts)
         with _mapped_failures(message):
@@ -168,11 +174,12 @@ class BackendHttp:
     """HTTP client of one backend. Construction does no I/O; connections open on first use."""
 
     def __init__(self, options: BackendOptions, statuses: Statuses | None = None, *, polite: bool = False) -> None:
-        """Create a client; `statuses` replace the errors of single HTTP statuses.
+        """Create a client.
 
-        With `polite`, an abort before the response head sends FIN, not RST, so that the backend can still send
-        the head. Some backends otherwise never end such a request. Raises ConfigError for an unusable address
-        or key."""
+        `statuses` replace entries of `_failures.STATUSES` for this kind of backend. With `polite`, a request that is
+        aborted before the response head is closed with FIN instead of RST, so that the backend can still send the head.
+        Without that, some backends never end such a request. Raises ConfigError if the address or the key is invalid.
+        """
         self._base = _base(options.api_base)
         secret = options.api_key or None
         self.failures = FailureTable(statuses, filter(None, (secret, self._base.password)))
@@ -183,9 +190,9 @@ class BackendHttp:
         }
         if secret is not None:
             if not (secret.isascii() and secret.isprintable()):
-                raise ConfigError("litellm_params.api_key: must contain printable ASCII characters only")
+                raise ConfigError("litellm_params.api_key: must contain only printable ASCII characters")
             if self._base.user is not None:
-                raise ConfigError("litellm_params.api_base: contains credentials although api_key is set; set only one")
+                raise ConfigError("litellm_params.api_base: contains credentials and api_key is also set; remove one")
             fixed["Authorization"] = f"Bearer {secret}"
         elif self._base.user is not None or self._base.password is not None:
             credentials = f"{self._base.user or ''}:{self._base.password or ''}"
@@ -228,9 +235,9 @@ class BackendHttp:
                     response.close()
 
     async def post_bytes(self, path: str, body: bytes | Upload, job: Job, model: str) -> BackendBytes:
-        """Send a JSON body or an upload and return the answer after its head.
+        """Send a JSON body or an upload; return the response as soon as its head has arrived.
 
-        `model` is the server's name. Raises the `BackendError` family.
+        `model` is the model name to insert into an upload. Raises the `BackendError` family.
         """
         ends_at = asyncio.get_running_loop().time() + job.timeouts.total_s
         with _mapped_failures(incomplete(job.timeouts)):
@@ -251,7 +258,7 @@ class BackendHttp:
         """Return the header lines of a request that belongs to a job."""
         lines = f"Accept: {accept}\r\n"
         if _HEADER_SAFE.fullmatch(job.request_id):
-            # Numbered, since one client request may become several concurrent generations.
+            # With a number appended, because one client request may cause several concurrent generations.
             lines += f"X-Request-Id: {job.request_id}-{next(self._serial)}\r\n"
         if job.trace is not None:
             for name, value in job.trace.headers.items():
@@ -259,7 +266,10 @@ class BackendHttp:
         return lines
 
     async def get_json(self, path: str, request_body: object = None) -> Any:
-        """Request a small JSON document. POST `request_body` if given. Raises BackendError."""
+        """Request a JSON document of at most `MAX_RESPONSE_BYTES`, within `PROBE_S` seconds.
+
+        Sends `request_body` with POST, or GET if it is None. Raises the `BackendError` family.
+        """
         method = "GET" if request_body is None else "POST"
         body = b"" if request_body is None else orjson.dumps(request_body)
         not_json = "the backend answered a status request with something other than JSON"
@@ -280,9 +290,11 @@ class BackendHttp:
         return body
 
     async def get_page(self, path: str, within_s: float, max_bytes: int) -> bytes | None:
-        """Return the body of a status page; None if the server has none.
+        """Return the body of a status page, or None if the server does not have this page.
 
-        Raises the `BackendError` family: BackendProtocolError for more than `max_bytes` bytes."""
+        Raises BackendTimeout after `within_s` seconds, BackendProtocolError if the page has more than `max_bytes`
+        bytes, and other errors of the `BackendError` family.
+        """
         with _mapped_failures(NO_STATUS.format(limit=seconds(max(0.0, within_s)))):
             async with asyncio.timeout(within_s):
                 response = await self._send("GET", path, ACCEPT_ANY, b"", within_s)
@@ -303,11 +315,14 @@ class BackendHttp:
                     response.close()
 
     async def aclose(self) -> None:
-        """Close all connections; the readers of open answers fail. Repeatable."""
+        """Close all connections.
+
+        Readers of answers that are still open get an exception. Repeatable.
+        """
         self._pool.close()
 
     async def _send(self, method: str, path: str, header_lines: str, body: bytes, connect_s: float) -> HttpResponse:
-        """Send a request and return its response after the head has arrived."""
+        """Send a request; return its response as soon as the response head has arrived."""
         return await self._pool.send(self._head(method, path, header_lines, len(body)), body, connect_s)
 
     def _head(
@@ -315,7 +330,7 @@ class BackendHttp:
     ) -> bytes:
         target = self._targets.get(path)
         if target is None:
-            # A backend has a few paths, which do not depend on requests.
+            # The cache needs no limit, because a backend has only a few paths.
             target = self._targets[path] = self._base.joinpath(path).raw_path_qs
         if method == "POST":
             header_lines += f"Content-Type: {media_type}\r\nContent-Length: {size}\r\n"
@@ -334,7 +349,10 @@ class BackendHttp:
 
 @contextmanager
 def _mapped_failures(timeout_message: str) -> Iterator[None]:
-    """Raise connection faults as BackendError, with this message for an expired time limit."""
+    """Convert connection faults to the `BackendError` family.
+
+    An expired time limit becomes a BackendTimeout with the message `timeout_message`.
+    """
     try:
         yield
     except TimeoutError as error:
@@ -344,7 +362,10 @@ def _mapped_failures(timeout_message: str) -> Iterator[None]:
 
 
 async def _read_body(response: HttpResponse, max_bytes: int = MAX_RESPONSE_BYTES) -> object:
-    """Return the first `max_bytes` bytes of a body, decoded if it is JSON, else as text."""
+    """Read a body up to about `max_bytes`.
+
+    Returns the decoded JSON. If the body is not JSON, returns its beginning as text.
+    """
     body = bytearray()
     while len(body) < max_bytes:
         read = await response.read(max_bytes)
@@ -359,16 +380,16 @@ async def _read_body(response: HttpResponse, max_bytes: int = MAX_RESPONSE_BYTES
 
 def _base(api_base: str | None) -> URL:
     if not api_base:
-        raise ConfigError("litellm_params.api_base: missing; this backend kind needs the address of its server")
+        raise ConfigError("litellm_params.api_base: missing; set the address of the backend server")
     try:
         url = URL(api_base.rstrip("/").removesuffix("/v1"))
     except ValueError as error:
         raise ConfigError(f"litellm_params.api_base: not a valid URL ({error})") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError("litellm_params.api_base: must begin with http:// or https:// and name a host")
-    # Both would be lost as soon as a route is appended.
+        raise ConfigError("litellm_params.api_base: must begin with http:// or https:// and contain a host")
+    # Query and fragment would be lost as soon as a path is appended.
     if url.query_string or url.fragment:
-        raise ConfigError("litellm_params.api_base: must not contain `?` or `#`; set the address of the server only")
+        raise ConfigError("litellm_params.api_base: must not contain `?` or `#`; set only the address of the server")
     return url
 
 

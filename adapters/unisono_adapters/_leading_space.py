@@ -1,14 +1,14 @@
-"""Continuation inside a message for a server that drops the first space of its output.
+"""Continuation inside a message on mlx_lm.server, which drops the first space of its output.
 
-Inside a message the next token usually begins with a space, and a text stream does not show a dropped one. A
-non-streamed answer of mlx_lm.server contains the id and probability of every token. So the first few tokens are
-requested in one piece. The rest is streamed from a position where the next token is nearly certain, so that its
-leading space is known.
+Inside a message the next token usually begins with a space, and a text stream does not show whether a space was
+dropped. A non-streamed answer of the server contains the id and the probability of every token. So the first few
+tokens (the first piece) are requested without streaming. The rest is streamed from a position at which the next token
+is nearly certain, so that it is known whether the text after this position begins with a space.
 
-No prompt that crashes the server is sent (`_poison_prompts`): the stream begins before the last of those tokens
-and not after it. If the job's own prompt is such a prompt, its last token is generated again until it is the
-same. The first piece is short, because the server generates all of it even if the reader has left. Measured on
-mlx-lm 0.32.2.
+A prompt that would crash the server (`_poison_prompts`) is never sent. Therefore the stream begins before the last
+token of the first piece, not after it. If the job's own prompt would crash the server, the prompt is sent without its
+last token, until the server generates the same token again. The first piece is short, because the server generates
+all of it even if the client disconnects. Measured on mlx-lm 0.32.2.
 """
 
 from __future__ import annotations
@@ -44,26 +44,28 @@ from unisono_adapters._framing import Framing, LineCutter
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._poison_prompts import PoisonPrompt
 
-# Tokens requested in one piece: enough for a certain one, and a short wait for a client.
+# Number of tokens in the first piece: probably one of them is nearly certain, and the client need not wait long.
 PROBE_TOKENS = 16
-# Minimum probability of a token that is certain to be generated again.
+# From this probability on, a token is regarded as certain to be generated again.
 MIN_CERTAIN_PROBABILITY = 0.999
-UNBEARABLE = "This backend cannot continue this prompt now: the same prompt is in its cache, which would crash it."
-# Maximum number of attempts to regenerate a prompt's last tokens identically.
+UNBEARABLE = (
+    "this backend cannot continue this prompt now, because the same prompt is in the backend's cache and would crash it"
+)
+# Maximum number of attempts to make the server generate the last tokens of a prompt again.
 TRIES = 4
 
 # Non-streamed answers of the server are JSON on one line.
 _DOCUMENT = Framing("application/json", LineCutter)
-# A server may report the end of its tokenizer's text instead of a Harmony stop token.
+# A server may report its tokenizer's end-of-text token instead of a Harmony stop token.
 _ENDS = (*STOP_TOKENS, ENDOFTEXT)
 _LOOKS_SPECIAL = re.compile(r"<\|[a-z_0-9]+\|>")
 _MAX_MARKER_LENGTH = 40
 _MAX_CHARACTER_TOKENS = 4
-# Part of an answer's text that is independent of how it was assembled. A server may remove text that it takes for a
-# marker, and replaces invalid bytes.
+# Beginning of an answer's text that must equal the text of its tokens. From the first `<` or invalid byte on they may
+# differ, because a server may remove text that it takes for a marker, and replaces invalid bytes.
 _COMPARED = re.compile(r"[^<\ufffd]*")
 
-# Request body for a generation: in one piece with ids, or as a stream.
+# Function that makes the request body for a job; True requests one JSON document with ids, False a stream.
 Body: TypeAlias = Callable[[CompletionJob, bool], bytes]
 
 
@@ -75,7 +77,11 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class FirstPiece:
-    """Result of the first piece: emitted ids and text, then an end or the expected continuation."""
+    """Result of the first piece: the ids and text to emit.
+
+    If the answer ends in the first piece, `finish` is its finish reason. Otherwise `expected` is the text of the token
+    with which the stream will probably begin.
+    """
 
     ids: Sequence[int] = ()
     text: str = ""
@@ -85,9 +91,9 @@ class FirstPiece:
 
 
 def is_inside(prompt: Prompt) -> bool:
-    """Return whether the prompt ends inside a message's header or body.
+    """Return whether the prompt ends inside the header or the body of a message.
 
-    The role alone, after which every answer begins, does not count.
+    Returns False if the prompt ends with `<|start|>assistant`, like every prompt for a new answer.
     """
     tokens = prompt.tokens
     return len(tokens) > 1 and tokens[-1] < FIRST_SPECIAL and tokens[-2] != START
@@ -96,9 +102,10 @@ def is_inside(prompt: Prompt) -> bool:
 async def complete_text(
     wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt
 ) -> AsyncGenerator[Chunk]:
-    """Yield the answer to `job` as text, with the counts of its own prompt.
+    """Yield the answer to `job` as text.
 
-    Raises the `BackendError` family.
+    The token counts in the last chunk are those of the job's prompt. Raises CannotGoOn if the prompt would crash the
+    server and cannot be shortened, and the `BackendError` family.
     """
     now = asyncio.get_running_loop().time
     began = now()
@@ -126,11 +133,11 @@ async def complete_text(
 async def _first(
     wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt, encoding: Encoding
 ) -> tuple[Chunk, Sequence[Token]]:
-    """Generate the first tokens of `job` without streaming; return the chunk and its tokens.
+    """Generate the first piece of the answer to `job`; return the chunk and its tokens.
 
-    `written` holds the prompts that would crash the server. If the prompt is one of them, its last tokens are generated
-    again. The tokens are empty if the server does not report them. Raises CannotGoOn if the server does not repeat the
-    prompt's last tokens.
+    `written` holds the prompts that would crash the server. If the prompt is one of them, the server must generate the
+    last tokens of the prompt again; raises CannotGoOn if it does not after `TRIES` attempts. The returned tokens are
+    empty if the server does not report tokens, or if they do not agree with the text.
     """
     prompt, again = split_poison(encoding, job.prompt, written)
     for number in range(TRIES if again else 1):
@@ -159,9 +166,10 @@ async def _first(
 
 
 def split_poison(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) -> tuple[Prompt, list[int]]:
-    """Return the prompt without the last tokens that would crash the server, and these tokens.
+    """Shorten a prompt that would crash the server.
 
-    Raises CannotGoOn if it cannot be shortened.
+    Returns the shorter prompt and the tokens that were removed. Returns the prompt unchanged, and no tokens, if it
+    would not crash the server. Raises CannotGoOn if the prompt cannot be shortened.
     """
     assert prompt.text is not None, "a text backend was given a prompt without text"
     tokens, text = list(prompt.tokens), prompt.text
@@ -182,9 +190,9 @@ def split_poison(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) -> t
 def read(
     encoding: Encoding, job: CompletionJob, piece: Chunk, tokens: Sequence[Token], written: PoisonPrompt
 ) -> FirstPiece:
-    """Return the result of the first piece.
+    """Decide which tokens of the first piece to emit, and where the stream begins.
 
-    Without token data nothing is emitted, and the rest is an ordinary stream.
+    If the server does not report tokens, nothing of the first piece is emitted, and the whole answer is streamed.
     """
     ids = [token.id for token in tokens]
     if not tokens:
@@ -199,16 +207,18 @@ def read(
     places = [p for p in cut_positions(encoding, before, ids[:-1]) if before + encoding.decode(ids[:p]) not in written]
     if not places:
         raise CannotGoOn(UNBEARABLE)
-    # The last certain position, else the most probable one.
+    # Use the last position whose next token is certain. If no token is certain, use the most probable one.
     place = max(places, key=lambda place: (min(tokens[place].probability, MIN_CERTAIN_PROBABILITY), place))
     ids_before = ids[:place]
     return FirstPiece(ids_before, encoding.decode(ids_before), expected=encoding.decode([ids[place]]))
 
 
 def cut_positions(encoding: Encoding, before: str, ids: Sequence[int]) -> list[int]:
-    """Return the numbers of `ids` after which a text prompt can end, following `before`.
+    """Return the positions in `ids` at which a prompt can end.
 
-    A prompt cannot end inside a character, or after a typed marker, which the server would parse as a real one.
+    The prompt consists of the text `before` and the ids up to the position. A position is a number of ids. A prompt
+    cannot end inside a character. It also cannot contain a marker that the model spelled as ordinary text, because the
+    server would read it as a control token.
     """
     decoder = getincrementaldecoder("utf-8")("replace")
     tail = before[-_MAX_MARKER_LENGTH:].rpartition("|>")[2]
@@ -227,10 +237,11 @@ def cut_positions(encoding: Encoding, before: str, ids: Sequence[int]) -> list[i
 
 
 def with_space(text: str, expected: str) -> str:
-    """Return the first text of a stream with the dropped space restored.
+    """Return the first text of a stream, with the space restored that the server has dropped.
 
-    If `expected` begins with a space, the space is restored in two cases: the text agrees with the rest of `expected`,
-    as far as both go, or it begins with a letter or a digit, as another word.
+    Nothing is restored unless `expected` begins with a space. Then there are two cases in which the space is restored:
+    `text` and the rest of `expected` begin with the same characters, or `text` begins with a letter or a digit, since
+    the model then began a different word.
     """
     if not expected.startswith(" "):
         return text
@@ -247,7 +258,10 @@ def _account_for(text: str, spelled: str) -> bool:
 
 
 def _rest_of(job: CompletionJob, first: FirstPiece, spent_s: float) -> CompletionJob:
-    """Return the job that continues after `first`, with `spent_s` seconds less time."""
+    """Return the job that continues after `first`.
+
+    Its total time limit is shorter by `spent_s` seconds.
+    """
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     return replace(
         job,
@@ -259,7 +273,10 @@ def _rest_of(job: CompletionJob, first: FirstPiece, spent_s: float) -> Completio
 
 
 def _with_next_seed(sampling: Sampling, number: int) -> Sampling:
-    """Return the options with a new seed, since the same seed would repeat the random numbers."""
+    """Return the options with `number` added to the seed.
+
+    The same seed would repeat the random numbers.
+    """
     if sampling.seed is None or not number:
         return sampling
     return replace(sampling, seed=(sampling.seed + number) % 2**63)
@@ -268,7 +285,8 @@ def _with_next_seed(sampling: Sampling, number: int) -> Sampling:
 class _DocumentFold:
     """Converter of a non-streamed answer, which is one JSON document, to one chunk.
 
-    `tokens` are then all generated tokens, including the stop token. They are None if the backend does not report them.
+    After `feed`, `tokens` are all generated tokens, including the stop token, or None if the server does not report
+    tokens.
     """
 
     def __init__(self, failures: FailureTable) -> None:
@@ -286,7 +304,10 @@ class _DocumentFold:
 
 
 def _tokens_in(document: dict[str, Any]) -> list[Token] | None:
-    """Return the tokens of a document, or None. Raises BackendProtocolError for invalid ids."""
+    """Return the tokens in a document, or None if it reports no tokens.
+
+    Raises BackendProtocolError if an id is invalid.
+    """
     logprobs = document["choices"][0].get("logprobs")
     each = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(each, list) or not all(isinstance(one, dict) and "id" in one for one in each):

@@ -1,7 +1,8 @@
-"""Load of a server from its status pages, tried in order.
+"""Load of a backend server, read from its status pages.
 
-The operator decides which pages a server has, so a missing one is no error. A server without any page is not
-polled for a while, to keep its log clean.
+The pages of a kind of server are requested in order until one reports the load. The operator decides which pages
+a server has, so a missing page is not an error. If a server has no such page at all, it is not polled again for
+`SILENT_S` seconds, so that its log does not fill with 404s.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from unisono.core.generation import Load
 from unisono.errors import BackendProtocolError
 from unisono_adapters._http import BackendHttp
 
-# Reader of Prometheus text: selected gauges, summed over the parts of a server.
-#
-# All other content is skipped, so an unrelated page has no samples.
+# Reading of Prometheus text: only the samples of the requested names are parsed, and all other lines are skipped.
+# A page in any other format therefore yields no samples.
 
+# Largest sample value that is accepted.
 LARGEST = 10**15
 MAX_SAMPLES = 1_000
 MAX_LINE_BYTES = 8_192
@@ -34,16 +35,20 @@ _LABEL = re.compile(r'(?<!\w)([A-Za-z_]\w*+)\s*+=\s*+"((?:[^"\\\n]++|\\.)*+)"')
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample: a number from 0 to `LARGEST` and its labels, with escapes unchanged."""
+    """One Prometheus sample: a value from 0 to `LARGEST`, and its labels.
+
+    Escape sequences in label values are not decoded.
+    """
 
     value: float
     labels: Mapping[str, str]
 
 
 def samples(page: bytes, *names: str) -> dict[str, list[Sample]]:
-    """Return the first `MAX_SAMPLES` samples of these names, by name.
+    """Return the samples of these metric names on a page, by name.
 
-    Lines longer than `MAX_LINE_BYTES` are skipped.
+    At most `MAX_SAMPLES` samples are returned; the rest of the page is ignored. Lines longer than
+    `MAX_LINE_BYTES` are skipped.
     """
     encoded_names = tuple(name.encode() for name in names)
     lines = (line for line in page.split(b"\n") if line.startswith(encoded_names) and len(line) <= MAX_LINE_BYTES)
@@ -57,9 +62,10 @@ def samples(page: bytes, *names: str) -> dict[str, list[Sample]]:
 
 
 def by_part(found: Sequence[Sample], parts: Sequence[str]) -> dict[tuple[str, ...], float]:
-    """Return one number for each part of a server; the labels `parts` identify a part.
+    """Return one number for each part of a server, such as an engine or a scheduler.
 
-    Several values of a part are repeated by several processes, or include their sum: the largest one counts.
+    `parts` are the names of the labels that identify a part. If a part has several samples, its largest value is
+    returned: the samples are repetitions by several processes, or one of them is the sum of the others.
     """
     largest: dict[tuple[str, ...], float] = defaultdict(float)
     for sample in found:
@@ -76,21 +82,25 @@ def _number(text: bytes) -> float | None:
     return value if 0 <= value <= LARGEST else None
 
 
-# Limit for all pages together, in seconds.
+# Time limit in seconds for reading all pages of a server together.
 LOAD_S = 1.0
-# A longer page is an error: its load is then unknown.
+# A larger page raises BackendProtocolError, and the load of the server is unknown.
 MAX_INLINE_PAGE_BYTES = 1024 * 1024
-# Larger pages are parsed in a thread, since that takes more than a millisecond.
+# Pages larger than this are parsed in a thread, because parsing them takes more than a millisecond.
 OFF_LOOP_BYTES = 4 * 1024
-# Seconds until a server without any page is polled again.
+# Seconds until a server that has none of the pages is polled again.
 SILENT_S = 60.0
 
-# Parser of a page; None without a load. Raises BackendProtocolError for a malformed page.
+# Parser of a page. It returns None if the page does not report a load, and raises BackendProtocolError if the page
+# is malformed.
 Page = Callable[[bytes], Load | None]
 
 
 class LoadPages:
-    """Load pages of a server by path. The first page with a load is tried first from then on."""
+    """Status pages of a server, by path.
+
+    Once a page has reported a load, it is requested first from then on.
+    """
 
     def __init__(self, wire: BackendHttp, pages: Mapping[str, Page]) -> None:
         self._wire = wire
@@ -98,7 +108,10 @@ class LoadPages:
         self._silent_until = 0.0
 
     async def read(self) -> Load | None:
-        """Return the load. Raises the `BackendError` family: BackendTimeout after `LOAD_S`."""
+        """Return the load of the server, or None if no page reports it.
+
+        Raises BackendTimeout after `LOAD_S` seconds, and other errors of the `BackendError` family.
+        """
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         if started_at < self._silent_until:
@@ -118,7 +131,7 @@ async def _loaded(page: Page, body: bytes) -> Load | None:
 
 
 def document(page: bytes) -> Any:
-    """Return a page as decoded JSON. Raises BackendProtocolError if it is not JSON."""
+    """Decode a JSON page. Raises BackendProtocolError if the page is not JSON."""
     try:
         return orjson.loads(page)
     except orjson.JSONDecodeError as error:
@@ -126,10 +139,13 @@ def document(page: bytes) -> Any:
 
 
 def amount(value: object) -> int | None:
-    """Return a number of requests or tokens, None for anything else."""
+    """Return `value` if it is a plausible number of requests or tokens, else None."""
     return value if type(value) is int and 0 <= value <= LARGEST else None
 
 
 def part(value: object) -> float | None:
-    """Return a number from 0 to 1, tolerating rounding above 1; None for anything else."""
+    """Return `value` if it is a fraction from 0 to 1, else None.
+
+    A value slightly above 1 is a rounding error and is returned as 1.
+    """
     return min(float(value), 1.0) if isinstance(value, int | float) and 0 <= value < 1.01 else None

@@ -1,4 +1,4 @@
-"""Log probabilities in the answers of engines."""
+"""Conversion of the log probabilities that backends report."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from unisono.core.generation import VOCABULARY, TokenLogprob
 
 
 def to_logprob(token: int, value: object, alternatives: Iterable[tuple[object, object]] = ()) -> TokenLogprob | None:
-    """Return the log probability of a token, with its alternatives, the most probable first.
+    """Return the log probability of a token and its alternatives.
 
-    None if `value` is not a number. `alternatives` are ids and log probabilities. Invalid ones are left out.
+    The most probable alternative comes first. `alternatives` are pairs of token id and log probability; invalid pairs
+    are left out. Returns None if `value`, the log probability of the token, is not a number.
     """
     if not _is_number(value):
         return None

@@ -1,4 +1,4 @@
-"""Model list of OpenAI-like servers: served models and their context windows."""
+"""Served models and their context windows, from a server's OpenAI-compatible model list."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NAME: Final = re.compile(r"[\w.:-]+(?:/[\w.:-]+)?")
 
 
 async def model_list(wire: BackendHttp) -> Mapping[str, int | None]:
-    """Return the context windows in tokens by served model name; None if unknown.
+    """Return the names of the served models, and the context window of each.
 
-    Raises the `BackendError` family.
+    A context window is in tokens, or None if it is unknown. Raises the `BackendError` family.
     """
     listed = await wire.get_json("v1/models")
     models = listed.get("data") if isinstance(listed, dict) else None
@@ -35,7 +35,7 @@ async def model_list(wire: BackendHttp) -> Mapping[str, int | None]:
 async def examine_served(subject: Subject, model: str, served: Collection[str]) -> Probe:
     """Probe a backend that serves the models `served`.
 
-    If `model` is not among them, that is the only finding.
+    If `model` is not one of them, nothing else is checked, and this is the only finding.
     """
     if model not in served:
         return Probe(subject.claims, (replace(_not_served(served), remedy=subject.remedies.get(Check.MODEL, "")),))
@@ -44,7 +44,10 @@ async def examine_served(subject: Subject, model: str, served: Collection[str]) 
 
 
 def _not_served(served: Iterable[str]) -> Finding:
-    """Return the finding of a missing model. Names that are paths are not repeated."""
+    """Return the finding that the configured model is not served.
+
+    The finding lists up to three served models. Names that look like file paths are left out.
+    """
     names = [name for name in served if _NAME.fullmatch(name)]
     detail = f"It does not serve the configured model. It serves: {', '.join(names[:3])}." if names else ""
     return Finding(Check.MODEL, ok=False, detail=detail)

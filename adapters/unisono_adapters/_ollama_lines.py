@@ -1,8 +1,9 @@
-"""Ollama's response lines: text deltas, or the whole answer in the last line, by route.
+"""Conversion of Ollama's response lines to chunks of text.
 
-Both become text with special tokens spelled and the stop token hidden. The last line of the template route
-holds ids, but of text that was tokenised again. They carry no more information than the text, in which a typed
-marker can still be distinguished from a real one.
+On the raw route, each line holds the next piece of text. On the template route, the last line holds the whole answer
+as token ids (`context`). On both routes the chunks contain text in which special tokens are spelled out, without the
+stop token. The ids of the template route are decoded to text, because Ollama made them by tokenising its own text
+again. They carry no more information than that text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from unisono.harmony.encoding import load_encoding
 from unisono_adapters._events import count, decoded, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 
-# Finish reasons; the last two mean that the model was loaded or unloaded without output.
+# Ollama's finish reasons. "load" and "unload" mean that Ollama only loaded or unloaded the model, without output.
 DONE_REASONS: Mapping[str, FinishReason | type[BackendError]] = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -26,9 +27,10 @@ DONE_REASONS: Mapping[str, FinishReason | type[BackendError]] = {
 
 
 class RawFold:
-    """Converter from lines to chunks. `done` is set with the chunk that holds the finish.
+    """Converter from response lines to chunks, for the raw route.
 
-    `version` is the server's, empty if unknown.
+    `done` becomes True when `feed` returns the last chunk, which has the finish reason. `version` is the version of
+    the Ollama server; an empty string means that it is unknown.
     """
 
     def __init__(self, failures: FailureTable, version: str) -> None:
@@ -51,7 +53,7 @@ class RawFold:
         return self._chunk("".join(texts)) if events else None
 
     def _text(self, line: dict[str, Any]) -> str:
-        """Return the text of a line. Raises BackendProtocolError if it has no string."""
+        """Return the text of a line. Raises BackendProtocolError if `response` is not a string."""
         return text_of(line.get("response"))
 
     def _chunk(self, text: str) -> Chunk | None:
@@ -67,15 +69,16 @@ class RawFold:
         return Chunk(
             text=text,
             finish=meaning,
-            prompt_tokens=count(self._last.get("prompt_eval_count")) if self._has_cached_count() else None,
+            prompt_tokens=count(self._last.get("prompt_eval_count")) if self._includes_cached() else None,
             cached_tokens=count(self._last.get("prompt_eval_cached_count")),
         )
 
-    def _has_cached_count(self) -> bool:
-        """Return whether `prompt_eval_count` includes cached tokens.
+    def _includes_cached(self) -> bool:
+        """Return whether `prompt_eval_count` includes prompt tokens read from the cache.
 
-        It does in all versions except the first releases of 0.30. A version that reports the cached part
-        separately counts both.
+        In early releases of 0.30, `prompt_eval_count` leaves out the cached tokens. Later releases report the
+        cached tokens in a field of their own, `prompt_eval_cached_count`, and include them in `prompt_eval_count`
+        as well. Releases before 0.30 always include them.
         """
         if "prompt_eval_cached_count" in self._last:
             return True
@@ -84,10 +87,10 @@ class RawFold:
 
 
 class TemplateFold(RawFold):
-    """Converter for the template route, which yields empty chunks until the last line.
+    """Converter for the template route, which yields all text in the last chunk.
 
-    Earlier lines hold Ollama's own interpretation of the answer and serve only as a sign of life. `prompt` is
-    the one that was sent.
+    The lines before the last one hold Ollama's own interpretation of the answer, which is ignored. Their empty
+    chunks only show that the backend is alive. `prompt` is the prompt that was sent.
     """
 
     def __init__(self, failures: FailureTable, version: str, prompt: Prompt) -> None:
@@ -103,15 +106,19 @@ class TemplateFold(RawFold):
 
     def _last_chunk(self, text: str) -> Chunk:
         if self._last.get("context") is None:
-            raise IdsMissing("the backend's answer has no `context`; its version may be too new for this route")
+            raise IdsMissing(
+                "the last line of the backend's answer has no `context`; this version of Ollama may be too new for "
+                "`route: template`"
+            )
         return super()._last_chunk(text_after_prompt(self._prompt, token_ids(self._last.get("context"))))
 
 
 def text_after_prompt(prompt: Prompt, context: list[int]) -> str:
-    """Return the text in `context` after the prompt. Raises BackendProtocolError on a mismatch.
+    """Return the text that follows the prompt in `context`.
 
-    Only texts and control tokens are compared, not every id: the prompt's end may have been tokenised together
-    with the following text.
+    `context` holds the token ids of the prompt and the answer. Raises BackendProtocolError if `context` does not begin
+    with the prompt. The comparison covers the text and the control tokens, but not every id: Ollama may have tokenised
+    the end of the prompt together with the beginning of the answer.
     """
     assert prompt.text is not None, "a text backend was given a prompt without text"
     encoding = load_encoding()

@@ -1,8 +1,9 @@
-"""Record of prompts that would crash a server, by digest.
+"""Record of the prompts that would crash mlx_lm.server.
 
-mlx_lm.server caches every prompt without its last token, and also a prompt with its answer if the answer
-reached its token limit. A prompt that equals a cached sequence leaves nothing to read: the generating
-thread ends, and with it the server (0.32.2). Prompts from other gateways are unknown.
+mlx_lm.server caches every prompt without its last token. It also caches a prompt together with its answer if the
+answer ended at its token limit. If a new prompt equals a cached sequence exactly, no token is left to compute, the
+generation thread fails, and the server stops working (version 0.32.2). This module therefore records the digests of
+all such sequences. It does not know of prompts that other gateways sent to the same server.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hashlib import blake2b
 from unisono.core.generation import Chunk, FinishReason, Prompt
 from unisono.harmony.encoding import load_encoding
 
-# Maximum number of recorded prompts; the server caches ten by default.
+# Maximum number of recorded prompts, after which the oldest is dropped. The server caches ten by default.
 MAX_PROMPTS = 256
 
 
@@ -31,17 +32,17 @@ class PoisonPrompt:
         self._remember(_digest_of(text).digest())
 
     def record(self, prompt: Prompt) -> None:
-        """Record a prompt that is about to be sent."""
+        """Record the sequence that the server will cache for a prompt that is about to be sent."""
         assert prompt.text is not None, "a text backend was given a prompt without text"
         last = load_encoding().decode(prompt.tokens[-1:])
         if prompt.text.endswith(last):
             self.add(prompt.text.removesuffix(last))
 
     async def observe(self, prompt: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
-        """Yield the chunks of an answer to `prompt`.
+        """Yield the chunks of the answer to `prompt` unchanged.
 
-        If the answer reaches its token limit, record the prompt with the answer as one more prompt that would crash
-        the server.
+        If the answer ends at its token limit, record the prompt followed by the answer, because the server has
+        cached that sequence.
         """
         digest = _digest_of(prompt)
         async with aclosing(chunks):

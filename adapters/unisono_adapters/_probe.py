@@ -1,9 +1,9 @@
-"""Probe of a backend of any kind: checks that it runs gpt-oss, and determines its abilities.
+"""Probe of a backend: checks that it runs gpt-oss, and determines its capabilities.
 
-A model list proves nothing, so the probe generates: a few tokens of a real prompt, then stop tokens, forced if the
-backend takes a bias. The reported counts and tokens are compared with the one encoding. It sends a handful of short
-sequential requests, each limited in time and marked `REQUEST_ID` in the backend's log. Nothing keeps running after its
-cancellation. Errors of a busy or absent backend are raised."""
+A model list proves nothing, so the probe generates a few tokens of an answer, then answers that end in each stop token.
+If the backend accepts biases, a bias forces the stop tokens. The probe compares tokens and reported token counts with
+the gateway's own encoding. Its few requests are short and sequential, have a time limit, and have `REQUEST_ID` as
+their id in the backend's log. No request keeps running when the probe is cancelled."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ T = TypeVar("T")
 REQUEST_ID = "unisono-probe"
 FIRST_TOKEN_S = 30.0
 CONNECT_S = 5.0
-# Limit for a call of the backend's tokenizer, in seconds.
+# Time limit for a call of the backend's tokenizer, in seconds.
 ANSWER_S = 10.0
 
 _BARE_CHANNEL = re.compile(r"\s*(?:analysis|commentary|final)")
@@ -58,13 +58,14 @@ _BARE_CHANNEL = re.compile(r"\s*(?:analysis|commentary|final)")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Backend as seen by the probe.
+    """Backend to probe.
 
-    `claims` are the capabilities promised by its kind and by itself; `remedies` are this kind's advice for failed
-    checks. `encode` and `decode` are the backend's own tokenizer, with special tokens parsed; they return None or raise
-    a BackendError if it does not answer. `long_prompt` is the length in tokens of a prompt that a kind known to
-    truncate must read whole; 0 for none. `trusted` are kinds of constraint without a trial, because this package
-    enforces them. `first_token_s` replaces FIRST_TOKEN_S for a kind that loads its model on the first request."""
+    `claims` are the capabilities to check: those of its kind, and those that the backend reports. `remedies` are advice
+    to the operator for failed checks. `encode` and `decode` call the backend's own tokenizer, with special tokens
+    parsed; they return None or raise a BackendError if it does not answer. `long_prompt` is the length in tokens of a
+    prompt that a kind known to truncate prompts must read completely; 0 sends no such prompt. `trusted` are kinds of
+    constraints that need no trial, because this package enforces them. `first_token_s` replaces FIRST_TOKEN_S for a
+    kind that loads its model on the first request."""
 
     complete: Callable[[CompletionJob], AsyncIterator[Chunk]]
     claims: Capabilities
@@ -74,15 +75,15 @@ class Subject:
     long_prompt: int = 0
     first_token_s: float | None = None
     trusted: frozenset[str] = frozenset()
-    # Scores given tokens, if the claims include that.
+    # Function that scores given tokens; None if the backend cannot do that.
     score: Callable[[ScoreJob], Awaitable[Sequence[TokenScore | None]]] | None = None
 
 
 async def examine(subject: Subject) -> Probe:
     """Probe a backend and return the findings.
 
-    Raises BackendUnavailable and BackendOverloaded, which say nothing about its fitness, and BackendTimeout
-    from a backend that generated and then stalled."""
+    Raises BackendUnavailable or BackendOverloaded if the backend cannot be reached or is busy, since that says nothing
+    about its fitness. Raises BackendTimeout if the backend stalls after it has answered the first request."""
     # In a thread, since loading the encoding for the first time takes half a second.
     exam = _Probing(subject, await asyncio.to_thread(load_encoding))
     try:
@@ -131,7 +132,7 @@ class _Probing:
     # Requests
 
     def prompt_with(self, ending: str = "") -> Prompt:
-        """Return the prompt of the probe with the beginning of an answer."""
+        """Return the prompt of the probe, followed by `ending`, the beginning of an answer."""
         start, end = QUESTION
         encode = self._encoding.encode_marked
         if not self._accepts_ids:
@@ -154,7 +155,7 @@ class _Probing:
         )
         heard = _ProbeAnswer(len(prompt.tokens))
         started = monotonic()
-        # The port promises an iterator; every adapter returns a generator, to be closed with the stream.
+        # The protocol promises an iterator only, but every adapter returns a generator, which must be closed.
         async with aclosing(self._subject.complete(job)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 if heard.first_s is None and (chunk.tokens or chunk.text):
@@ -169,9 +170,7 @@ class _Probing:
     async def _generate(
         self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
     ) -> _ProbeAnswer | None:
-        """Return the generation, or None if the backend rejects the request.
-
-        That is not a failure, since the backend has generated before."""
+        """Generate; return None if the backend fails. Raises if it is busy, absent or too slow."""
         try:
             return await self.generate(prompt, max_tokens, force, constraint)
         except (BackendUnavailable, BackendOverloaded, BackendTimeout):
@@ -182,7 +181,7 @@ class _Probing:
     # Findings
 
     def _find(self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, text: str = "") -> None:
-        """Record a finding; an earlier failure of the same check takes precedence."""
+        """Record a finding, unless the same check has failed before."""
         if check not in self._findings or self._findings[check].ok:
             remedy = "" if ok else self._subject.remedies.get(check, "")
             self._findings[check] = Finding(check, ok, detail, remedy, severity, text)
@@ -216,9 +215,9 @@ class _Probing:
             self._read_exactly(heard)
 
     def _read_exactly(self, heard: _ProbeAnswer) -> None:
-        """Compare the reported prompt tokens with the number of ids sent.
+        """Compare the reported number of prompt tokens with the number of ids sent.
 
-        A missing or absurd count is ignored: the generated continuation proves what was read."""
+        A missing or absurdly large number is ignored: the generated answer shows what the backend has read."""
         if not heard.claimed or heard.claimed > 4 * heard.sent:
             return
         if heard.claimed == heard.sent:
@@ -233,7 +232,9 @@ class _Probing:
             self._find(Check.IDS_IN, False, message)
 
     async def tokenizer(self, heard: _ProbeAnswer) -> None:
-        """Check the tokenizer directly, else by reported token counts, else by generated text."""
+        """Check the tokenizer by its endpoint, if the backend has one.
+
+        Otherwise check the token counts of a backend that reads text, or the generated text if it reads ids."""
         if await self._compare_tokenizer():
             return
         if not self._accepts_ids:
@@ -244,7 +245,7 @@ class _Probing:
             self._find(Check.TOKENIZER, bool(harmony), detail)
 
     async def _compare_tokenizer(self) -> bool:
-        """Return whether the backend has a tokenizer endpoint."""
+        """Compare the backend's tokenizer with the gateway's; return False if it has no endpoint."""
         is_compared, encode, decode = False, self._subject.encode, self._subject.decode
         for text in (MARKED, *BODIES):
             ours = self._encoding.encode_marked(text)
@@ -262,7 +263,7 @@ class _Probing:
         return is_compared
 
     async def _counted(self) -> None:
-        """Check a text backend by token counts: a marker must count as one token."""
+        """Check a text backend's tokenizer by its token counts: a marker must be one token."""
         for text in (MARKED, "\n".join(BODIES)):
             prompt = self._text_prompt(text)
             heard = await self._generate(prompt, 1)
@@ -293,10 +294,9 @@ class _Probing:
             self._find(Check.MARKERS, False, detail)
 
     async def stops(self) -> None:
-        """Check that the backend stops at each stop token, which a bias forces.
+        """Check that the backend stops at each stop token, which the probe forces with a bias.
 
-        Without biases, only `<|return|>` is checked: the model generates it by itself after a short answer.
-        """
+        Without biases, only `<|return|>` is checked: the model generates it by itself after a short answer."""
         seen: list[bool] = []
         for token, ending in ENDINGS.items():
             forced = self._capabilities.logit_bias
@@ -318,7 +318,7 @@ class _Probing:
     def _stop_token(self, visible: bool) -> None:
         promised = self._capabilities.stop_visible
         self._capabilities = replace(self._capabilities, stop_visible=visible)
-        # For a kind that always hides it, this is expected.
+        # A hidden stop token is a warning only if this kind of backend should return it.
         self._find(Check.STOP_TOKEN, visible, severity=Severity.WARNING if promised else None)
 
     async def check_long_prompts(self) -> None:
@@ -328,7 +328,7 @@ class _Probing:
         try:
             heard = await self.generate(prompt, 1)
         except (BackendRejected, ContextTooLong) as error:
-            # Refusal is correct behavior, but the reported size is wrong.
+            # Rejecting a long prompt is correct, but the prompt should fit into the context size that was reported.
             self._find(Check.CONTEXT, False, f"It rejects a prompt of {len(prompt.tokens)} tokens: {error.message}.")
             return
         if heard.claimed is not None:
@@ -344,18 +344,18 @@ class _Probing:
             self._find(Check.CONTEXT, size >= SMALLEST_CONTEXT, f"{size} tokens")
 
     async def constraints(self) -> None:
-        """Try the claimed kinds of constraint and keep those that the backend enforces."""
+        """Try each claimed kind of constraint, and remove those that the backend does not enforce."""
         claimed = self._capabilities.constrain
         trusted = claimed & self._subject.trusted
         enforced = trusted | {kind for kind in sorted(claimed - trusted) if await self._enforces(TRIALS[kind])}
         self._capabilities = replace(self._capabilities, constrain=enforced)
-        # The gateway also checks free texts by itself.
+        # For regular expressions and grammars that is no failure, because the gateway checks such texts itself.
         lost = ", ".join(sorted(claimed - enforced - frozenset(TEXT_KINDS)))
         message = f"It does not enforce: {lost}." if lost else ", ".join(sorted(enforced))
         self._find(Check.CONSTRAIN, not lost and bool(enforced), message, Severity.WARNING if lost else None)
 
     async def scores(self) -> None:
-        """Check that the backend scores the beginning of an answer, token by token."""
+        """Check that the backend can score each token of the beginning of an answer."""
         if self._subject.score is None:
             return
         targets = self._encoding.encode_marked(OPENED)
@@ -375,19 +375,19 @@ class _Probing:
 
 
 async def _answer(request: Awaitable[T | None] | None, limit_s: float | None = None) -> T | None:
-    """Return the result of a request; None without one, if it fails, or after `limit_s`."""
+    """Return the result of `request`; None if it fails or takes more than `limit_s` seconds."""
     if request is None:
         return None
     try:
         async with asyncio.timeout(ANSWER_S if limit_s is None else limit_s):
             return await request
     except (BackendError, TimeoutError):
-        # Many deployments block this endpoint; generation has shown that the backend works.
+        # Many deployments block such endpoints. The backend works nevertheless, since it has generated an answer.
         return None
 
 
 def _is_plausible(score: TokenScore | None) -> bool:
-    """Return whether a token has a log probability, at most that of the most likely token."""
+    """Return whether the log probability exists and is not above that of the likeliest token."""
     return score is not None and score.logprob is not None and score.logprob <= score.top[0][1] <= 0
 
 

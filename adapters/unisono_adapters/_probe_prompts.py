@@ -8,17 +8,19 @@ from unisono.core.frozen import dataclass
 from unisono.core.generation import CALL, RETURN, AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.harmony.encoding import MARKERS
 
-# Prompt of the probe; for backends that take ids, a typed marker separates the parts.
+# Prompt of the probe, in two parts. For backends that read ids, `TYPED` is inserted between the parts.
 QUESTION = ("<|start|>user<|message|>Say OK.", "<|end|><|start|>assistant")
+# Marker that the user typed as ordinary text. A backend that tokenises the prompt again would take it for a control
+# token.
 TYPED = "<|end|>"
-# Position at which a constraint takes effect.
+# Header of an answer. A constraint applies to the text after the header.
 OPENED = "<|channel|>final<|message|>"
-# Text before each stop token.
+# Beginnings of answers that the model ends with the stop token.
 ENDINGS: Mapping[int, str] = {
     RETURN: OPENED + "OK",
     CALL: "<|channel|>commentary to=functions.ok <|constrain|>json<|message|>{}",
 }
-# Bias that forces a token.
+# Bias with which the model always generates a token.
 FORCE = 100.0
 
 MARKED = "".join(MARKERS)
@@ -30,17 +32,18 @@ BODIES = (
     " to=functions.get_weather   \n\n  x",
 )
 
-# Trial constraints of a probe, one of each kind, with their expected answers.
+# Constraints with which the probe tries a backend, one of each kind, with the answers that they enforce.
 #
-# No model would write these answers unprompted: engines and proxies ignore unknown fields and answer as if
-# unconstrained.
+# No model would give these answers without the constraint. That matters because many engines and proxies ignore
+# fields that they do not know, and answer as if there were no constraint.
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial of a constraint. `answers` are the accepted answers, or beginnings of them.
+    """Constraint to try, and the answers that show that the backend enforces it.
 
-    They contain no white space, because that of the output is removed before the comparison.
+    An answer may continue after one of the `answers`. The `answers` contain no white space, because all white space
+    of the output is removed before the comparison.
     """
 
     constraint: Constraint
@@ -48,11 +51,11 @@ class Trial:
     max_tokens: int
 
     def is_enforced_in(self, text: str, *, stopped: bool) -> bool:
-        """Return whether `text` shows that the constraint was enforced.
+        """Return whether `text` shows that the backend enforced the constraint.
 
-        It does if it begins with one of the answers, apart from white space. If generation was cut at its token limit
-        (not `stopped`), the beginning of an answer is enough: some models spend most tokens on white space, which JSON
-        allows.
+        Without its white space, `text` must begin with one of the answers. If the generation ended at its token limit
+        (not `stopped`), `text` may also be only the beginning of an answer. Some models spend most tokens on white
+        space, which JSON allows.
         """
         compact = "".join(text.split())
         if not compact:

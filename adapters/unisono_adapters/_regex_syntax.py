@@ -1,7 +1,8 @@
-"""Regular subset of Rust's regular expressions, parsed to a tree.
+"""Parser for the regular subset of Rust's regular expressions.
 
-Literals, classes, groups, alternation, quantifiers, and anchors at the ends. The tree never allows a text that the
-expression does not match. It may allow less: `\\d`, `\\w` and `\\s` stand for ASCII characters.
+The subset has literals, character classes, groups, alternation, quantifiers, and anchors at the beginning and the end.
+The tree never accepts a text that the expression does not match. It may accept fewer texts than the expression: `\\d`,
+`\\w` and `\\s` accept only ASCII characters.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from unisono.core.frozen import dataclass
 
 MAX_NESTING: Final = 40
 
-# Ranges of code points, sorted and without overlaps.
+# Inclusive ranges of code points, sorted and without overlaps.
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-# 0 ends a text in llama.cpp.
+# Code point 0 is excluded because it ends a text in llama.cpp.
 FIRST_CODE_POINT, LAST_CODE_POINT = 1, 0x10FFFF
 
 _ASCII_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
@@ -28,12 +29,12 @@ _CLASS_OPERATORS = ("[", "&&", "--", "~~")
 
 
 class UntranslatableRegex(ValueError):
-    """Expression outside of the subset, or too costly for the grammar engine."""
+    """Expression that is outside the subset, or too costly for the grammar engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class CharacterSet:
-    """One character of these ranges; a range of one code point is a literal."""
+    """One character from these ranges. A literal character is a range of one code point."""
 
     ranges: Ranges
 
@@ -50,7 +51,7 @@ class Alternation:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """`most` is None without a maximum."""
+    """Repetition of `body`, from `least` to `most` times; a `most` of None is no maximum."""
 
     body: RegexNode
     least: int
@@ -61,7 +62,10 @@ RegexNode: TypeAlias = CharacterSet | Concatenation | Alternation | Repetition
 
 
 def parse_regex(pattern: str) -> RegexNode:
-    """Return the tree of a valid expression for a whole text. Raises UntranslatableRegex."""
+    """Return the tree of a regular expression that must match a whole text.
+
+    Raises UntranslatableRegex if the expression is outside the subset.
+    """
     return _Parser(pattern).parse()
 
 
@@ -91,7 +95,10 @@ def complement(ranges: Ranges) -> Ranges:
 
 @dataclass(frozen=True, slots=True)
 class _Characters:
-    """A set of characters: those that belong to it for sure, and those that may."""
+    """Set of characters whose exact members are unknown, such as `\\w`.
+
+    `sure` are the characters that certainly belong to the set, and `possible` those that belong to it perhaps.
+    """
 
     sure: Ranges
     possible: Ranges
@@ -129,7 +136,7 @@ _ANY: Final = _only(ord("\n"), ord("\n")).others
 
 
 class _Parser:
-    """Reader of one expression, from its start to its end."""
+    """Recursive descent parser of one expression. `_at` is the index of the next character."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -138,7 +145,7 @@ class _Parser:
     def parse(self) -> RegexNode:
         whole = self._alternation(0)
         if self._at < len(self._pattern):
-            raise UntranslatableRegex("an unopened group")
+            raise UntranslatableRegex("a closing parenthesis without a group")
         return whole
 
     def _rest(self) -> str:
@@ -158,7 +165,7 @@ class _Parser:
         return branches[0] if len(branches) == 1 else Alternation(tuple(branches))
 
     def _sequence(self, depth: int) -> Concatenation:
-        # An anchor at another place could only match under conditions that a grammar cannot express.
+        # An anchor anywhere else matches only under conditions that a grammar cannot express.
         is_top, has_ended = depth == 0, False
         while is_top and (self._skip("^") or self._skip("\\A")):
             pass
@@ -168,7 +175,7 @@ class _Parser:
                 has_ended = True
                 continue
             if has_ended:
-                raise UntranslatableRegex("an anchor before a text")
+                raise UntranslatableRegex("an end anchor followed by more text")
             parts.append(self._quantified(depth))
         return Concatenation(tuple(parts))
 
@@ -197,7 +204,7 @@ class _Parser:
         if character == "\\":
             return _node(self._escape())
         if character in "^$*+?{":
-            raise UntranslatableRegex("an anchor inside, or a quantifier of nothing")
+            raise UntranslatableRegex("an anchor in the middle, or a quantifier without an expression before it")
         self._at += 1
         return _node(_ANY if character == "." else character)
 
@@ -212,27 +219,27 @@ class _Parser:
         return content
 
     def _escape(self) -> str | _Characters:
-        """Read an escaped character or a shorthand class, at its backslash."""
+        """Read an escaped character or a shorthand class; the next character is the backslash."""
         self._at += 1
         character = self._rest()[:1]
         if found := _HEX.match(self._pattern, self._at):
             self._at = found.end()
             code = int(next(filter(None, found.groups())), 16)
             if not FIRST_CODE_POINT <= code <= LAST_CODE_POINT or 0xD800 <= code < 0xE000:
-                raise UntranslatableRegex("no character")
+                raise UntranslatableRegex("an escape for a code point that is not a character")
             return chr(code)
         self._at += 1
         if character in _ASCII_ESCAPES:
             return _ASCII_ESCAPES[character]
         if shorthand := _SHORTHANDS.get(character.lower()):
             return shorthand if character.islower() else shorthand.others
-        # Rust's engine takes these two for word boundaries.
+        # In Rust, `\<` and `\>` are word boundaries.
         if not character or character.isalnum() or character in "<>" or character > "~":
-            raise UntranslatableRegex("another escape")
+            raise UntranslatableRegex("an escape that is not supported")
         return character
 
     def _class_content(self) -> _Characters:
-        """Read a class, at its opening bracket."""
+        """Read a character class; the next character is the opening bracket."""
         self._at += 1
         is_negated = self._skip("^")
         sure: list[tuple[int, int]] = []
@@ -255,13 +262,13 @@ class _Parser:
         self._at += 1
         last = self._class_character()
         if isinstance(last, _Characters) or last < first:
-            raise UntranslatableRegex("a range of classes")
+            raise UntranslatableRegex("a range with a class as its end, or with its ends reversed")
         return _only(ord(first), ord(last))
 
     def _class_character(self) -> str | _Characters:
         ahead = self._rest()
         if not ahead or ahead.startswith(_CLASS_OPERATORS):
-            raise UntranslatableRegex("an unclosed class, or an operation on classes")
+            raise UntranslatableRegex("an unclosed class, or a set operation on classes")
         if ahead[0] == "\\":
             return self._escape()
         self._at += 1
@@ -269,7 +276,7 @@ class _Parser:
 
 
 def _bounds(quantifier: re.Match[str]) -> tuple[int, int | None]:
-    """Return the minimum and maximum of a quantifier; None for no maximum."""
+    """Return the minimum and maximum of a quantifier; the maximum is None if there is none."""
     operator, least, has_range, most = quantifier.groups()
     if operator:
         return {"*": (0, None), "+": (1, None), "?": (0, 1)}[operator]

@@ -1,4 +1,4 @@
-"""Scores of given tokens from servers that report the log probabilities of a prompt."""
+"""Scoring of given tokens on servers that can report the log probabilities of prompt tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ GREEDY = Sampling(temperature=0.0)
 async def score_prompt(
     complete: Callable[[CompletionJob], AsyncIterator[Chunk]], job: ScoreJob
 ) -> list[TokenScore | None]:
-    """Score the targets as the end of a prompt, in one request."""
+    """Score the targets in one request whose prompt ends with the targets.
+
+    Returns one entry for each target. Raises BackendProtocolError if the backend does not report a log probability
+    for each token of the prompt.
+    """
     tokens = [*job.prompt.tokens, *job.targets]
     request = CompletionJob(
         prompt=Prompt(tokens),
@@ -31,13 +35,14 @@ async def score_prompt(
     async for chunk in complete(request):
         entries += chunk.prompt_logprobs
     if len(entries) != len(tokens):
-        raise BackendProtocolError("the backend sent no log probabilities of the prompt")
+        raise BackendProtocolError("the backend did not send a log probability for each token of the prompt")
     return [to_score(entry, job.top) for entry in entries[len(job.prompt.tokens) :]]
 
 
 def to_score(entry: TokenLogprob | None, top: int) -> TokenScore | None:
-    """Return the score of an entry with at most `top` alternatives; None without any.
+    """Return the score of a token with at most `top` alternatives.
 
-    Some servers add the token itself to the alternatives, so that there is one more.
+    Returns None if there are no alternatives. Some servers add the token itself to the alternatives, so they send one
+    more than requested.
     """
     return None if entry is None or not entry.top else TokenScore(entry.token, entry.logprob, entry.top[:top])

@@ -1,9 +1,9 @@
 """llama.cpp's server: token ids in, token ids out, over `/completion`.
 
-Every event holds one id and the text that it completed. A character made of several tokens is one event with
-its last id only, so missing ids are restored from the text (`_restore_ids`). The stream ends with an event that
-says `stop`, without `[DONE]`. `X-Conversation-Id` is never sent: such a stream would continue after its reader
-has left. Measured on the server of llama-cpp-python 0.3.36.
+Every event contains one token id and the text that the token completes. For a character of several tokens, the server
+sends one event with only the last id; `_restore_ids` restores the missing ids from the text. The stream ends with an
+event with `"stop": true`, without `[DONE]`. The adapter never sends `X-Conversation-Id`, because with this header the
+server would go on generating after the gateway disconnects. Measured on the server of llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ from unisono_adapters._probe import Subject, examine
 from unisono_adapters._restore_ids import LostIds
 from unisono_adapters._scoring import GREEDY
 
-# Finish reasons; `word` is a stop string set by the operator.
+# Finish reasons of llama.cpp; "word" means a stop string, which only the operator can set.
 STOP_TYPES: Mapping[str, FinishReason] = {
     "eos": FinishReason.STOP,
     "word": FinishReason.STOP,
     "limit": FinishReason.LENGTH,
 }
 
-# Samplers without a gateway setting, switched off in case the command line enabled them.
+# Samplers for which the gateway has no setting. They are turned off, because the server's command line may have enabled
+# them.
 NEUTRAL: Mapping[str, object] = {
     "typical_p": 1.0,
     "top_n_sigma": -1.0,
@@ -67,7 +68,7 @@ NEUTRAL: Mapping[str, object] = {
 }
 
 
-# Fields requested for the last event, which by default repeats the prompt and all settings.
+# Fields to include in the events. By default the last event repeats the prompt and all settings.
 LAST_EVENT = ("content", "tokens", "stop", "stop_type", "tokens_evaluated", "timings")
 
 
@@ -82,7 +83,7 @@ REMEDIES = {
 
 
 class LlamaCppBackend:
-    """llama.cpp backend. Only a server that serves several models reads the model's name."""
+    """llama.cpp backend. The model name matters only for a server that serves several models."""
 
     def __init__(self, options: BackendOptions) -> None:
         """Raise ConfigError for invalid options."""
@@ -93,7 +94,10 @@ class LlamaCppBackend:
         self._load = LoadPages(self._wire, {"metrics": _gauges, "slots": _slots, "health": _health})
 
     async def probe(self) -> Probe:
-        """Read the properties and probe the backend. The context is that of one slot."""
+        """Read the server's properties and probe the backend.
+
+        The reported context is that of one slot.
+        """
         properties = await self._wire.get_json("props")
         settings = properties.get("default_generation_settings") if isinstance(properties, dict) else None
         if not isinstance(settings, dict):
@@ -126,7 +130,10 @@ class LlamaCppBackend:
         return await score_forced(generate, job)
 
     async def load(self) -> Load | None:
-        """Return the load. Answers between two batch steps, so reading a long prompt may delay it."""
+        """Return the load.
+
+        The server answers only between two steps, so a long prompt may delay its answer.
+        """
         return await self._load.read()
 
     async def aclose(self) -> None:
@@ -179,7 +186,7 @@ GAUGES = (RUNNING, WAITING, TOKENS, USED)
 
 
 def _gauges(page: bytes) -> Load | None:
-    """Read the page of `--metrics`; its cache gauges exist in older builds only."""
+    """Read the page that `--metrics` enables. Only older builds report the use of the cache."""
     found = {name: sum(by_part(values, ()).values()) for name, values in samples(page, *GAUGES).items()}
     if RUNNING not in found:
         return None
@@ -192,9 +199,9 @@ def _gauges(page: bytes) -> Load | None:
 
 
 def _slots(page: bytes) -> Load | None:
-    """Read the slots page, which lacks waiting requests.
+    """Read the slots page, which does not report waiting requests.
 
-    It is switched off by `--no-slots`, and in older builds on by `--slots`.
+    `--no-slots` turns the page off. In older builds the page is off unless the server was started with `--slots`.
     """
     slots = document(page)
     if not isinstance(slots, list) or not all(isinstance(slot, dict) for slot in slots):
@@ -203,7 +210,7 @@ def _slots(page: bytes) -> Load | None:
 
 
 def _health(page: bytes) -> Load | None:
-    """Read the health page, which reports slots in builds of 2024."""
+    """Read the health page, which reports the number of busy slots only in builds of 2024."""
     health = document(page)
     running = amount(health.get("slots_processing")) if isinstance(health, dict) else None
     return None if running is None else Load(running, amount(health.get("deferred")) or 0)
@@ -213,15 +220,15 @@ def _constrained(constraint: Constraint) -> dict[str, object]:
     match constraint:
         case JsonSchema() | AnyJson():
             schema = schema_of(constraint)
-            # An ambiguous pattern would stop the server.
+            # An ambiguous pattern would stall the whole server.
             if any(regex_grammar(pattern) is None for pattern in _patterns(schema)):
-                raise ConstraintRefused("a pattern of this schema cannot be translated to a grammar of llama.cpp")
+                raise ConstraintRefused("a `pattern` in the schema cannot be translated to a grammar of llama.cpp")
             return {"json_schema": schema}
         case OneOf(texts):
             return {"grammar": choice_grammar(texts)}
         case Regex(pattern):
             if (grammar := regex_grammar(pattern)) is None:
-                raise ConstraintRefused("this regular expression cannot be translated to a grammar of llama.cpp")
+                raise ConstraintRefused("the regular expression cannot be translated to a grammar of llama.cpp")
             return {"grammar": grammar}
         case Gbnf(grammar):
             return {"grammar": client_grammar(grammar)}
@@ -232,7 +239,7 @@ def _constrained(constraint: Constraint) -> dict[str, object]:
 
 
 def _patterns(schema: object) -> Iterator[str]:
-    """Yield the regular expressions in a schema."""
+    """Yield every `pattern` in a schema, at any depth."""
     waiting = [schema]
     while waiting:
         each = waiting.pop()
@@ -245,7 +252,10 @@ def _patterns(schema: object) -> Iterator[str]:
 
 
 class LlamaCppFold:
-    """Converter from events to chunks. `done` is set with the chunk that holds the finish."""
+    """Converter from llama.cpp's events to chunks.
+
+    `done` becomes True when `feed` returns the last chunk, which has the finish reason.
+    """
 
     __slots__ = ("_failures", "_last", "_logprobs", "_lost", "done")
 
@@ -290,9 +300,9 @@ class LlamaCppFold:
 
 
 def _logprobs(reported: object, tokens: Sequence[int]) -> list[TokenLogprob | None]:
-    """Return an entry for each token from the `completion_probabilities` of an event.
+    """Return the log probability of each token in the `completion_probabilities` of an event.
 
-    The entry of a token without a log probability is None.
+    The result has None for a token without a log probability.
     """
     entries = [entry for entry in (reported if isinstance(reported, list) else ()) if isinstance(entry, dict)]
     known = {entry["id"]: entry for entry in entries if type(entry.get("id")) is int}
@@ -306,7 +316,7 @@ def _logprob(token: int, entry: Mapping[str, Any]) -> TokenLogprob | None:
 
 
 def _finish(data: dict[str, Any]) -> Chunk:
-    """Return the finish reason and the usage of the last event; the caller adds the tokens."""
+    """Return the finish reason and the usage in the last event, as a chunk without tokens."""
     kind = data.get("stop_type")
     finish = STOP_TYPES.get(kind) if isinstance(kind, str) else None
     if finish is None:
@@ -315,6 +325,6 @@ def _finish(data: dict[str, Any]) -> Chunk:
     return Chunk(
         finish=finish,
         prompt_tokens=count(data.get("tokens_evaluated")),
-        # `tokens_cached` is the final size of the slot; the reused tokens are in the timings.
+        # `tokens_cached` is the final size of the slot. The number of reused prompt tokens is in the timings.
         cached_tokens=count(timings.get("cache_n")) if isinstance(timings, dict) else None,
     )

@@ -1,15 +1,16 @@
 """Ollama: text in, text out, over `/api/generate`, by a route that a probe selects.
 
-`raw` uses `raw: true`: the generated text with special tokens spelled. It works with Ollama below 0.30, and
-with any version that returns markers in raw text.
+The route `raw` uses `raw: true`. The answer is the generated text, in which special tokens are spelled out. It works
+with Ollama below 0.30, and with any later version that returns markers in raw text.
 
-`template` is for 0.30 and later, where raw text may lack its markers. A template that is only the prompt makes
-Ollama keep them for its own parser. The live deltas of that parser no longer distinguish a preamble from an
-answer, or the recipient of a call, and are not used. Nothing is delivered until the last line, whose `context`
-holds the ids of the prompt and the whole raw answer: exactness is preferred over early tokens.
+The route `template` is for Ollama 0.30 and later, where raw text may lack its markers. The request contains a template
+that consists only of the prompt. Then Ollama passes the markers to its own parser. The streamed output of that parser
+is not used, because it does not distinguish a preamble from an answer, and lacks the recipients of calls. Instead, the
+answer is taken from the field `context` of the last line, which holds the ids of the prompt and of the whole answer.
+So nothing reaches the client before the end of the answer: exactness matters more than early tokens.
 
-Neither route returns the stop token. If both lack markers, the output is read as markerless, a last resort.
-Verified in the source up to 0.34, not tested live.
+Neither route returns the stop token. If both routes lack markers, the output is parsed without markers, as a last
+resort. Written from the source of versions up to 0.34 and not tested with a live server.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._ollama_lines import RawFold, TemplateFold
 from unisono_adapters._probe import REQUEST_ID, Subject, examine
 
-# Default context in tokens if neither the operator nor the Modelfile sets one. It needs less memory than the model's
-# own 131,072. The setting `num_ctx` overrides it.
+# Context size in tokens if neither `num_ctx` nor the Modelfile sets a context size. It needs less memory than the
+# 131,072 tokens that the model supports.
 MAX_DEFAULT_NUM_CTX = 32_768
 
 PROBE_PROMPT = (
@@ -110,17 +111,18 @@ REMEDIES = {
     Check.CONTEXT: "Set litellm_params.num_ctx: gpt-oss supports 131072 if memory permits.",
 }
 
-# Limit for the first token of a probe, which may have to load the model, in seconds.
+# Time limit in seconds for the first token of a probe, for which Ollama may have to load the model.
 LOADING_S = 300.0
-# Tokens of a prompt that must be read whole: more than Ollama's default num_ctx.
+# Length in tokens of a prompt that the probe expects Ollama to read completely: more than Ollama's default num_ctx.
 LONG_PROMPT = 4_200
 
 
 class OllamaBackend:
     """Ollama backend with optional settings in `extra`.
 
-    `num_ctx` is in tokens; use one value per deployment, since a change reloads the model. `keep_alive` is in
-    seconds, or a duration like "30m". `route` is `raw` or `template`; by default the probe decides.
+    `num_ctx` is the context size in tokens; use the same value for all deployments of a model on a server, because
+    Ollama reloads the model when the value changes. `keep_alive` is in seconds, or a duration such as "30m". `route`
+    is `raw` or `template`; by default the probe selects the route.
     """
 
     def __init__(self, options: BackendOptions) -> None:
@@ -129,7 +131,7 @@ class OllamaBackend:
         self._num_ctx = _num_ctx(options.extra.get("num_ctx"))
         self._keep_alive = options.extra.get("keep_alive")
         if self._keep_alive is not None and type(self._keep_alive) not in (int, float, str):
-            raise ConfigError("litellm_params.keep_alive: must be a number of seconds, or a duration like 30m")
+            raise ConfigError("litellm_params.keep_alive: must be a number of seconds, or a duration such as 30m")
         route = options.extra.get("route")
         if route not in (None, OllamaRoute.RAW, OllamaRoute.TEMPLATE):
             raise ConfigError("litellm_params.route: must be raw or template")
@@ -140,10 +142,10 @@ class OllamaBackend:
         self._planned_for = ("", "")
 
     async def probe(self) -> Probe:
-        """Read version and model, select the route and probe the backend.
+        """Select the route for the server's version and the model, and probe the backend.
 
-        A good result stays valid while server and model are unchanged and nothing fails: every generation loads
-        the model and keeps it loaded.
+        A good result is reused until the server's version or the model changes, or a generation fails. The probe would
+        otherwise load the model again and keep it in memory.
         """
         plan, of = await self._make_plan()
         if self._found is not None and self._planned_for == of:
@@ -172,7 +174,7 @@ class OllamaBackend:
             raise
 
     async def load(self) -> Load | None:
-        """Return None: `/api/ps` lists the loaded models, not their work."""
+        """Return None, because Ollama's `/api/ps` lists the loaded models but not their requests."""
         return None
 
     async def aclose(self) -> None:
@@ -199,7 +201,7 @@ class OllamaBackend:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "repeat_penalty": sampling.repetition_penalty,
-            # The Modelfile may contain stops; a hidden stop must be the model's own.
+            # Turn off the stop strings of the Modelfile. Since Ollama hides the stop, it must be the model's own.
             "stop": [],
         }
         if sampling.seed is not None:
@@ -220,7 +222,7 @@ class OllamaBackend:
         return orjson.dumps(body)
 
     async def _make_plan(self) -> tuple[_Plan, tuple[str, str]]:
-        """Return the access plan, the server's version and the model's modification time."""
+        """Return the plan for requests, and the server's version with the model's modification time."""
         response = await self._wire.get_json("api/version")
         version = response.get("version") if isinstance(response, dict) else None
         if not isinstance(version, str):
@@ -237,14 +239,14 @@ class OllamaBackend:
         return _Plan(await self._choose_route(num_ctx, version), num_ctx, version), of
 
     async def _choose_route(self, num_ctx: int, version: str) -> OllamaRoute:
-        """Return the first route that returns markers in a few tokens of an answer."""
+        """Generate a few tokens on each route; return the first route whose output contains markers."""
         prompt = Prompt(load_encoding().encode_marked(PROBE_PROMPT), PROBE_PROMPT)
         job = CompletionJob(prompt, PROBE_TOKENS, Sampling(temperature=0.0), request_id=REQUEST_ID)
         for route in (OllamaRoute.RAW, OllamaRoute.TEMPLATE):
             try:
                 texts = [chunk.text async for chunk in self._generated(job, _Plan(route, num_ctx, version))]
             except IdsMissing:
-                # A version that no longer returns its context.
+                # This version of Ollama no longer returns `context`.
                 continue
             if any(marker in "".join(texts) for marker in HEADER_MARKERS):
                 return route
@@ -259,7 +261,7 @@ class OllamaBackend:
                 output=output,
                 stop_visible=False,
                 context=plan.num_ctx,
-                # On the other route its own parser would misread a prompt that ends inside a message.
+                # On the route `template`, Ollama's own parser would misread a prompt that ends inside a message.
                 constrain=frozenset() if plan.route is OllamaRoute.TEMPLATE else CONSTRAINED,
                 prefill=plan.route is not OllamaRoute.TEMPLATE,
             ),
@@ -295,7 +297,11 @@ def _num_ctx(setting: object) -> int | None:
 
 
 def _context_of(model: Mapping[str, Any]) -> int:
-    """Return the context: the Modelfile's, else the model's own up to `MAX_DEFAULT_NUM_CTX`."""
+    """Return the context size in tokens.
+
+    It is `num_ctx` of the Modelfile. If the Modelfile does not set it, it is the size that the model supports, but at
+    most `MAX_DEFAULT_NUM_CTX`.
+    """
     parameters = model.get("parameters")
     setting = re.search(r"(?m)^num_ctx\s+(\d{1,9})\s*$", parameters) if isinstance(parameters, str) else None
     if setting is not None and int(setting[1]) > 0:
@@ -307,10 +313,10 @@ def _context_of(model: Mapping[str, Any]) -> int:
 
 
 async def _check_whole(chunk: Chunk, prompt: Prompt, plan: _Plan) -> None:
-    """Raise BackendProtocolError for a truncated prompt.
+    """Raise BackendProtocolError if Ollama has truncated the prompt.
 
-    The text may have fewer tokens than were rendered, so the final comparison uses the ids of the text that was
-    sent.
+    Ollama may need fewer tokens for the text of the prompt than the gateway rendered. So if fewer tokens were read, the
+    text is encoded again and the numbers are compared.
     """
     read = chunk.prompt_tokens
     if not read or read >= len(prompt.tokens):
@@ -318,6 +324,6 @@ async def _check_whole(chunk: Chunk, prompt: Prompt, plan: _Plan) -> None:
     sent = await asyncio.to_thread(load_encoding().encode_as_server, prompt.text or "")
     if read < len(sent):
         raise BackendProtocolError(
-            f"the backend read {read} of the prompt's {len(sent)} tokens although num_ctx was {plan.num_ctx}: it "
-            "silently truncated the prompt"
+            f"the backend silently truncated the prompt: it read {read} of {len(sent)} tokens although num_ctx is "
+            f"{plan.num_ctx}; use a shorter prompt, or update Ollama"
         )

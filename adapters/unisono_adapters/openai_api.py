@@ -1,7 +1,7 @@
-"""Pass-through to a server's own OpenAI API, for models other than gpt-oss.
+"""Pass-through to the OpenAI-compatible API of a server, for models other than gpt-oss.
 
-Requests and responses are forwarded unchanged. One adapter serves every backend kind with such an API; the
-differences between kinds are data.
+Requests and responses are forwarded unchanged. The same class serves all kinds of backends that have such an API;
+`ServerTraits` describes how the kinds differ.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ LAST = frozenset({"response.completed", "response.failed", "response.incomplete"
 
 @dataclass(frozen=True, slots=True)
 class ServerTraits:
-    """Traits of a kind of server.
+    """Properties of a kind of server.
 
-    `model` is the name to request if it is always the same; `apis` are those that the server has; `polite` is passed to
-    `BackendHttp`.
+    `model` is the model name to send if it is the same for every model, else empty. `apis` are the APIs that the
+    server supports. `polite` is passed to `BackendHttp`.
     """
 
     model: str = ""
@@ -54,7 +54,10 @@ class ServerTraits:
 
 
 class OpenAiApi:
-    """Pass-through backend that reads responses only to detect their proper end."""
+    """Pass-through backend.
+
+    It parses responses only to detect errors, and to see whether a stream is complete.
+    """
 
     def __init__(self, options: BackendOptions, server: ServerTraits) -> None:
         """Raise ConfigError for invalid options."""
@@ -65,18 +68,18 @@ class OpenAiApi:
         self._defaults = options.defaults
 
     async def probe(self) -> Probe:
-        """Check that the model list is available and contains the model."""
+        """Check that the server has a model list, and that the list contains the model."""
         served = await model_list(self._wire)
         can = Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False, context=served.get(self._model))
         listed = self._server.model or not served or any(_is_same_model(name, self._model) for name in served)
-        # Some servers accept any name.
+        # Only a warning, since some servers accept any model name.
         return Probe(can, (Finding(Check.MODEL, ok=bool(listed), severity=Severity.WARNING),))
 
     def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[AnswerPart]]:
         if job.api not in self._server.apis:
             raise UnsupportedValue(
-                f"'model': the {self._kind} server of this model has no `/v1/{job.api}`; ask for a chat "
-                "completion, or use a model of another server.",
+                f"'model': the {self._kind} server of this model does not support `/v1/{job.api}`; request a chat "
+                "completion, or use a model on another server.",
                 param="model",
             )
         if job.upload is not None:
@@ -143,16 +146,16 @@ class OpenAiApi:
         except orjson.JSONDecodeError:
             raise BackendProtocolError("the backend sent an event that is not JSON") from None
         if not isinstance(one, dict):
-            raise BackendProtocolError("the backend sent an event that is not an object")
+            raise BackendProtocolError("the backend sent an event that is not a JSON object")
         if is_error(one) and (api is Api.CHAT or "type" not in one):
             raise self._wire.failures.error_object(one)
         return one
 
 
 def with_defaults(body: Mapping[str, Json], defaults: Mapping[str, Json], api: Api) -> dict[str, Json]:
-    """Return the body with `defaults` for fields that it does not give.
+    """Return the body with `defaults` for the fields that the body does not contain.
 
-    The names of `defaults` are those of Chat Completions.
+    `defaults` are named as in Chat Completions. For the Responses API they are translated.
     """
     given = {name: value for name, value in body.items() if value is not None}
     limit = next((defaults[name] for name in TOKEN_LIMITS if name in defaults), None)
@@ -168,19 +171,25 @@ def with_defaults(body: Mapping[str, Json], defaults: Mapping[str, Json], api: A
     elif limit is not None and TOKEN_LIMITS.isdisjoint(given):
         fields["max_tokens"] = limit
     for name in ("reasoning", "text"):
-        # A request may give other parts of these objects.
+        # Merge these objects, since the request may set other fields of the object than the defaults do.
         if isinstance(default := fields.get(name), Mapping) and isinstance(own := given.get(name), Mapping):
             given[name] = {**default, **own}
     return {**body, **fields, **given}
 
 
 def _to_result(one: Any) -> Any:
-    """Return a document with Cohere's field for its score, which SGLang names `score`."""
+    """Return a rerank result with `relevance_score`, which SGLang calls `score`.
+
+    `relevance_score` is Cohere's name.
+    """
     return {**one, "relevance_score": one["score"]} if isinstance(one, dict) and "score" in one else one
 
 
 def _is_same_model(listed: str, model: str) -> bool:
-    """Compare model names: Ollama lists names with their tag, and a pattern matches any name."""
+    """Return whether a listed model is `model`.
+
+    Ollama lists its models with a tag, such as `:latest`. A `model` with a wildcard matches every name.
+    """
     return "*" in model or listed in (model, f"{model}:latest")
 
 

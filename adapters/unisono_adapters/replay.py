@@ -5,12 +5,15 @@ A recording is a JSON file, or JSON lines with one turn per line:
     {"source": "where it comes from", "licence": "SPDX name",
      "turns": [{"last": "Hello", "tokens": [200005, 35644, ...], "finish": "stop"}]}
 
-The first turn that matches the prompt is played. `last` matches the text of the last message that is not the
-assistant's (the user's, or a tool's result). `ends` matches the end of the prompt, with markers spelled out. A
-turn with neither always matches, so it must be last. `text` may replace `tokens`, with markers spelled out.
-`finish` is "stop" (the default) or "length". A prompt that contains the beginning of the recorded answer gets
-the rest of it, so an interrupted stream can be continued here. A prompt that deviates from the recording is
-refused.
+The backend plays the first turn that matches the prompt. A turn with `last` matches if the last message that is not
+from the assistant (a user message or a tool result) has this text. A turn with `ends` matches if the prompt ends
+with this text, in which markers such as `<|start|>` are spelled out. A turn that has neither field matches every
+prompt, so it must be the last turn. A turn may have `text`, with markers spelled out, instead of `tokens`. `finish`
+is "stop" (the default) or "length".
+
+If the prompt already contains the beginning of the recorded answer, the backend plays the rest of the answer. So it
+can continue a stream that was interrupted elsewhere. A prompt whose beginning of an answer differs from the
+recording is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +58,11 @@ _TERMINATORS = (END, CALL, RETURN)
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """Turn of a recording. `last` and `ends` are ids; None matches every prompt."""
+    """Turn of a recording.
+
+    `last` holds the token ids of the last message before the answer, and `ends` those of the end of the prompt. If
+    both are None, the turn matches every prompt.
+    """
 
     tokens: Tokens
     finish: FinishReason
@@ -64,10 +71,11 @@ class RecordedTurn:
 
 
 class ReplayBackend:
-    """Replay of `model`, a packaged recording or a file.
+    """Backend that plays a recording; `model` is the name of a packaged recording, or a file.
 
-    `extra` may contain `recording` (a file, instead of `model`), `chunk` (tokens per chunk, default 1),
-    `interval_s` (seconds before each chunk, default 0) and `context` (reported window in tokens).
+    `extra` may contain `recording` (a file to play instead of `model`), `chunk` (tokens per chunk, default 1),
+    `interval_s` (seconds to wait before each chunk, default 0) and `context` (the context window to report, in
+    tokens, default 131,072).
     """
 
     def __init__(self, options: BackendOptions) -> None:
@@ -81,7 +89,7 @@ class ReplayBackend:
         self._active = 0
 
     async def probe(self) -> Probe:
-        """Read the recording."""
+        """Read the recording, which proves that it is readable."""
         await self._load()
         able = Capabilities(prompt=OutputForm.IDS, output=OutputForm.IDS, stop_visible=True, context=int(self._context))
         # A recording never changes, so only its readability is checked.
@@ -95,7 +103,9 @@ class ReplayBackend:
             async with asyncio.timeout(limit_s):
                 turns = await self._load()
         except TimeoutError as error:
-            raise BackendTimeout(f"the recording was not read within {seconds(limit_s)}; use a smaller one") from error
+            raise BackendTimeout(
+                f"the recording was not read within {seconds(limit_s)}; use a smaller recording"
+            ) from error
         prompt = tuple(job.prompt.tokens)
         tokens, finish = _answer(turns, prompt)
         if len(tokens) > job.max_tokens or (len(tokens) == job.max_tokens and finish is FinishReason.LENGTH):
@@ -115,14 +125,17 @@ class ReplayBackend:
             self._active -= 1
 
     async def load(self) -> Load | None:
-        """Return the number of playing recordings; no request ever waits."""
+        """Return the number of requests that are being answered; no request ever waits."""
         return Load(self._active, 0)
 
     async def aclose(self) -> None:
-        """Do nothing: there are no resources."""
+        """Do nothing: the backend holds no resources."""
 
     async def _pace(self, job: CompletionJob, *, first: bool, deadline: float) -> None:
-        """Wait for the recording's interval, but not longer than the timeouts allow."""
+        """Wait `interval_s` seconds before the next chunk.
+
+        Raises BackendTimeout when a time limit of the job expires first.
+        """
         patience = job.timeouts.first_token_s if first else job.timeouts.silence_s
         remaining_s = deadline - asyncio.get_running_loop().time()
         await asyncio.sleep(min(self._interval_s, patience, max(remaining_s, 0)))
@@ -140,9 +153,9 @@ class ReplayBackend:
 
 
 def _answer(turns: Sequence[RecordedTurn], prompt: Tokens) -> tuple[Tokens, FinishReason]:
-    """Return the recorded tokens that follow `prompt`, and the finish reason.
+    """Return the recorded tokens that continue `prompt`, and the finish reason.
 
-    Raises BackendError if no turn has an answer to `prompt`.
+    Raises BackendError if no turn matches `prompt`.
     """
     last, beginning = _split(prompt)
     refused = False
@@ -162,9 +175,9 @@ def _answer(turns: Sequence[RecordedTurn], prompt: Tokens) -> tuple[Tokens, Fini
 
 
 def _split(prompt: Tokens) -> tuple[Tokens, Tokens]:
-    """Return a prompt's last non-assistant message and the assistant's tokens after it.
+    """Return the body of the last non-assistant message, and the assistant's tokens after it.
 
-    Both are empty for a prompt that is not a Harmony conversation.
+    Both are empty if the prompt is not a Harmony conversation.
     """
     assistant = _assistant()
     starts = [i for i, token in enumerate(prompt) if token == START]
@@ -187,7 +200,8 @@ def _assistant() -> Tokens:
 def _read(name: str) -> Sequence[RecordedTurn]:
     """Read the turns of a packaged recording or a file.
 
-    Raises OSError if the file cannot be read; ValueError, KeyError or TypeError if it is not a recording.
+    Raises OSError if the file cannot be read. Raises ValueError, KeyError or TypeError if its content is not a
+    recording.
     """
     if name in PACKAGED:
         content = files("unisono_adapters").joinpath(f"recordings/{name}.json").read_bytes()
@@ -215,5 +229,5 @@ def _turn(turn: dict[str, Any]) -> RecordedTurn:
 
 def _number(value: Any, key: str, kind: Any, least: int) -> float:
     if isinstance(value, bool) or not isinstance(value, kind) or value < least:
-        raise ConfigError(f"litellm_params.{key}: must be a number, {least} or more")
+        raise ConfigError(f"litellm_params.{key}: must be a number of at least {least}")
     return float(value)

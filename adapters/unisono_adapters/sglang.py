@@ -1,9 +1,9 @@
 """SGLang: token ids in, token ids out, over `/v1/completions`.
 
-Of its two endpoints for ids this is the exact one: the server itself makes deltas of the ids, with or without
-incremental streaming output. A stream of `/generate` is cumulative or not, depending on a server-wide option
-that it does not report. `no_stop_trim` keeps the stop token among the ids; a server that still trims it names
-it in `matched_stop`. Verified in the source of version 0.5.23, not tested live.
+SGLang has two endpoints that return ids. `/v1/completions` always sends only the new ids in each event. Events of
+`/generate` contain either the new ids or all ids so far, depending on an option of the server that it does not report.
+With `no_stop_trim`, the ids include the stop token. A server that removes the stop token nevertheless reports it in
+`matched_stop`. This adapter was written from the source of version 0.5.23 and was not tested with a live server.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ REMEDIES = {
 
 
 class SglangBackend:
-    """SGLang backend. The model's name must be `--served-model-name`, else the model path."""
+    """SGLang backend.
+
+    The model name must equal `--served-model-name`; without that option, the model path.
+    """
 
     def __init__(self, options: BackendOptions) -> None:
         """Raise ConfigError for invalid options."""
@@ -66,7 +69,7 @@ class SglangBackend:
             prompt=OutputForm.IDS,
             output=OutputForm.IDS,
             stop_visible=True,
-            # The server rejects a prompt and max_tokens that fill its window to the last token.
+            # The server rejects a request whose prompt and `max_tokens` together fill the whole context window.
             context=length - 1 if length else None,
             logit_bias=True,
             logprobs=True,
@@ -106,13 +109,13 @@ class SglangBackend:
             "no_stop_trim": True,
         }
         if job.sampling.top_k == 0:
-            # -1 switches it off; 0 is an error.
+            # SGLang uses -1 for no limit, and rejects 0.
             body["top_k"] = -1
         if job.logprobs is not None:
             # With 0, SGLang reports no log probabilities.
             body["logprobs"] = max(job.logprobs, 1)
         if job.prompt_logprobs:
-            # They precede those of the answer.
+            # With `echo`, the stream begins with the log probabilities of the prompt.
             body["echo"] = True
         if job.cache_salt:
             body["cache_salt"] = job.cache_salt
@@ -123,12 +126,12 @@ class SglangBackend:
 
 RUNNING, WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 TOKENS, USED = "sglang:num_used_tokens", "sglang:token_usage"
-# Labels of the data-parallel schedulers; several processes may report the same scheduler.
+# Labels that identify a data-parallel scheduler. Several processes may report the same scheduler.
 RANK = ("model_name", "dp_rank")
 
 
 def _gauges(page: bytes) -> Load | None:
-    """Read the metrics page, which exists with `--enable-metrics`."""
+    """Read the metrics page, which exists only with the server option `--enable-metrics`."""
     found = samples(page, RUNNING, WAITING, TOKENS, USED)
     if RUNNING not in found:
         return None
@@ -144,9 +147,10 @@ def _gauges(page: bytes) -> Load | None:
 
 
 def _ranks(page: bytes) -> Load | None:
-    """Read the schedulers' loads: a document from 0.5.6 on, a list in older versions.
+    """Read the page with the loads of all schedulers.
 
-    In older versions only `num_reqs` is given.
+    The page is a JSON object since version 0.5.6, and a list in older versions. Older versions report `num_reqs`, the
+    sum of running and waiting requests, instead of `num_running_reqs`.
     """
     load = document(page)
     ranks = load.get("loads") if isinstance(load, dict) else load
@@ -162,7 +166,7 @@ def _ranks(page: bytes) -> Load | None:
 
 
 def _sum(ranks: Sequence[Mapping[str, object]], name: str) -> int | None:
-    """Return the sum over all ranks; None unless every rank reports it."""
+    """Return the sum of the field `name` over all ranks; None if a rank lacks the field."""
     amounts = [amount(rank.get(name)) for rank in ranks]
     return sum(known) if len(known := [each for each in amounts if each is not None]) == len(amounts) else None
 
@@ -170,10 +174,10 @@ def _sum(ranks: Sequence[Mapping[str, object]], name: str) -> int | None:
 def _constrained(constraint: Constraint) -> dict[str, object]:
     match constraint:
         case JsonSchema() | AnyJson():
-            # It requires a string that contains JSON.
+            # SGLang requires the schema as a string of JSON.
             return {"json_schema": orjson.dumps(schema_of(constraint)).decode()}
         case OneOf(texts):
-            # All of its grammar backends accept a regular expression, but not all a grammar.
+            # All grammar backends of SGLang support regular expressions, but not all support grammars.
             return {"regex": as_regex(texts)}
         case Regex(pattern):
             return {"regex": pattern}

@@ -1,7 +1,7 @@
-"""Model snapshots from the Hugging Face hub: download, and check of the Harmony tokenizer.
+"""Download of models from the Hugging Face hub, and check of their tokenizer.
 
-Files are stored in the hub's own cache, which mlx-lm uses too. An interrupted download continues from the bytes
-on disk.
+Files are stored in the cache of the huggingface_hub library, which mlx-lm uses too. An interrupted download continues
+from the bytes on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from unisono.errors import PullError
 
-# Patterns of the files that mlx-lm reads, which make a snapshot complete.
+# Patterns of the files that mlx-lm needs.
 SNAPSHOT_FILES = ("*.json", "model*.safetensors")
 
 MODEL_PREFIX = "mlx/"
@@ -26,10 +26,11 @@ RESUME = "Run the same command again: it continues from the bytes on disk."
 
 
 def pull(model: str, revision: str | None = None) -> Path:
-    """Download a model for the `mlx` backend and return its folder; show progress on a terminal.
+    """Download a model for the `mlx` backend, check its tokenizer, and return its folder.
 
-    `model` is a name on the hub, with or without the prefix `mlx/`, or a local folder, of which only the
-    tokenizer is checked. Raises PullError with a message for the operator.
+    `model` is a name on the hub, with or without the prefix `mlx/`. It may also be a local folder; then only the
+    tokenizer is checked. Progress is printed on a terminal. Raises PullError, with a message for the operator, if the
+    download or the check fails.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
@@ -39,11 +40,12 @@ def pull(model: str, revision: str | None = None) -> Path:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Check the folder's tokenizer against Harmony: special tokens and ids of sample texts.
+    """Check that the tokenizer in a model folder is that of Harmony.
 
-    Raises PullError if the tokenizer is missing, unreadable or different.
+    The ids of special tokens and of some texts are compared. Raises PullError if the tokenizer is missing, unreadable
+    or different.
     """
-    # Imported here, since the engine process needs only this module's patterns.
+    # Imported here, because the engine process needs only `SNAPSHOT_FILES` of this module.
     from tokenizers import Tokenizer
 
     from unisono.harmony.encoding import STRUCTURAL, load_encoding
@@ -94,15 +96,17 @@ def _download(model: str, revision: str | None) -> Path:
         raise PullError(f"the hub cannot be reached: {_first_line(error.__cause__ or error)}. {RESUME}") from error
     except (HTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise PullError(f"the disk is full. Free some space. {RESUME}") from error
+            raise PullError(f"the disk is full; free some space. {RESUME}") from error
         raise PullError(f"the download of {model} was interrupted: {_first_line(error)}. {RESUME}") from error
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        # The library's errors for hub responses of another form, or file names outside the snapshot.
-        raise PullError(f"the hub's list of files of {model} cannot be used: {_first_line(error)}") from error
+        # The library raises these for a malformed response of the hub, or for file names outside the snapshot.
+        raise PullError(
+            f"the hub returned an invalid list of files for {model}: {_first_line(error)}; try again later"
+        ) from error
 
 
-# The hub's library deletes a partial file when its process ends, and a file of weights has gigabytes. So large
-# files are downloaded here, to the path where the library first looks for a finished file.
+# huggingface_hub deletes a partial file when its process ends, although a file of weights has gigabytes. So this
+# function downloads the large files, to the paths at which the library looks for finished files.
 def _download_large_files(model: str, revision: str | None) -> None:
     from httpx2 import ConnectError, TimeoutException
     from huggingface_hub import HfApi, constants, hf_hub_url
@@ -119,18 +123,20 @@ def _download_large_files(model: str, revision: str | None) -> None:
     blobs = Path(constants.HF_HUB_CACHE).expanduser() / repo_folder_name(repo_id=model, repo_type="model") / "blobs"
     for file in files:
         if isinstance(file, RepoFile) and file.lfs is not None and any(map(PurePath(file.path).match, SNAPSHOT_FILES)):
-            # The checksum becomes a file name, so a path would write outside the cache.
+            # The checksum becomes a file name. A checksum that is a path could place the file outside the cache.
             if not SHA256.fullmatch(file.lfs.sha256):
-                raise PullError(f"the hub's checksum of {file.path!r} is not a SHA-256, so the file is not downloaded")
+                raise PullError(
+                    f"the hub's checksum of {file.path!r} is not a SHA-256 digest; nothing more is downloaded"
+                )
             blob = blobs / file.lfs.sha256
             if not _is_whole(blob, file.lfs.size):
                 _download_blob(hf_hub_url(model, file.path, revision=commit), blob, file.lfs.size, file.path)
 
 
 def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
-    """Download a file of `size` bytes whose SHA-256 is the name of `blob`.
+    """Download a file of `size` bytes to `blob`, whose name is the SHA-256 digest of the file.
 
-    Continues from the bytes of an earlier attempt.
+    Continues from the bytes of an earlier attempt. Raises PullError if the digest of the downloaded file differs.
     """
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not re-exported
@@ -146,7 +152,7 @@ def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
             return
         done = content.seek(0, os.SEEK_END)
         if done > size:
-            # From an older version of the file or of this program: no request can continue it.
+            # The partial file is longer than the file, so it cannot be continued: start again.
             done = content.seek(content.truncate(0))
         headers = build_hf_headers()
         http_get(url, content, resume_size=done, headers=headers, expected_size=size, displayed_filename=name)
@@ -154,17 +160,23 @@ def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
         content.seek(0)
         if hashlib.file_digest(content, "sha256").hexdigest() != blob.name:
             partial.unlink()
-            raise PullError(f"{name} is damaged: its checksum differs from the hub's. Run the same command again.")
+            raise PullError(f"{name} was damaged in the download: wrong checksum. Run the same command again.")
         partial.rename(blob)
 
 
 def _is_whole(blob: Path, size: int) -> bool:
-    """Return whether the file is complete. A crash of the machine may have truncated it."""
+    """Return whether the file exists with its full size.
+
+    A crash of the machine may have truncated it.
+    """
     return blob.is_file() and blob.stat().st_size == size
 
 
 class _BoundedFile(io.BufferedRandom):
-    """File of at most `max_bytes`, so that an endless response cannot fill the disk."""
+    """File that raises OSError on a write beyond `max_bytes`.
+
+    So an endless response cannot fill the disk.
+    """
 
     def __init__(self, descriptor: int, max_bytes: int) -> None:
         super().__init__(io.FileIO(descriptor, "r+b"))

@@ -1,7 +1,7 @@
 """vLLM: token ids in, token ids out, over `/v1/completions`.
 
-The text in its answers is ignored: it lags behind the ids, and the stop token is only in the ids. Measured and
-verified with versions 0.32 and 0.33. Older ones that do not return ids are rejected at their first answer.
+The text in vLLM's answers is ignored: it lags behind the ids, and does not contain the stop token. Measured with
+versions 0.32 and 0.33. Older versions that do not return ids are rejected at their first answer.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ REMEDIES = {
 
 
 class VllmBackend:
-    """vLLM backend. `extra` may hold `stream_interval`, the tokens per event.
+    """vLLM backend. `extra` may contain `stream_interval`, the number of tokens per event.
 
-    Fewer, larger events reduce the work per token.
+    With more tokens per event, there is less work per token.
     """
 
     def __init__(self, options: BackendOptions) -> None:
@@ -110,8 +110,8 @@ class VllmBackend:
                     async for chunk in chunks:
                         yield chunk
             except ConstraintRefused as error:
-                # Not every grammar engine of vLLM supports tags; the error precedes the first chunk. If the
-                # server may have crashed because of a grammar, do not send it again.
+                # Not every grammar engine of vLLM supports structural tags. Such an error always arrives before the
+                # first chunk. A disconnect may mean that the grammar crashed the server: do not send it again.
                 if not ways or error.symptom is Symptom.DISCONNECTED:
                     raise
             else:
@@ -124,13 +124,14 @@ class VllmBackend:
         return await self._load.read()
 
     def _counted(self, page: bytes) -> Load | None:
-        """Read the load page, which reports the sum of running and waiting requests.
+        """Read the load page, which reports the number of running and waiting requests together.
 
-        The number stays 0 on a server that does not count; a nonzero value shows that it does.
+        On a server that does not count its requests, the number is always 0. The page is therefore ignored until it
+        has reported another number.
         """
         load = document(page)
         requests = amount(load.get("server_load")) if isinstance(load, dict) else None
-        # Once nonzero, a later 0 is a real count.
+        # After a number other than 0, a 0 is a real count.
         self._counts = self._counts or bool(requests)
         return Load(requests, 0) if requests is not None and self._counts else None
 
@@ -144,15 +145,16 @@ class VllmBackend:
             "spaces_between_special_tokens": False,
         }
         if job.cache_salt:
-            # Hashed, because the name of a tenant may exceed 128 characters or contain forbidden ones.
+            # Hashed, because vLLM limits the salt to 128 characters and forbids some characters.
             body["cache_salt"] = hashlib.sha256(job.cache_salt.encode()).hexdigest()
         if self._interval is not None:
             body["stream_interval"] = self._interval
         if job.logprobs is not None:
-            # By default vLLM names alternatives by their text, which several tokens may share.
+            # By default vLLM reports an alternative by its text, and several tokens may have the same text.
             body |= {"logprobs": job.logprobs, "return_tokens_as_token_ids": True}
         if job.prompt_logprobs:
-            # `prompt_logprobs` is not available in a stream. With `echo`, they precede those of the answer.
+            # vLLM does not support its field `prompt_logprobs` in a stream. With `echo`, the stream begins with the
+            # log probabilities of the prompt.
             body["echo"] = True
         if structured is not None:
             body["structured_outputs"] = structured
@@ -161,18 +163,18 @@ class VllmBackend:
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 USED, SIZE = "vllm:kv_cache_usage_perc", "vllm:cache_config_info"
-# Labels of the engines of one server, each with its own gauges and cache.
+# Labels that identify one engine of a server. Each engine has its own gauges and its own cache.
 ENGINE = ("model_name", "engine")
 
 
 def _gauges(page: bytes) -> Load | None:
-    """Read the metrics page; None for a server without statistics (`--disable-log-stats`)."""
+    """Read the metrics page. Returns None if the server was started with `--disable-log-stats`."""
     found = samples(page, RUNNING, WAITING, USED, SIZE)
     if RUNNING not in found:
         return None
     running, waiting, used = (by_part(found.get(name, ()), ENGINE).values() for name in (RUNNING, WAITING, USED))
-    # Every engine's cache has the same size. Blocks times block size would be too much, since sliding-window
-    # layers use blocks of their own.
+    # The caches of all engines have the same size. The number of blocks times the block size would be too large,
+    # since sliding-window layers use additional blocks for the same tokens.
     sizes = [sample.labels.get("kv_cache_size_tokens", "") for sample in found.get(SIZE, ())]
     size = next((int(size) for size in sizes if size.isdecimal() and len(size) < 16), None)
     return Load(
@@ -184,7 +186,10 @@ def _gauges(page: bytes) -> Load | None:
 
 
 def _structured(constraint: Constraint) -> Mapping[str, object]:
-    """Return the constraint's fields; `guided_json` and its relatives are silently ignored."""
+    """Return the value of `structured_outputs` for a constraint.
+
+    vLLM silently ignores the older fields, such as `guided_json`.
+    """
     match constraint:
         case JsonSchema():
             return {"json": schema_of(constraint)}
@@ -195,7 +200,7 @@ def _structured(constraint: Constraint) -> Mapping[str, object]:
         case Regex(pattern):
             return {"regex": pattern}
         case Gbnf(grammar) | Lark(grammar):
-            # Its default engine reads GBNF and a part of Lark's notation, and llguidance all of both.
+            # vLLM's default grammar engine reads GBNF and a part of Lark's notation; llguidance reads both completely.
             return {"grammar": grammar}
         case _:
             assert_never(constraint)

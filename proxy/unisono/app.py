@@ -1,7 +1,7 @@
 """Composition root: builds the application of a gateway from a Config.
 
-Only this module and `bootstrap` know all packages. Importing and building access neither the network nor a model.
-Backends are probed, and the store is opened, once the server runs.
+Only this module and `bootstrap` import all packages. Importing this module and building an application use no network
+and no model. Backends are probed and the store is opened when the server starts the application.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ if TYPE_CHECKING:
 def build(
     config: Config, *, keep: Gateway | None = None, share: int = 1, models: StoredModels = NO_MODELS
 ) -> LayeredApp:
-    """Build the whole gateway; reuse open components of `keep` that fit the configuration.
+    """Build the application of a gateway. Needs no running event loop.
 
-    `share` is the number of processes like this one, among which limits are divided. The configuration includes the
-    deployments of the store, which `models` describes. Raises ConfigError; needs no running loop.
+    Components of the old gateway `keep` are reused if their settings are unchanged. `share` is the number of processes,
+    by which limits are divided. `config` must include the stored deployments that are served, and `models` describes
+    all stored deployments. Raises ConfigError for an invalid configuration.
     """
     gateway, hooks = _make_gateway(config, keep, share, models)
     catalogue, pool, store, parts = gateway.catalogue, gateway.pool, gateway.store, gateway.parts
@@ -92,17 +93,17 @@ def build(
     prices, zone = build_prices(config, catalogue), config.litellm_settings.zone
     metering = Metering(engine, ledger, prices, lenient=lenient, zone=zone)
     recorder = observing.recorder(config, store)
-    # A request that exceeds its quota reaches no hook.
+    # Quotas come before hooks, so that a request that exceeds its quota does not reach a hook.
     budgets = build_budgets(config, catalogue, metering)
     gates = (metering, *(() if budgets is None else (budgets,)), hooks.gates)
-    # Background responses belong to no request: at shutdown, other processes take them over.
+    # Background responses belong to no request. A shutdown does not wait for them: other processes take them over.
     writers = observing.writers(config.unisono, store)
     sinks = observing.sinks(writers)
     in_background = GuardedService(engine, (observing.gates(pool, fidelity, recorder, sinks, background=True), *gates))
     background = _background(gateway, in_background, metering)
     gateway = replace(gateway, background=background)
     live = LiveOutputs()
-    # Live tokens would show what hooks and guardrails hold back.
+    # Live tokens would reveal text that hooks and guardrails hold back, so there are none if these are configured.
     watching = () if config.unisono.hooks or config.guardrails else (LiveObservation(live),)
     outer = (observing.gates(pool, fidelity, recorder, sinks), *watching)
     service = GuardedService(engine, (*outer, *gates), can_drain=True)
@@ -119,7 +120,10 @@ def build(
 
 
 def _make_gateway(config: Config, keep: Gateway | None, share: int, models: StoredModels) -> tuple[Gateway, Hookset]:
-    """Build the components that the state and the routes need. Raises ConfigError."""
+    """Build the components of the gateway and its hooks, or reuse those of `keep`.
+
+    Raises ConfigError.
+    """
     if not config.model_list:
         raise ConfigError("`model_list` is empty; add a model")
     old_parts, old_pool = (None, None) if keep is None else (keep.parts, keep.pool)
@@ -140,14 +144,14 @@ async def _running(
     background: BackgroundResponses,
     watches: Sequence[FidelityWatch | Alerting],
 ) -> AsyncIterator[None]:
-    """Start the components, and close them in reverse order at the end."""
+    """Start the components; at the end, close them in reverse order."""
     async with AsyncExitStack() as opened:
-        # The stack closes in reverse order: background responses need the store until they are handed over, and all
+        # The order matters: background responses need the store until other processes can take them over, and all
         # generations need the pool.
         opened.push_async_callback(gateway.pool.aclose)
         opened.push_async_callback(hooks.aclose)
         gateway.pool.start()
-        # Concurrently: each may be slow if its peer is absent.
+        # Start them concurrently, because each start may be slow if its server cannot be reached.
         await asyncio.gather(
             opened.enter_async_context(gateway.parts.store),
             opened.enter_async_context(gateway.parts.server_tools),
@@ -180,9 +184,9 @@ def _background(gateway: Gateway, service: GenerationService, metering: Metering
 
 
 def _make_app(parts: ApiParts, lifespan: Lifespan, sinks: Sequence[RecordSink], share: int) -> LayeredApp:
-    """Return the application; the caller provides the dependencies of its routes.
+    """Return the application, without the dependencies of its routes.
 
-    `sinks` receive the record of each request.
+    `sinks` receive the record of each request. `share` is the number of processes.
     """
     gateway, config = parts.gateway, parts.gateway.config
     master_key = config.general_settings.master_key
@@ -222,7 +226,7 @@ def _make_app(parts: ApiParts, lifespan: Lifespan, sinks: Sequence[RecordSink], 
 
 
 def _state_sources(gateway: Gateway, ledger: UsageLedger) -> tuple[object, ...]:
-    """Return the dependencies of the routes for the list of models, readiness and metrics."""
+    """Return the dependencies of the routes for models, readiness and metrics."""
     config, catalogue, pool, upkeep = gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep
     prices, names_keys = build_prices(config, catalogue), config.unisono.metrics_per_key
     return (

@@ -1,6 +1,7 @@
-"""Tree of all client-visible errors; class attributes give HTTP status, type and code.
+"""All errors that clients can see.
 
-Model output never raises these. `ConfigError` is separate: it is for operators, at start.
+Class attributes are the HTTP status, the type and the code of an error. Model output never causes these errors.
+ConfigError and PullError are separate: they are for operators.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Symptom(StrEnum):
-    """Kind of failure of a backend, where its adapter knows it."""
+    """Kind of failure of a backend, as far as its adapter knows the kind."""
 
-    NO_CONNECTION = "no_connection"  # refused, name not resolved, or request not accepted in time
-    DISCONNECTED = "disconnected"  # broken after the request was sent
-    SERVER_ERROR = "server_error"  # HTTP 5xx, or an error object
+    NO_CONNECTION = "no_connection"  # connection refused or too slow, or host name not resolved
+    DISCONNECTED = "disconnected"  # connection lost after the request was sent
+    SERVER_ERROR = "server_error"  # HTTP 5xx, or an error object in the answer
 
 
 def well_formed(text: str) -> str:
-    """Return the text with each lone surrogate, which UTF-8 cannot carry, replaced by U+FFFD."""
+    """Return the text with U+FFFD instead of each lone surrogate, which UTF-8 cannot encode."""
     return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 class UnisonoError(Exception):
-    """Base of all client-visible errors; `param` names the request field."""
+    """Base class of errors that clients can see; `param` is the request field with the error."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -38,7 +39,7 @@ class UnisonoError(Exception):
         super().__init__(self.message)
         self.param = None if param is None else well_formed(param)  # dotted form: messages.0.role
         self.retry_after_s = retry_after_s
-        # Deployments that were tried, each with the code of its error; only the operator may read them.
+        # Deployments that were tried, each with its error code. Only the operator may see them.
         self.attempts: tuple[tuple[str, str], ...] = ()
 
 
@@ -51,25 +52,25 @@ class InvalidRequest(UnisonoError):
 
 
 class UnsupportedValue(InvalidRequest):
-    """Field or value that the gateway understands but refuses."""
+    """Request contains a field or value that the gateway knows but does not support."""
 
     code = "unsupported_value"
 
 
 class ThreadsUnsupported(UnsupportedValue):
-    """Conversation stored on Anthropic's servers; on this code, clients send the whole of it."""
+    """Request refers to a conversation on Anthropic's servers. Clients then send it completely."""
 
     code = "thread_unsupported_request"
 
 
 class ApprovalUsed(InvalidRequest):
-    """Approval that another response has used or is using; it is valid for one call."""
+    """Approval has been used, or is being used, by another response; it is valid for one call."""
 
     status, code = 409, "approval_used"
 
 
 class Refused(InvalidRequest):
-    """Refusal by a hook; hooks may raise subclasses with their own code and status (400 to 499)."""
+    """A hook refused the request; hooks may raise subclasses with their own code and 4xx status."""
 
     code = "refused_by_hook"
 
@@ -83,7 +84,7 @@ class NotFound(InvalidRequest):
 
 
 class PreviousResponseNotFound(NotFound):
-    """The continued response does not exist; agents start over on this code."""
+    """Response to continue does not exist. On this code, agents send the whole conversation."""
 
     code = "previous_response_not_found"
 
@@ -93,7 +94,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class MalformedRequest(InvalidRequest):
-    """Not HTTP, or ambiguous HTTP."""
+    """Received data is not HTTP, or is ambiguous HTTP."""
 
     code = "malformed_request"
 
@@ -119,7 +120,7 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 class ContextTooLong(InvalidRequest):
-    """Prompt too long for the context window; `tokens` and `limit` are 0 if unknown."""
+    """Prompt is too long for the context window. `tokens` and `limit` are 0 if unknown."""
 
     code = "context_length_exceeded"
 
@@ -138,13 +139,13 @@ class TooManyStreams(InvalidRequest):
 
 
 class ConnectionTooOld(InvalidRequest):
-    """Connection at its maximum age; clients open another one on this code."""
+    """Connection has reached its maximum age. On this code, clients open a new connection."""
 
     code = "websocket_connection_limit_reached"
 
 
 class LimitReached(UnisonoError):
-    """Limit of a key exceeded; `quota` is the key's status, if known."""
+    """Request would exceed a limit of its key; `quota` is the state of the limits, if known."""
 
     status, type, code = 429, "requests", "rate_limit_exceeded"
 
@@ -165,7 +166,7 @@ class TokensLimited(LimitReached):
 
 
 class QuotaExceeded(LimitReached):
-    """Budget used up until its next period."""
+    """Budget is used up until its next period begins."""
 
     type, code = "insufficient_quota", "insufficient_quota"
 
@@ -175,7 +176,7 @@ class NotAuthenticated(UnisonoError):
 
 
 class TooManyFailures(UnisonoError):
-    """Too many requests with invalid keys from one address."""
+    """An address has sent too many requests with invalid keys."""
 
     status, type, code = 429, "requests", "too_many_failed_authentications"
 
@@ -185,22 +186,22 @@ class NotAllowed(UnisonoError):
 
 
 class ModelNotAllowed(NotAllowed):
-    """Model that a key may not use; the message is the same if no such model exists."""
+    """Key may not use the model. The message is the same if the model does not exist."""
 
     code = "model_not_allowed"
 
 
 class ToolServerNotAllowed(NotAllowed):
-    """Forbidden tool server; all reasons read alike, to reveal nothing about the network."""
+    """Tool server is not allowed. The message is the same for all reasons, to reveal nothing."""
 
     code = "tool_server_not_allowed"
 
 
 class BackendError(UnisonoError):
-    """Failure of a backend; adapters set `symptom` where they know it."""
+    """A backend failed. Adapters set `symptom` if they know the kind of failure."""
 
     status, type, code = 502, "server_error", "backend_error"
-    permanent = False  # True if the same backend would fail again, e.g. if it refuses the credentials
+    permanent = False  # True if a retry on the same backend would fail too, e.g. if it refuses the credentials
 
     def __init__(
         self,
@@ -215,19 +216,19 @@ class BackendError(UnisonoError):
 
 
 class BackendUnavailable(BackendError):
-    """Backend not reachable, shutting down, or dead."""
+    """Backend cannot be reached, is shutting down, or has crashed."""
 
     status, code = 503, "backend_unavailable"
 
 
 class BackendUnfit(BackendError):
-    """Backend that failed its examination; its answers could not be trusted."""
+    """Backend failed its probe, so its answers could not be trusted."""
 
     status, code = 503, "backend_unfit"
 
 
 class CannotGoOn(BackendUnfit):
-    """Usable backend that cannot represent the answer so far exactly, so it cannot continue it."""
+    """Backend works, but cannot represent the answer so far exactly and so cannot continue it."""
 
     code = "backend_cannot_go_on"
 
@@ -237,7 +238,7 @@ class BackendOverloaded(BackendError):
 
 
 class ShareExceeded(BackendOverloaded):
-    """Requests of one key exceed its share of a model that other keys wait for too."""
+    """A key uses more than its share of a model for which other keys wait too."""
 
     status, type, code = 429, "requests", "rate_limit_exceeded"
 
@@ -247,16 +248,16 @@ class BackendTimeout(BackendError):
 
 
 class BackendProtocolError(BackendError):
-    """Response outside the backend's protocol: garbage, an error under HTTP 200, a missing end."""
+    """Response violates the backend's protocol: garbage, an error with HTTP 200, or incomplete."""
 
     code = "backend_protocol_error"
 
 
 class BackendRejected(BackendError):
-    """Request that the backend called invalid; another backend would too.
+    """Backend rejected the request as invalid; other backends would reject it too.
 
-    `backend_field` is the field of the backend's request that it names. It is one of the client's request only if that
-    was forwarded.
+    `backend_field` is the field that the backend names, in the request that the backend received. The client's request
+    has this field only if it was forwarded unchanged.
     """
 
     status, type, code = 400, "invalid_request_error", "backend_rejected_request"
@@ -264,58 +265,58 @@ class BackendRejected(BackendError):
 
 
 class ConstraintRefused(BackendRejected):
-    """Constraint rejected, or failed on before the first token (`symptom`); try without it."""
+    """Backend rejected a constraint, or failed at it before the first token; retry without it."""
 
     code = "constraint_refused"
 
 
 class StoreError(UnisonoError):
-    """State could not be stored or read; nothing is half-written."""
+    """State could not be stored or read. A write is never applied partially."""
 
     code = "store_error"
 
 
 class StoreUnavailable(StoreError):
-    """Store unreachable, too slow, full or read-only.
+    """Store cannot be reached, is too slow, full or read-only.
 
-    The outcome of a failed write is unknown. The same write may be repeated and takes effect once.
+    The outcome of a failed write is unknown. The write may be repeated: it takes effect only once.
     """
 
     status, code = 503, "store_unavailable"
 
 
 class StoreConflict(StoreError):
-    """Unexpected state: changed or leased by another writer, or finished."""
+    """State is not as expected: another writer has changed or leased it, or it is finished."""
 
     status, type, code = 409, "invalid_request_error", "state_conflict"
 
 
 class KeyReused(StoreConflict):
-    """Idempotency key reused with another body."""
+    """Idempotency key was used before, with a different body."""
 
     code = "idempotency_key_reused"
 
 
 class StoreTooLarge(StoreError):
-    """Item, response or conversation above the size limit."""
+    """Item, response or conversation exceeds the size limit."""
 
     status, type, code = 413, "invalid_request_error", "state_too_large"
 
 
 class StoreUnreadable(StoreError):
-    """Record written by a newer version, or damaged."""
+    """Record is damaged, or was written by a newer version of the gateway."""
 
     code = "state_unreadable"
 
 
 class ToolServerError(UnisonoError):
-    """Tools of a server are unavailable. Errors during a call are outcomes of the call instead."""
+    """Tools of a server are unavailable. An error during a call is a result of the call instead."""
 
     status, type, code = 502, "server_error", "tool_server_error"
 
 
 class ToolServerUnavailable(ToolServerError):
-    """Tool server not reachable, not startable, or dead."""
+    """Tool server cannot be reached, cannot be started, or has crashed."""
 
     status, code = 503, "tool_server_unavailable"
 
@@ -325,25 +326,25 @@ class ToolServerTimeout(ToolServerError):
 
 
 class ToolServerProtocolError(ToolServerError):
-    """Response outside the tool server's protocol, or larger than accepted."""
+    """Response violates the tool server's protocol, or is too large."""
 
     code = "tool_server_protocol_error"
 
 
 class ToolServerUnauthorized(ToolServerError):
-    """Tool server requires other credentials."""
+    """Tool server rejected the credentials, or requires credentials."""
 
     code = "tool_server_unauthorized"
 
 
 class HookFailed(UnisonoError):
-    """Mandatory hook raised an error or took too long."""
+    """A hook with `fail: closed` raised an error or took too long."""
 
     status, code = 503, "hook_failed"
 
 
 class FilesBusy(UnisonoError):
-    """Too many files wait for the extraction of their texts."""
+    """Too many files wait until their text is read."""
 
     status, code = 503, "files_busy"
 
@@ -353,17 +354,17 @@ class TooManyConnections(UnisonoError):
 
 
 class ShuttingDown(UnisonoError):
-    """This gateway or process ends before finishing the request; another one answers."""
+    """This process ends before the request is finished; another process can answer it."""
 
     status, code = 503, "shutting_down"
 
 
 class PullError(Exception):
-    """Model cannot be downloaded or used; the message states the reason and a remedy."""
+    """Model cannot be downloaded or used. The message states the reason and what to do."""
 
 
 class ConfigError(Exception):
-    """Configuration cannot be used; each message begins with the path of the key."""
+    """Configuration cannot be used. Each message begins with the path of a key."""
 
     def __init__(self, *messages: str) -> None:
         super().__init__(*messages)

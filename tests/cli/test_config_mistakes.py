@@ -112,7 +112,7 @@ def test_a_route_at_the_end_of_an_address_is_ignored_with_a_warning(given: str) 
     raw["model_list"][0]["litellm_params"]["api_base"] = given
     loaded = parse(raw, {})
     assert loaded.config.model_list[0].litellm_params.api_base == address
-    expected = f"model_list[0].litellm_params.api_base: ends in `{route}`, which is a route and was ignored"
+    expected = f"model_list[0].litellm_params.api_base: the API route `{route}` at the end was ignored"
     assert [warning.partition(";")[0] for warning in loaded.warnings] == ([expected] if route else [])
 
 

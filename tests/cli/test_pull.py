@@ -266,5 +266,5 @@ def test_a_deeply_nested_file_list_is_a_one_line_error(hub: Hub, tmp_path: Path)
     hub.listing = b"[" * 1_000_000
     code, output, errors = run(hub.url, tmp_path, MODEL)
     assert (code, output) == (1, "")
-    assert "the hub's list of files" in errors
+    assert "the hub returned an invalid list of files" in errors
     assert len(errors.strip().splitlines()) == 1

@@ -259,7 +259,7 @@ def test_the_pieces_of_a_pass_through_stream_are_joined() -> None:
         ({"patterns": []}, "guardrails[0].litellm_params: the content filter has no rules"),
         (
             {"patterns": [{**MASK_MAIL, "pattern_name": "x"}]},
-            "guardrails[0].litellm_params.patterns[0].pattern_name: no prebuilt expression `x`",
+            "guardrails[0].litellm_params.patterns[0].pattern_name: unknown prebuilt expression `x`",
         ),
         (
             {"patterns": [{"pattern_type": "regex", "pattern": "(?<!a)b"}]},
@@ -267,7 +267,7 @@ def test_the_pieces_of_a_pass_through_stream_are_joined() -> None:
         ),
         (
             {"patterns": [{"pattern_type": "regex", "pattern": "a*"}]},
-            "guardrails[0].litellm_params.patterns[0].pattern: the expression matches the empty text",
+            "guardrails[0].litellm_params.patterns[0].pattern: the expression matches an empty text",
         ),
         ({"guardrail": "bedrock"}, "guardrails[0] (bedrock): this LiteLLM setting protects the gateway"),
     ],

@@ -197,7 +197,7 @@ async def test_a_failed_answer_counts_what_it_generated(tmp_path: Path) -> None:
             {"router_settings": {"provider_budget_config": {"azure": {"budget_limit": 1}}}},
             "router_settings.provider_budget_config.azure: no entry of `model_list`",
         ),
-        ({"router_settings": {"provider_budget_config": {"vllm": {}}}}, "needs one of `budget_limit`"),
+        ({"router_settings": {"provider_budget_config": {"vllm": {}}}}, "must have either `budget_limit`"),
         ({"litellm_settings": {"max_budget": 1, "budget_duration": "2mo"}}, "litellm_settings.budget_duration"),
     ],
     ids=str,

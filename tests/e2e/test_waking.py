@@ -137,5 +137,5 @@ async def test_wrong_settings_are_named(wake: dict[str, Any]) -> None:
 
 def test_entries_that_are_added_at_run_time_run_no_command() -> None:
     [entry] = config_with("http://127.0.0.1:1", command=["x"])["model_list"]
-    with pytest.raises(ConfigError, match=r"unisono\.wake: it runs on the machine of the gateway"):
+    with pytest.raises(ConfigError, match=r"unisono\.wake: not allowed in entries that are added at run time"):
         to_entry(entry, parse({"model_list": [entry]}, {}).config, {})

@@ -127,7 +127,7 @@ def test_calls_are_paired_as_a_whole() -> None:
     assert fault_of(case(calls=expected), called(("f", {"a": 1}), ("f", {"a": 2}))) == ""
     assert fault_of(case(calls=expected), called(("f", {"a": 2}), ("f", {"a": 2}))) == "f: a is 2"
     same = (ExpectedCall("f", {"a": [1]}), ExpectedCall("f", {"a": [1]}))
-    assert "fit the same call only" in fault_of(case(calls=same), called(("f", {"a": 1}), ("f", {"a": 3})))
+    assert "matched by the same call only" in fault_of(case(calls=same), called(("f", {"a": 1}), ("f", {"a": 3})))
 
 
 def test_exact_texts_are_compared_exactly() -> None:

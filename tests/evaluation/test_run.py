@@ -84,7 +84,7 @@ async def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     faults = {id: each["fault"] for id, each in results_of(card).items()}
     assert faults == {each["id"]: each["fault"] for each in results}
     again = await evaluated(running.url, card)
-    assert "exists; choose another --output, or delete it" in again.output
+    assert "exists; choose another --output, or delete the file" in again.output
 
 
 async def test_a_run_without_all_answers_has_no_scorecard(tmp_path: Path) -> None:

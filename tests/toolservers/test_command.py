@@ -54,7 +54,7 @@ async def test_python_is_served_over_http_and_prints_its_restrictions() -> None:
     async with command("mcp", "serve", "python", "--port", "0", "--seconds", "5") as (_, lines):
         assert lines[0].startswith("Code runs with ")
         assert "network" in lines[0].lower()
-        assert "This is no security boundary" in lines[1]
+        assert "This is not a security boundary" in lines[1]
         async with Client(lines[-1].split()[-1]) as client:
             assert text_of(await called(client, "python", code="print(42)")) == "42\n"
 

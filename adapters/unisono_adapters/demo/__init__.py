@@ -1,8 +1,8 @@
-"""Embedded demo model: a tiny packed gpt-oss that generates Harmony.
+"""Demo model: a tiny gpt-oss model, included in this package, that generates Harmony.
 
-It makes `unisono serve` usable on a machine without a model, and gives tests a real engine. Expanding writes an
-ordinary model folder (config, safetensors, tokenizer) for any engine. A folder appears atomically, and
-concurrent processes share one.
+With it, `unisono serve` works on a machine without a model, and tests can use a real engine. `expand` unpacks the
+model to an ordinary model folder (config, safetensors, tokenizer) that any engine can load. The folder appears
+atomically, and concurrent processes share the same folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKED = Path(__file__).parent / "tiny_gpt_oss.packed"
-# Storage of expert weights: `mxfp4` as released, `bf16` for engines without it on a CPU.
+# Formats of the expert weights: `mxfp4` as in released models, `bf16` for engines that cannot use mxfp4 on a CPU.
 LAYOUTS = ("mxfp4", "bf16")
 
 _STAMP = "unisono-demo.txt"
@@ -30,13 +30,13 @@ _NEEDED = ("numpy", "tokenizers", "mlx", "mlx_lm")
 
 
 class DemoError(Exception):
-    """Failure to expand the demo model."""
+    """Demo model cannot be expanded."""
 
 
 def available() -> str | None:
     """Return None if the demo model can run here, else the reason and what to install.
 
-    Imports nothing heavy.
+    Is fast, because it only looks for the packages and does not import them.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if not missing:
@@ -45,16 +45,20 @@ def available() -> str | None:
 
 
 def default_folder() -> Path:
-    """Return the cache folder of the expanded model: one per content of the packed file."""
+    """Return the folder for the expanded model in the user's cache.
+
+    Its name depends on the packed file's content.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "unisono" / f"demo-{_digest()}"
 
 
 def expand(target: Path, layout: str = "mxfp4") -> Path:
-    """Expand the demo model into `target` and return it; reuse an existing one.
+    """Expand the demo model into the folder `target` and return `target`.
 
-    Takes seconds of CPU and 80 MB of disk, so it belongs in a thread or another process. Needs numpy. Raises
-    ValueError for an unknown layout, DemoError if `target` holds something else, OSError from the disk.
+    Does nothing if the folder already contains the model in this layout. Otherwise it takes seconds of CPU time and
+    80 MB of disk space, so call it in a thread or another process. Needs numpy. Raises ValueError if the layout is
+    unknown, DemoError if `target` contains anything else, and OSError if it cannot be written.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")

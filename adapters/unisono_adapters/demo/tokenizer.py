@@ -1,6 +1,6 @@
-"""Writer of `tokenizer.json` for o200k_harmony, with the ids of the gateway's own encoding.
+"""Writing of a `tokenizer.json` with the same ids as the gateway's own encoding.
 
-The file is plain JSON, so no tokenizer library is needed to write it.
+The file is plain JSON, so writing it needs no tokenizer library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from unisono.harmony.encoding import PIECES, Encoding, load_encoding
 
 _CONTEXT = 131072
 
-# Bytes that represent themselves in a byte-level vocabulary. The others use characters from U+0100 on.
+# Bytes that a byte-level vocabulary spells as the character with the same number. All other bytes are spelled as
+# characters from U+0100 on.
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
 
@@ -73,9 +74,10 @@ def _tokenizer(encoding: Encoding) -> dict[str, object]:
 
 
 def _merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """Return every pair of tokens that forms a token, ordered by the rank of the result.
+    """Return every pair of tokens that together form a token.
 
-    tiktoken merges the pair with the lowest rank, so one pair per token would miss some of its steps.
+    The pairs are ordered by the rank of the resulting token. In each step, tiktoken merges the pair whose result has
+    the lowest rank. A token may arise from several pairs, so one pair per token would not be enough.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     pairs: list[tuple[bytes, bytes]] = []

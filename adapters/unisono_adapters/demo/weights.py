@@ -1,7 +1,7 @@
 """Unpacking of the demo model's weights to `model.safetensors` and two config files.
 
-The packed file is a safetensors file. Its embedding and output matrices hold only the rows of trained tokens
-(`used_ids`) and one last row for all other tokens.
+The packed file is a safetensors file. Its embedding and output matrices have a row for each token that was trained
+(`used_ids`), and a last row that all other tokens share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from unisono.core.generation import CALL, ENDOFTEXT, FIRST_SPECIAL, RETURN, VOCABULARY
 
-# Array of weights; bf16 values are stored as their bits in uint16.
+# Array of weights. NumPy has no bf16, so a bf16 value is stored as a uint16 with the same bits.
 Array: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.int32]
 
 _DTYPES: dict[str, np.dtype[np.uint16] | np.dtype[np.uint8] | np.dtype[np.int32]] = {
@@ -46,7 +46,7 @@ def write_model(packed: Path, folder: Path, layout: str) -> None:
 
 
 def read_safetensors(content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
-    """Return the tensors by name and the metadata.
+    """Return the tensors of a safetensors file by name, and its metadata.
 
     Raises ValueError or KeyError if `content` is damaged or has an unknown number format.
     """
@@ -101,27 +101,27 @@ def _all_rows(tensor: Array, used: Array) -> Array:
 
 
 def _as_bf16(blocks: Array, scales: Array) -> Array:
-    """Convert 4-bit floats to bf16.
+    """Convert mxfp4 weights to bf16.
 
-    The input has the shape (expert, out, blocks of 16 bytes) with one power of two per block. The output has
-    the shape (expert, in, out).
+    `blocks` has the shape (expert, out, block, 16): each block is 16 bytes with two 4-bit floats each. `scales` has
+    one power of two for each block, as an exponent with an offset of 127. The result has the shape (expert, in, out).
     """
-    nibbles = np.stack((blocks & 0x0F, blocks >> 4), axis=-1)  # the low half of a byte is the earlier value
+    nibbles = np.stack((blocks & 0x0F, blocks >> 4), axis=-1)  # the low half of a byte is the first value
     values = np.array([*_MAGNITUDES, *(-size for size in _MAGNITUDES)], np.float32)[nibbles]
     powers = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
     experts, outputs = blocks.shape[:2]
     scaled = values.reshape(*blocks.shape[:3], 32) * powers[..., None]
     weights = np.ascontiguousarray(scaled.reshape(experts, outputs, -1).transpose(0, 2, 1), np.float32)
-    return (weights.view(np.uint32) >> 16).astype(np.uint16)  # exact: these values have two bits of mantissa
+    return (weights.view(np.uint32) >> 16).astype(np.uint16)  # exact: these values need only two bits of mantissa
 
 
 def _config(settings: dict[str, object], layout: str) -> dict[str, object]:
-    """Return config.json as engines expect it, from the sizes in the packed file."""
+    """Return the content of config.json; `settings` are the sizes in the packed file."""
     own = dict(settings)
     rope = own.pop("rope_parameters")
     layers = own["num_hidden_layers"]
     if not isinstance(rope, dict) or not isinstance(layers, int):
-        raise TypeError("the packed model's config is damaged")
+        raise TypeError("the config in the packed demo model is damaged; install unisono again")
     config: dict[str, object] = {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",

@@ -1,1 +1,1 @@
-"""mlx-lm as a backend: a local engine process (`mlx`), or its server (`mlx_server`)."""
+"""mlx-lm as a backend: as a local engine process (`mlx`), or mlx_lm.server (`mlx_server`)."""

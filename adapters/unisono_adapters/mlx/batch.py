@@ -1,8 +1,8 @@
-"""Generation thread of the engine process: one model, and a batch that varies per step.
+"""Generation thread of the engine process: it runs one model on a batch of requests.
 
-Only this module and this thread use the model. Commands arrive in a thread-safe queue and are executed between
-two steps. So a cancelled request leaves the batch within one step or one chunk of prefill, in any state. Output
-is passed to `tell` in groups of messages.
+Only this module uses the model, and only in this thread. Commands arrive in a thread-safe queue and are executed
+between two steps of the model. So a cancelled request leaves the batch after at most one step, even while its prompt
+is being read. The output of each step is passed to `tell` as one list of messages.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ from unisono_adapters.mlx.prompt_scorer import PromptScorer, logprob_of
 from unisono_adapters.mlx.sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
 from unisono_adapters.mlx.wire import GenerateCommand, PromptLogprobs, Pulse, Reason, RequestRefused, TokenOutput
 
-# Origin of a request: the connection's number and the client's id there.
+# Origin of a request: the number of its connection, and the id that the gateway gave it on that connection.
 Route: TypeAlias = tuple[int, int]
 
 
 class _Progress(Protocol):
-    """Prefill of one request: `progress` is (done, total) in tokens."""
+    """Progress of reading a prompt: `progress` is the number of tokens read, and of all tokens."""
 
     uid: int
     progress: tuple[int, int]
 
 
 class _Response(Protocol):
-    """Generated token; fields of the last token of a request are None before it."""
+    """Generated token of one request.
+
+    `finish_reason`, `all_tokens` and `prompt_cache` are None except in the response with the last token.
+    """
 
     uid: int
     token: int
@@ -49,7 +52,7 @@ class _Response(Protocol):
 
 
 class _Generator(Protocol):
-    """Interface of mlx_lm's BatchGenerator that is used here."""
+    """Part of the interface of mlx_lm's BatchGenerator that this module uses."""
 
     def insert(
         self,
@@ -82,7 +85,7 @@ class _Running:
     prompt: list[int]
     cached: int
     guide: Guide | None = None
-    # Number of alternatives to report; None for no log probabilities.
+    # Number of alternatives to report for each token; None if the request needs no log probabilities.
     logprobs: int | None = None
     has_started: bool = False
     generated: int = 0
@@ -90,7 +93,7 @@ class _Running:
 
 @dataclass(slots=True)
 class _Scoring:
-    """Request whose prompt is scored before it is inserted."""
+    """Request that joins the batch only after all tokens of its prompt have been scored."""
 
     submit: Submit
     scorer: PromptScorer
@@ -99,7 +102,8 @@ class _Scoring:
 class Batch:
     """Batch of requests on `model`.
 
-    `submit` and `load` are thread-safe; everything else belongs to the thread that calls `run`.
+    `context` is the context window of the model in tokens, or None if unknown. `tell` receives the messages to send,
+    once per step. `submit` and `load` are thread-safe; everything else belongs to the thread that calls `run`.
     """
 
     def __init__(
@@ -121,8 +125,12 @@ class Batch:
 
     @property
     def load(self) -> tuple[int, int, int]:
-        """Return the numbers of running requests, of waiting ones, and of tokens in use."""
-        # Requests are in order of arrival, which is the order of admission; the copy is one atomic step.
+        """Return the numbers of running requests, waiting requests, and tokens being processed.
+
+        The tokens are those of the running requests.
+        """
+        # The generator runs requests in their order of arrival, so the first ones are running. Copying the values
+        # is atomic, which matters because another thread may call this.
         rows = list(self._running.values())
         running = rows[: self._limits.batch]
         tokens = sum(len(request.prompt) + request.generated for request in running)
@@ -130,13 +138,13 @@ class Batch:
         return len(running), waiting, tokens
 
     def warm_up(self) -> None:
-        """Generate one token to prove that the model runs. Raises any error of mlx."""
+        """Generate one token, which proves that the model works. mlx may raise any exception."""
         self._generator.insert([[START]], max_tokens=[1])
         while not self._generator.next()[1]:
             pass
 
     def run(self) -> None:
-        """Process commands and steps forever."""
+        """Execute commands and generate, forever."""
         while True:
             self._read_commands(wait=not self._running and not self._scoring)
             try:
@@ -174,13 +182,16 @@ class Batch:
         return []
 
     def _insert(self, submit: Submit, known: int, layers: Layers | None) -> None:
-        """Insert a request, the first `known` tokens of whose prompt are in `layers`."""
+        """Add a request to the batch.
+
+        `layers` are the attention caches of the first `known` prompt tokens.
+        """
         command, guide = submit.command, submit.guide
         prompt = list(command.prompt)
         room = command.max_tokens if self._context is None else min(command.max_tokens, self._context - len(prompt))
         processors = make_processors(command.sampling, len(prompt))
         if guide is not None:
-            processors.append(guide)  # after biases, which must not allow what it forbids
+            processors.append(guide)  # last, so that no bias can allow a token that the guide forbids
         uids = self._generator.insert(
             [prompt[known:]],
             max_tokens=[room],
@@ -195,9 +206,9 @@ class Batch:
         )
 
     def _score(self) -> list[Addressed]:
-        """Score the next tokens of the first prompt that waits for it.
+        """Score the next tokens of the first prompt in the queue for scoring.
 
-        After its last tokens, insert its request.
+        When the prompt is scored completely, add its request to the batch.
         """
         if not self._scoring:
             return []
@@ -213,11 +224,11 @@ class Batch:
         if requests >= self._limits.batch + self._limits.waiting:
             return "overloaded", f"{requests} requests are running or waiting, which is the limit"
         if not command.prompt or command.max_tokens < 1:
-            return "rejected", "a request needs a prompt and a limit of at least one token"
+            return "rejected", "the prompt must not be empty, and the token limit must be at least 1"
         if min(command.prompt) < 0 or max(command.prompt) >= VOCABULARY:
             return "rejected", "the prompt contains a token id outside the vocabulary"
         if self._context is not None and len(command.prompt) >= self._context:
-            return "context", f"the prompt has {len(command.prompt)} tokens, the model's context has {self._context}"
+            return "context", f"the prompt has {len(command.prompt)} tokens; the model's context has {self._context}"
         try:
             check_sampling(command.sampling)
         except ValueError as error:
@@ -235,7 +246,7 @@ class Batch:
             events.append((EVERYONE, Pulse()))
         for progress in prefilled:
             done, total = progress.progress
-            if done == total - 1:  # without the last token, from which generation begins
+            if done == total - 1:  # the last token of the prompt is read in the first step of generation
                 self._cache_prompt_of(progress.uid)
         for response in generated:
             request = self._running[response.uid]
@@ -255,16 +266,16 @@ class Batch:
             self._cache_layers(request.salt, tokens, layers)
 
     def _cache_prompt(self, request: _Running, last: int, tokens: Sequence[int], layers: Layers) -> None:
-        """Cache a finished answer if it is a tool call.
+        """Cache the prompt together with its finished answer if the answer ends in a tool call.
 
-        The next prompt after a call begins with these exact tokens. After `<|return|>` it does not, since
-        history ends a message with `<|end|>`; there the cached prompt serves as well.
+        After a tool call, the next prompt begins with exactly these tokens. After `<|return|>` it does not, because
+        in the history that message ends with `<|end|>`. There the cached prompt alone is a prefix of the next prompt.
         """
         if last == CALL:
             self._cache_layers(request.salt, tokens, layers)
 
     def _cache_layers(self, salt: str, tokens: Sequence[int], layers: Layers) -> None:
-        mx.eval([layer.state for layer in layers])  # otherwise it would keep a reference to the whole batch
+        mx.eval([layer.state for layer in layers])  # otherwise the lazy state would keep the whole batch in memory
         self._prefixes.keep(salt, tokens, layers)
 
     def _remove(self, connection: int, request: int | None) -> None:

@@ -1,10 +1,10 @@
 """Engine process: serves a model with mlx-lm to the gateways that connect to its socket.
 
-`mlx.local` starts it as `python -m unisono_adapters.mlx.engine`, with an open listening socket and the read end
-of a pipe as standard input. It ends with that pipe, however its parent process ends. With `--shared` it has no
-pipe and runs as long as there are connections. The socket loop runs in the main thread and stays responsive;
-the model runs in its own thread (`mlx.batch`). Output of libraries is sent to standard error, never to a
-client.
+`mlx.local` starts the process as `python -m unisono_adapters.mlx.engine`. The process inherits a listening socket,
+and the read end of a pipe as standard input. It exits when the pipe closes, so it never outlives its parent process.
+With `--shared` there is no pipe, and the process runs as long as a gateway is connected. The socket loop runs in the
+main thread and stays responsive; the model runs in a thread of its own (`mlx.batch`). Output of libraries is written
+to standard error, never to a client.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 
-# Unread bytes from which a gateway counts as stuck; its connection is closed. Closing frees its requests.
+# If a gateway leaves more than this number of bytes unread, its connection is closed and its requests are cancelled.
 _STUCK_BYTES = 8 * 1024 * 1024
 
-# Seconds for which a shared engine waits for another connection after the last one closed.
+# Seconds for which a shared engine waits for a new connection after its last connection has closed.
 _LINGER_S = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class ModelUnusable(Exception):
-    """Failure to load the model, with a message for the operator."""
+    """Model cannot be loaded, for the reason in the message, which is for the operator."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,10 @@ class _Loaded:
 
 @dataclass(slots=True)
 class _Engine:
-    """Socket side of the engine. `greeting` is sent to new connections; None during loading."""
+    """Socket side of the engine.
+
+    `greeting` is the first message on every connection. It is None until the model is loaded or has failed to load.
+    """
 
     loop: asyncio.AbstractEventLoop
     greeting: Ready | Failed | None = None
@@ -83,10 +86,10 @@ class _Engine:
     writers: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
     should_exit: asyncio.Event = field(default_factory=asyncio.Event)
-    # Requests with an uncompiled grammar: connection number and request id.
+    # Requests that wait until their grammar is compiled, as connection number and request id.
     compiling: set[tuple[int, int]] = field(default_factory=set)
     max_compiling: int = 256
-    # True if the engine ends with its last connection and not with its parent process.
+    # True if the engine exits after its last connection closes; False if it exits with its parent process.
     shared: bool = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -132,7 +135,10 @@ class _Engine:
                 raise WireError(f"the engine does not accept {type(message).__name__} messages")
 
     def _guide(self, loaded: _Loaded, number: int, command: GenerateCommand) -> None:
-        """Submit a constrained request once its grammar is compiled, unless it is cancelled before."""
+        """Compile the grammar of a constrained request, then submit the request.
+
+        The request is not submitted if it was cancelled meanwhile.
+        """
         assert command.constraint is not None, "a request without a constraint"
         place = (number, command.id)
         if len(self.compiling) >= self.max_compiling:
@@ -176,7 +182,7 @@ class _Engine:
             self.should_exit.set()
 
     def send(self, events: list[Addressed]) -> None:
-        """Send messages of the generation thread; called once per step."""
+        """Send messages from the generation thread, which calls this once per step."""
         self.loop.call_soon_threadsafe(self._send, events)
 
     def _send(self, events: list[Addressed]) -> None:
@@ -199,7 +205,7 @@ class _Engine:
 
 
 def _find(model: str) -> Path:
-    """Return the folder of `model`: a path, a downloaded snapshot, or the expanded demo model."""
+    """Return the folder of `model`, which is a path, the name of a downloaded model, or "demo"."""
     if model == DEMO:
         from unisono_adapters.demo import DemoError, available, default_folder, expand
 
@@ -213,7 +219,7 @@ def _find(model: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelUnusable(f"{model} has no config.json; name a folder that contains a model for mlx-lm")
+            raise ModelUnusable(f"{model} contains no config.json; name a folder that contains a model for mlx-lm")
         return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -228,9 +234,10 @@ def _find(model: str) -> Path:
 
 
 def _load(model: str, engine: _Engine, limits: BatchLimits) -> _Loaded:
-    """Load the model. Raises ModelUnusable for foreseeable errors.
+    """Load the model.
 
-    For a broken folder mlx and mlx-lm may raise any exception.
+    Raises ModelUnusable if the model is missing or incomplete. If its files are damaged, mlx and mlx-lm may raise any
+    exception.
     """
     folder = _find(model)
     from mlx_lm.utils import load_model
@@ -239,7 +246,7 @@ def _load(model: str, engine: _Engine, limits: BatchLimits) -> _Loaded:
     from unisono_adapters.mlx.batch import Batch
 
     if not (folder / "tokenizer.json").is_file():
-        raise ModelUnusable(f"{model} has no tokenizer.json")
+        raise ModelUnusable(f"{model} contains no tokenizer.json; download the model again, or name another folder")
     network, config = load_model(folder)
     window = config.get("max_position_embeddings")
     context = window if isinstance(window, int) and window > 0 else None
@@ -256,7 +263,7 @@ def _generate(model: str, limits: BatchLimits, engine: _Engine) -> None:
         failure = Failed(str(error))
     except ImportError as error:
         failure = Failed(f"mlx-lm cannot be imported ({error}): {install_command('mlx')}")
-    except Exception as error:  # any error of a model folder is reported, and its trace is logged
+    except Exception as error:  # damaged files can cause any error; the gateway gets the error, the log the traceback
         _log.exception("loading %s failed", model)
         failure = Failed(f"{model} cannot be loaded: {type(error).__name__}: {error}")
     else:
@@ -267,7 +274,7 @@ def _generate(model: str, limits: BatchLimits, engine: _Engine) -> None:
 
 
 def _end_with_parent(address: str) -> None:
-    """End the process when standard input closes or the parent process changes."""
+    """Exit the process when standard input closes, or when the parent process has ended."""
     parent = os.getppid()
     while os.getppid() == parent:
         readable, _, _ = select.select([0], [], [], 1.0)
@@ -297,7 +304,7 @@ async def _run(args: argparse.Namespace) -> int:
     threading.Thread(target=_generate, args=(args.model, limits, engine), name="generation", daemon=True).start()
     async with server:
         await engine.should_exit.wait()
-        # The failure has been written; give slow readers a moment.
+        # The message about the failure is already in the send buffers; give slow readers a moment.
         await asyncio.sleep(0.2)
     return 1
 
@@ -321,7 +328,7 @@ def main() -> None:
     code = asyncio.run(_run(args))
     _remove(address)
     sys.stderr.flush()
-    os._exit(code)  # daemon threads hold the model; an orderly shutdown gains nothing
+    os._exit(code)  # do not wait for the generation thread, which may be in a long step
 
 
 if __name__ == "__main__":

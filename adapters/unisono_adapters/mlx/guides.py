@@ -1,9 +1,8 @@
 """Constraints in the engine process: compiled with llguidance, enforced by masking logits.
 
-Importing this module imports neither mlx nor llguidance, so that an engine without the library can report that
-and serve everything else. A grammar is compiled once, off both of the engine's threads, and cached; a request
-gets a copy. The first one waits about a second for the vocabulary to be read, which is too long for every
-start.
+Importing this module imports neither mlx nor llguidance. So an engine without llguidance can report that, and serve
+all requests without a constraint. A grammar is compiled in a thread of its own and cached; each request gets a copy.
+The first grammar takes about a second longer, because the vocabulary is read only then, not at startup.
 """
 
 from __future__ import annotations
@@ -36,16 +35,17 @@ if TYPE_CHECKING:
 
 # Maximum number of cached grammars; a large one takes a few megabytes.
 MAX_CACHED_GRAMMARS = 128
-# White space between JSON tokens. Without a bound, a model that does not want to continue writes nothing else.
+# White space allowed between JSON tokens. Without a bound, a model that does not want to continue the JSON can
+# generate white space until its token limit.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"
 
 
 class Unguidable(Exception):
-    """Failure to compile a grammar for a constraint."""
+    """Constraint that cannot be compiled to a grammar."""
 
 
 def installed() -> bool:
-    """Return whether the library can be loaded."""
+    """Return whether llguidance can be imported."""
     try:
         importlib.import_module("llguidance")
     except ImportError:
@@ -54,10 +54,10 @@ def installed() -> bool:
 
 
 class Guide:
-    """State of one request in its grammar: a logits processor for the generation thread.
+    """Logits processor that keeps the output of one request within a grammar.
 
-    `failed` is the reason why the grammar cannot be followed further (it became too complex). The answer then
-    ends as a failure.
+    The generation thread calls it. `failed` is empty, or the reason why llguidance cannot follow the grammar any
+    further, such as a limit on complexity. Only stop tokens are then allowed, and the request fails.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
@@ -66,9 +66,9 @@ class Guide:
         self.failed = ""
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Mask the logits of forbidden tokens.
+        """Set the logits of all tokens that the grammar forbids to minus infinity.
 
-        `tokens` are all ids so far; the first call gets only the prompt.
+        `tokens` are all ids of the request so far. In the first call these are the ids of the prompt.
         """
         import mlx.core as mx
         import numpy as np
@@ -97,9 +97,9 @@ class Guide:
 
 
 class Guides:
-    """Compiled grammars over one model folder's vocabulary.
+    """Cache of grammars that were compiled for the vocabulary of one model folder.
 
-    `guide` must run on the single thread of `threads`.
+    `threads` is an executor with a single thread. Call `guide` only on that thread.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -109,9 +109,9 @@ class Guides:
         self.threads = ThreadPoolExecutor(1, "grammars")
 
     def guide(self, constraint: Constraint) -> Guide:
-        """Return a guide for a constraint.
+        """Return a new guide for a constraint.
 
-        Raises Unguidable if llguidance is not installed or rejects the grammar.
+        Raises Unguidable if llguidance is not installed or rejects the grammar of the constraint.
         """
         key = orjson.dumps([constraint.kind, constraint], default=dict)
         matcher = self._compiled.get(key)

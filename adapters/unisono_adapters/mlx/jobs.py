@@ -1,6 +1,6 @@
-"""Messages between the two threads of the engine process, and its limits.
+"""Messages between the two threads of the engine process, and the limits of the engine.
 
-This module does not import mlx, so that the socket thread runs and can report an import error of mlx.
+This module does not import mlx. So the socket thread can still run, and report the error, if mlx cannot be imported.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from unisono_adapters.mlx.wire import GenerateCommand, ToGateway
 
 EVERYONE = -1
 
-# Message with its connection number, or EVERYONE for all connections.
+# Message with the number of the connection to send it on, or EVERYONE for all connections.
 Addressed: TypeAlias = tuple[int, ToGateway]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of the engine: `batch` concurrent and `waiting` queued requests.
+    """Limits of the engine.
 
-    `prefill_chunk` is in tokens. It limits the duration of a step, and with it the delay of a cancellation.
+    At most `batch` requests run at the same time, and at most `waiting` more are queued. `prefill_chunk` is the maximum
+    number of prompt tokens that one step reads. It limits the duration of a step, and therefore the time until a
+    cancelled request leaves the batch. A `prefix_cache_bytes` of 0 turns the prefix cache off.
     """
 
     batch: int = 32
@@ -33,7 +35,10 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Request to submit; `guide` enforces its constraint, if any."""
+    """Order to add a request to the batch.
+
+    `guide` enforces the constraint of the request; None if it has none.
+    """
 
     connection: int
     command: GenerateCommand
@@ -42,7 +47,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Withdrawal of one request of a connection, or of all of them if `id` is None."""
+    """Order to cancel a request of a connection, or all its requests if `id` is None."""
 
     connection: int
     id: int | None = None

@@ -1,4 +1,4 @@
-"""Start of an engine process: command, environment, and the handle of an unshared process."""
+"""Start of an engine process, and the handle of a process that is not shared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from unisono_adapters.mlx.jobs import BatchLimits
 from unisono_adapters.mlx.log import Log, meaning
 
-# Seconds for the process to end by itself.
+# Seconds to wait for the process to end by itself before it is killed.
 _PATIENCE_S = 2.0
 # Maximum length of a socket path in bytes, slightly below every platform's limit.
 _LONGEST_ADDRESS = 100
@@ -44,19 +44,19 @@ class ProcessHandle(Protocol):
         ...
 
     def leave(self) -> None:
-        """Release the process, which is not needed here any more."""
+        """Release the process: a process of this gateway alone ends, and a shared process goes on."""
         ...
 
     def ended(self) -> tuple[str, str]:
-        """Return exit description and final output of a process whose connection broke.
+        """Return how a process ended whose connection broke, and its last output.
 
-        Either may be empty.
+        Both texts are for an error message. Each of the two strings may be empty.
         """
         ...
 
 
 class _Owned:
-    """Process of this gateway alone, which ends with it."""
+    """Handle of a process that serves only this gateway, and ends when the gateway ends."""
 
     def __init__(self, process: Process, folder: Path) -> None:
         self.pid = process.pid
@@ -75,10 +75,10 @@ class _Owned:
 
 
 def start_own(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
-    """Start an engine process of this gateway; return its handle and a connection to it.
+    """Start an engine process for this gateway alone; return its handle and a connection to it.
 
-    The gateway opens the listening socket, connects to it, and passes it to the process. No wait for the process is
-    needed, and the connection ends when the process ends.
+    The gateway opens the listening socket, connects to it, and then passes the socket to the process. So the gateway
+    need not wait until the process listens. The connection closes when the process ends.
     """
     folder = _private_folder()
     try:
@@ -92,7 +92,11 @@ def start_own(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.so
 def spawned(
     address: Path, model: str, limits: BatchLimits, *, stdin: int, stdout: int = subprocess.PIPE, shared: bool = False
 ) -> tuple[Process, socket.socket]:
-    """Start a process that listens at `address`, and connect to it. Raises OSError on failure."""
+    """Start an engine process that listens on the Unix socket `address`, and connect to it.
+
+    `stdin` and `stdout` are passed to `subprocess.Popen`. Raises OSError if the socket or the process cannot be
+    created.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -129,7 +133,7 @@ def _command(model: str, limits: BatchLimits, listener: int) -> list[str]:
 
 
 def _private_folder() -> Path:
-    """Create a folder, mode 0700, with a path short enough for a socket."""
+    """Create a folder with mode 0700 whose path is short enough for a Unix socket in it."""
     root = tempfile.gettempdir()
     if len(os.fsencode(root)) > _LONGEST_ADDRESS - len("/unisono-mlx-12345678/engine.sock"):
         root = "/tmp"  # noqa: S108 - the folder made in it is private
@@ -137,7 +141,7 @@ def _private_folder() -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """Return the engine's environment, without the gateway's secrets."""
+    """Return the environment variables for the engine process, without the gateway's secrets."""
     passed = {
         name: value
         for name, value in os.environ.items()
@@ -147,10 +151,10 @@ def _environment() -> dict[str, str]:
 
 
 def _discard(process: Process, folder: Path) -> int:
-    """Wait for the process to end, and remove `folder`; blocks.
+    """End the process, wait for its end, and remove `folder`. Blocks.
 
-    Its standard input is closed first. A process that still runs after `_PATIENCE_S` seconds is killed. Returns the
-    exit code; a negative one is the number of the signal that ended the process.
+    Closing the standard input of the process makes it end. If it still runs after `_PATIENCE_S` seconds, it is
+    killed. Returns the exit code; a negative code is the number of the signal that ended the process.
     """
     if process.stdin is not None:
         process.stdin.close()

@@ -1,8 +1,8 @@
 """The `mlx` backend: mlx-lm in its own engine process, token ids in and out.
 
-The first request starts the process, and the next one restarts it after a crash. After frequent crashes there
-is a growing pause in which requests fail at once. Importing this module does not import mlx: only the process
-does.
+The first request starts the process. After a crash, the next request starts it again. If the process keeps crashing,
+a restart is possible only after a pause, which grows with each crash; requests during a pause fail at once. Importing
+this module does not import mlx; only the engine process imports mlx.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ from unisono_adapters.mlx.jobs import BatchLimits
 from unisono_adapters.mlx.process import EngineProcess, Inbox
 from unisono_adapters.mlx.wire import Ready, Reason
 
-# Pauses before a restart, by consecutive processes without a finished request. The last value is used for all further
-# ones.
+# Seconds to wait before a restart. The index is the number of consecutive processes that ended without finishing a
+# request; beyond the end of the list, the last value is used.
 _PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 
-# Silence in seconds after which an engine is killed when a request times out. A working engine sends a sign of life
-# every second.
+# When a request times out and the engine has sent nothing for this number of seconds, the engine is killed. An engine
+# that works sends a message every second.
 _STALLED_S = 30.0
 
-# Limit for loading, in seconds; a large model on a slow disk takes minutes. Not part of any request's own timeouts.
+# Time limit for loading the model, in seconds. Loading a large model from a slow disk takes minutes. The timeouts of a
+# request do not include this time.
 _LOAD_TIMEOUT_S = 900.0
 
-# Maximum number of tokens in a chunk; a slow client may have many waiting.
+# Maximum number of tokens in a chunk. Many tokens may be waiting for a slow client.
 _MAX_CHUNK_TOKENS = 256
 
 _SHUT_DOWN = "the mlx backend was shut down"
@@ -75,10 +76,11 @@ _REFUSALS: Mapping[Reason, type[UnisonoError]] = {
 
 
 class MlxLocalBackend:
-    """Backend (`core.ports.Backend`) for a model folder, a downloaded snapshot or `demo`.
+    """Backend for a model folder, the name of a downloaded model, or `demo`.
 
-    Options in `extra`, all numbers: `load_timeout_s`, `batch` (concurrent requests), `waiting` (queued
-    requests), `prefill_chunk` (tokens) and `prefix_cache_mb` (0 for none). Raises ConfigError for other values.
+    `extra` may contain `load_timeout_s` (seconds), `batch` (maximum number of concurrent requests), `waiting`
+    (maximum number of queued requests), `prefill_chunk` (tokens per step of reading a prompt) and `prefix_cache_mb`
+    (size of the prefix cache; 0 turns it off). Raises ConfigError if one of them is not a number, or is negative.
     """
 
     def __init__(self, options: BackendOptions) -> None:
@@ -100,16 +102,16 @@ class MlxLocalBackend:
 
     @property
     def engine_pid(self) -> int | None:
-        """Process id of the engine while it accepts requests."""
+        """Process id of the engine, or None while the engine does not accept requests."""
         if self._start is None or not self._start.done() or self._start.cancelled() or self._start.exception():
             return None
         engine, _ = self._start.result()
         return engine.pid if engine.lost is None else None
 
     async def probe(self) -> Probe:
-        """Start the engine if necessary and probe it.
+        """Start the engine if it does not run, and probe it.
 
-        Raises BackendUnavailable if the engine cannot start or load its model.
+        Raises BackendUnavailable if the engine cannot start or cannot load its model.
         """
         engine, ready = await self._running()
 
@@ -134,7 +136,8 @@ class MlxLocalBackend:
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         """Generate an answer. Raises ContextTooLong and the BackendError family.
 
-        A `max_tokens` beyond the context ends at the context with a finish for length.
+        If prompt and `max_tokens` exceed the context, the answer ends where the context is full, with the finish
+        reason "length".
         """
         engine, _ = await self._running()
         asked_at = time.monotonic()
@@ -158,7 +161,10 @@ class MlxLocalBackend:
         return await score_prompt(self.complete, job)
 
     async def load(self) -> Load | None:
-        """Return the load of the engine process from all gateways; None while it does not run."""
+        """Return the load of the engine process from all gateways.
+
+        None while the process does not run.
+        """
         if self._start is None or not self._start.done() or self._start.cancelled() or self._start.exception():
             return None
         engine, _ = self._start.result()
@@ -166,16 +172,16 @@ class MlxLocalBackend:
             async with asyncio.timeout(LOAD_S):
                 counted = await engine.count()
         except TimeoutError as error:
-            raise BackendTimeout(f"the engine process did not report its load within {LOAD_S:g} s") from error
+            raise BackendTimeout(f"the engine process did not report its load within {LOAD_S:g} seconds") from error
         return Load(counted.running, counted.waiting, counted.tokens)
 
     async def aclose(self) -> None:
-        """End the engine process and all of its requests. Repeatable."""
+        """Release the engine process; the running requests of this gateway fail. Repeatable."""
         self._closed = True
         start, self._start = self._start, None
         if start is None:
             return
-        # The start may still be loading the model, which takes minutes.
+        # The task may still be waiting for the model to load, which can take minutes.
         start.cancel()
         await asyncio.wait({start})
         if not start.cancelled() and start.exception() is None:
@@ -183,9 +189,9 @@ class MlxLocalBackend:
             await engine.stop()
 
     async def _running(self) -> tuple[EngineProcess, Ready]:
-        """Return the engine and its greeting.
+        """Return the running engine and its greeting; start the engine if it does not run.
 
-        Concurrent callers share one start; cancelling one caller does not cancel it for the others.
+        Concurrent callers wait for the same start. Cancelling one caller does not cancel the start for the others.
         """
         if self._closed:
             raise BackendUnavailable(_SHUT_DOWN)
@@ -196,7 +202,7 @@ class MlxLocalBackend:
             if pause > 0:
                 raise BackendUnavailable(self._last_error, retry_after_s=pause)
             self._start = asyncio.create_task(self._start_engine())
-            # Every caller may be cancelled, and asyncio logs an error that was never retrieved.
+            # If every caller is cancelled, nobody awaits the task, and asyncio would log its error as not retrieved.
             self._start.add_done_callback(_retrieve_error)
         start = self._start
         try:
@@ -207,7 +213,7 @@ class MlxLocalBackend:
             raise BackendUnavailable(_SHUT_DOWN) from None
 
     def _discard(self, start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
-        """Discard an ended process and determine the earliest time of a restart."""
+        """If the process has ended, discard it and set the earliest time of a restart."""
         if start.cancelled():
             self._start = None
             return
@@ -216,7 +222,7 @@ class MlxLocalBackend:
             engine, _ = start.result()
             if engine.lost is None:
                 return
-            # An engine that finished a request was healthy, so the pause starts small again.
+            # An engine that finished a request was healthy, so the pauses start at the beginning again.
             self._failures = 1 if engine.served else self._failures + 1
             self._last_error = engine.lost
         else:
@@ -232,7 +238,9 @@ class MlxLocalBackend:
                 greeting = await engine.ready()
         except TimeoutError as error:
             await engine.stop()
-            raise BackendUnavailable(f"the model was not loaded within {self._load_timeout_s:g} s") from error
+            raise BackendUnavailable(
+                f"the model was not loaded within {self._load_timeout_s:g} seconds; raise `load_timeout_s`"
+            ) from error
         except BaseException:
             await engine.stop()
             raise
@@ -240,7 +248,11 @@ class MlxLocalBackend:
 
 
 async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, has_started: bool) -> None:
-    """Wait for data. Raises BackendTimeout, and kills an engine without a sign of life."""
+    """Wait until the inbox has new data.
+
+    Raises BackendTimeout when a time limit of the request expires. If the engine has also sent no message for
+    `_STALLED_S` seconds, it is killed.
+    """
     total_left = asked_at + timeouts.total_s - time.monotonic()
     patience = timeouts.silence_s if has_started else timeouts.first_token_s
     try:
@@ -257,9 +269,9 @@ async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_a
 
 
 def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
-    """Return the received data as one chunk of limited size.
+    """Take up to `_MAX_CHUNK_TOKENS` received tokens from the inbox and return them as a chunk.
 
-    Tokens received before a crash are returned first.
+    Raises the error of the request once no tokens are left. So tokens that arrived before a crash are not lost.
     """
     inbox.arrived.clear()
     if not inbox.tokens:
@@ -285,7 +297,7 @@ def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) ->
 
 
 def _retrieve_error(start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
-    """Retrieve the error of a failed start, so that the event loop does not report it."""
+    """Retrieve the error of a failed start, so that asyncio does not log it."""
     if not start.cancelled():
         start.exception()
 

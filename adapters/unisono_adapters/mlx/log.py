@@ -1,4 +1,4 @@
-"""Final output and exit status of an engine process, formatted for messages."""
+"""Last lines of output and exit status of an engine process, formatted for error messages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import threading
 _LOG_BYTES = 8192
 _QUOTED_LINES = 3
 _QUOTED_CHARACTERS = 500
-# Seconds allowed for reading the final output; a grandchild could keep the pipe open.
+# Maximum seconds to wait for the end of the output. A child of the engine process could keep the pipe open.
 _LAST_WORDS_S = 0.5
 
 
 class Log:
-    """Tail of the process's output, read in a thread so that a full pipe never blocks it."""
+    """Tail of a process's output.
+
+    A thread reads the output, so that a full pipe never blocks the process.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._tail = b""
@@ -23,7 +26,10 @@ class Log:
         self._thread.start()
 
     def last_lines(self) -> str:
-        """Return the last lines of an ended process as the tail of a message, or an empty string."""
+        """Return the last output of an ended process, to append to an error message.
+
+        Returns an empty string if there was no output.
+        """
         self._thread.join(_LAST_WORDS_S)
         return quoted(self._tail)
 
@@ -36,7 +42,7 @@ class Log:
 
 
 def quoted(log: bytes) -> str:
-    """Return the last lines of an output as the tail of a message, or an empty string."""
+    """Return the last lines of `log`, to append to an error message; empty if `log` is blank."""
     lines = [line.strip() for line in log.decode("utf-8", errors="replace").splitlines() if line.strip()]
     if not lines:
         return ""
@@ -45,7 +51,10 @@ def quoted(log: bytes) -> str:
 
 
 def meaning(code: int) -> str:
-    """Describe an exit code in brackets."""
+    """Describe an exit code in parentheses.
+
+    A negative code is the number of the signal that ended the process.
+    """
     if code >= 0:
         return f" (exit code {code})"
     try:

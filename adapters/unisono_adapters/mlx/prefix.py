@@ -1,8 +1,9 @@
-"""Attention caches of earlier prompts, so that only new tokens are computed.
+"""Cache of the attention states of earlier prompts.
 
-Only a whole earlier sequence that is a prefix of the new prompt is reused: gpt-oss has sliding-window layers,
-whose caches cannot be truncated. Tenants are separated by their salt. The cache is bounded in entries and bytes
-and evicts the least recently used.
+With it, only the new tokens of a prompt must be computed. An earlier sequence is reused only if the whole sequence is a
+prefix of the new prompt, because gpt-oss has sliding-window layers, whose caches cannot be truncated. Only requests
+with the same salt share entries, which separates tenants. The cache has a maximum number of entries and of bytes, and
+evicts the least recently used entry.
 """
 
 from __future__ import annotations
@@ -34,19 +35,26 @@ class _Entry:
 
 
 class Prefixes:
-    """Layers by the ids that they represent. Returned layers must not be changed."""
+    """Attention caches of all layers, by salt and token ids.
+
+    Callers must not change the returned layers.
+    """
 
     def __init__(self, entries: int, size: int) -> None:
-        """Create a cache of at most `size` bytes; 0 turns it off."""
+        """Create a cache of at most `entries` entries and `size` bytes.
+
+        A `size` of 0 turns the cache off.
+        """
         self._max_entries = entries
         self._limit = size
         self._size = 0
         self._entries: OrderedDict[tuple[str, tuple[int, ...]], _Entry] = OrderedDict()
 
     def longest_prefix(self, salt: str, prompt: Sequence[int]) -> tuple[int, Layers | None]:
-        """Return the length of the longest cached prefix of `prompt`, and its layers.
+        """Return the longest cached prefix of `prompt`: its length in tokens, and its layers.
 
-        The last id is never included, since generation has to compute it.
+        Returns 0 and None if no prefix is cached. A prefix never includes the last token of the prompt, because
+        generation begins by computing that token.
         """
         whole = tuple(prompt)
         best: tuple[str, tuple[int, ...]] | None = None
@@ -55,7 +63,7 @@ class Prefixes:
             length = len(ids)
             if owner != salt or length >= len(whole) or (best is not None and length <= len(best[1])):
                 continue
-            # Prompts of one application share thousands of first ids, so compare the last one first.
+            # Prompts of one application begin with thousands of equal ids, so compare the last id of the prefix first.
             if whole[length - 1] == ids[-1] and whole[:length] == ids:
                 best = key
         if best is None:

@@ -1,7 +1,8 @@
-"""Engine process as seen from the gateway: start, requests, crash detection, end.
+"""Gateway's side of an engine process: start, requests, crash detection, end.
 
-The gateway never waits for the process on its event loop. The process never outlives the gateway, because it
-reads a pipe whose write end is here. Its output is stored in a small buffer and quoted after a crash.
+Waiting for the process never blocks the gateway's event loop. A process of this gateway alone never outlives the
+gateway: it ends when the pipe on its standard input closes. The last output of the process is quoted in the error
+after a crash.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ from unisono_adapters.mlx.wire import (
     to_line,
 )
 
-# Environment variable with the folder in which workers find their shared engines.
+# Environment variable with the folder in which the workers of a gateway find the engines that they share.
 SHARED = "UNISONO_ENGINES"
 
 
 @dataclass(slots=True)
 class Inbox:
-    """Received but unread data of one request: at most its `max_tokens`, at four bytes each.
+    """Data of one request that was received and not yet read.
 
-    `logprobs` has an entry for each of the `tokens` if the job asks for them. `prompt_logprobs` precede the tokens.
+    It is limited by the request's `max_tokens`; each token takes four bytes. `logprobs` has an entry for each entry of
+    `tokens` if the job requests log probabilities. `prompt_logprobs` is complete before the first token arrives.
     """
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,21 +64,21 @@ class Inbox:
     cached: int | None = None
     refused: RequestRefused | None = None
     encoded: Encoded | None = None
-    # Tokens of the prompt, for its log probabilities.
+    # Tokens of the prompt, if the job requests log probabilities of the prompt.
     prompt: Sequence[int] = ()
     counted: CountAnswer | None = None
 
 
 class EngineProcess:
-    """Connection to a started process. Belongs to one event loop.
+    """Connection to a started engine process. Belongs to one event loop.
 
-    `lost` is None while the process accepts requests, and then the reason why it does not. A change wakes every
-    inbox.
+    `lost` is None while the process accepts requests, and afterwards the reason why it no longer does. When `lost`
+    is set, all waiting requests wake up.
     """
 
     def __init__(self, handle: ProcessHandle, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.lost: str | None = None
-        # True if it has finished a request, which proves more than its start.
+        # True once the engine has finished a request: it then not only starts, but also works.
         self.served = False
         self._handle = handle
         self._reader = reader
@@ -90,9 +92,10 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, model: str, limits: BatchLimits) -> EngineProcess:
-        """Connect to an engine process: this worker's own, or one that all workers share.
+        """Start an engine process for this worker, or connect to the process that all workers share.
 
-        The model loads afterwards: see `ready`. Raises BackendUnavailable if the process cannot be started.
+        Returns before the model is loaded; `ready` waits for that. Raises BackendUnavailable if the process cannot
+        be started.
         """
         spawning = asyncio.create_task(asyncio.to_thread(_spawn, model, limits))
         try:
@@ -100,7 +103,7 @@ class EngineProcess:
         except OSError as error:
             raise BackendUnavailable(f"the engine process cannot be started: {error}") from error
         except asyncio.CancelledError:
-            handle, connection = await spawning  # a thread cannot be cancelled, and its process must not remain
+            handle, connection = await spawning  # the thread cannot be cancelled, and its process must not remain
             connection.close()
             await asyncio.to_thread(handle.leave)
             raise
@@ -113,17 +116,20 @@ class EngineProcess:
         return self._handle.pid
 
     async def ready(self) -> Ready:
-        """Wait until the model is loaded. Raises BackendUnavailable if that fails."""
+        """Wait until the model is loaded. Raises BackendUnavailable if the model cannot be loaded."""
         greeting = await asyncio.shield(self._ready)
         if isinstance(greeting, Failed):
             raise BackendUnavailable(greeting.message)
         return greeting
 
     def start_generation(self, job: CompletionJob) -> tuple[int, Inbox]:
-        """Begin a generation; `drop` must follow. Raises BackendUnavailable if the engine is lost."""
+        """Send a generation request; return its number and inbox.
+
+        The caller must pass the number to `drop` in the end. Raises BackendUnavailable if the engine is lost.
+        """
         number, inbox = self._open()
         if job.prompt_logprobs:
-            # The first token of a prompt has none.
+            # The first token of a prompt has no log probability.
             inbox.prompt, inbox.prompt_logprobs = job.prompt.tokens, [None]
         self._writer.write(
             to_line(
@@ -142,15 +148,15 @@ class EngineProcess:
         return number, inbox
 
     def drop(self, number: int) -> None:
-        """Forget a request, and cancel it in the engine unless it is finished there."""
+        """Discard the inbox of a request; cancel the request unless it has finished."""
         inbox = self._inboxes.pop(number)
-        # A Cancel for a finished request would be wasted work for the engine.
+        # Sending Cancel for a finished request would be harmless, but wasted work for the engine.
         over = inbox.finish is not None or inbox.refused is not None
         if not over and self.lost is None:
             self._writer.write(to_line(Cancel(number)))
 
     async def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Return the ids of `texts` by the model's own tokenizer.
+        """Return the token ids of each text, made by the model's own tokenizer.
 
         Raises BackendUnavailable if the engine process is lost.
         """
@@ -177,7 +183,10 @@ class EngineProcess:
             del self._inboxes[number]
 
     def silent_since(self, moment: float) -> float:
-        """Return the seconds since the engine's last message or `moment` (monotonic)."""
+        """Return the seconds since the engine's last message or since `moment`, whichever is later.
+
+        `moment` is a time of the monotonic clock.
+        """
         return time.monotonic() - max(self._heard_at, moment)
 
     def kill(self) -> None:
@@ -185,7 +194,7 @@ class EngineProcess:
         self._handle.kill()
 
     async def stop(self) -> None:
-        """End the process and wait for it. Running requests are woken. Repeatable."""
+        """Close the connection and release the process. Running requests fail. Repeatable."""
         self._ending = True
         self._set_lost("the engine process was shut down")
         self._writer.close()
@@ -210,7 +219,7 @@ class EngineProcess:
         self._writer.close()
         if self._ending:
             return
-        # Waiting for the process blocks, and its log tells the reason of the end.
+        # In a thread, because waiting for the process blocks. Its last output often explains the crash.
         how, last_words = await asyncio.to_thread(self._handle.ended)
         self._set_lost(f"the engine process ended{how}{trouble}{last_words}")
 

@@ -1,7 +1,7 @@
-"""Per-request sampling in a shared batch, without effect on other requests.
+"""Sampling settings of one request in a shared batch; other requests are not affected.
 
-Importing this module imports mlx, so only the engine process does. Every value is checked before the request
-joins a batch: an exception during a step would fail the whole batch.
+Importing this module imports mlx, so only the engine process imports it. All settings are checked before a request
+joins the batch, because an exception during a step would fail every request in the batch.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("frequency_penalty", -100.0, 100.0),
     ("repetition_penalty", 0.01, 100.0),
 )
-# Below this temperature the best token always wins, and the division would overflow.
+# Below this temperature the most probable token is always chosen, and dividing by the temperature would overflow.
 _COLDEST = 1e-3
 
-# mlx_lm drops every token at 0; the best one must remain.
+# With top_p 0, mlx_lm would exclude every token. This minimum keeps the most probable token.
 _SMALLEST_TOP_P = 1e-6
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise ValueError for a field that this engine cannot honor, with its name."""
+    """Raise ValueError, with the name of the field, if a setting is out of range."""
     for name, low, high in _RANGES:
         value = getattr(sampling, name)
         if not low <= value <= high:  # false for NaN too
@@ -50,10 +50,11 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def make_sampler(sampling: Sampling) -> Sampler | None:
-    """Return a sampler; None for greedy, which the batch does for all greedy rows in one call.
+    """Return a sampler, or None for greedy decoding.
 
-    The order is temperature, top_k, top_p, min_p, as in vLLM, so that equal settings have equal results. The
-    random key belongs to the request: a seed gives the same tokens regardless of the rest of the batch.
+    The batch decodes all greedy requests in one call. The order is temperature, top_k, top_p, min_p, as in vLLM, so
+    that the same settings have the same effect. Each request has its own random key. So a seed gives the same tokens
+    whatever else is in the batch.
     """
     if sampling.temperature < _COLDEST:
         return None
@@ -77,10 +78,11 @@ def make_sampler(sampling: Sampling) -> Sampler | None:
 
 
 def make_processors(sampling: Sampling, prompt_length: int) -> list[Processor]:
-    """Return penalties and biases in the order of vLLM.
+    """Return the processors that apply biases and penalties, in the same order as vLLM.
 
-    A processor gets all ids so far and a row of logits. Presence and frequency count generated tokens, as
-    OpenAI defines them; repetition counts the prompt too.
+    A processor gets all ids of the request so far, with the prompt, and a row of logits. `prompt_length` is in
+    tokens. The presence and frequency penalties apply to generated tokens, as OpenAI defines them. The repetition
+    penalty also applies to the tokens of the prompt.
     """
     processors: list[Processor] = []
     if sampling.logit_bias:

@@ -1,9 +1,10 @@
 """mlx_lm.server: text in, text out, over `/v1/completions`.
 
-Its text spells out special tokens, except for the stop token, which it hides. It uses HTTP/1.0 and ends a body
-by closing the connection, so an end without `[DONE]` is a crash. It returns 404 for any failure during
-generation. It drops a space at the beginning of its output; inside a message, where that matters, the answer is
-requested in another way (`_leading_space`). Measured on mlx-lm 0.32.2.
+The text spells out all special tokens except the stop token, which the server omits. The server uses HTTP/1.0, which
+ends a response by closing the connection. So a stream that ends without `[DONE]` means that the server crashed. The
+server returns 404 for any failure during generation. It drops a space at the beginning of its output. That matters
+only if the prompt ends inside a message; such an answer is requested in a different way (`_leading_space`). Measured
+on mlx-lm 0.32.2.
 """
 
 from __future__ import annotations
@@ -22,30 +23,35 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._poison_prompts import PoisonPrompt
 from unisono_adapters._probe import Subject, examine
 
-# Name of the model that the server has loaded; others would be looked up on the hub.
+# Model name that means the loaded model. The server would look up any other name on the Hugging Face hub.
 LOADED = "default_model"
 
 REMEDIES = {
     Check.GENERATION: "Restart mlx_lm.server with the gpt-oss folder as its --model.",
     Check.MARKERS: "Use mlx_lm.server 0.32 or newer directly: its /v1/completions leaves markers in the text.",
-    Check.CONTEXT: "Set model_info.max_input_tokens to a size that fits in memory: the server does not report one.",
+    Check.CONTEXT: (
+        "Set model_info.max_input_tokens to a size that fits in memory: the server does not report a context size."
+    ),
 }
 
 
 class MlxServerBackend:
-    """mlx_lm.server backend. The configured model name is ignored in favor of the loaded model."""
+    """mlx_lm.server backend, which ignores the configured model name.
+
+    The server has only one loaded model.
+    """
 
     def __init__(self, options: BackendOptions) -> None:
         """Raise ConfigError for invalid options."""
-        # The server does not notice a client that disconnects before its response head, and generates to the
-        # limit.
+        # `polite`: the server does not notice that a client disconnects before the response head, and would generate
+        # until the token limit.
         self._wire = BackendHttp(options, {404: (BackendError, "the backend failed during generation")}, polite=True)
         self._written = PoisonPrompt()
 
     async def probe(self) -> Probe:
-        """Check the health page, which reports the generating thread, then probe the backend.
+        """Check the health page, then probe the backend.
 
-        The server does not report the length of its context.
+        The health page shows whether the generation thread runs. The server does not report its context size.
         """
         health = await self._wire.get_json("health")
         status = health.get("status") if isinstance(health, dict) else None
@@ -57,7 +63,10 @@ class MlxServerBackend:
         return await examine(Subject(self._stream, claims, remedies=REMEDIES))
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
-        """Generate an answer. Raises ConstraintRefused for a constraint, which would be ignored."""
+        """Generate an answer.
+
+        Raises ConstraintRefused for any constraint, since the server would ignore it.
+        """
         if job.constraint is not None:
             raise refused_kind(job.constraint)
         assert job.prompt.text is not None, "a text backend was given a prompt without text"
@@ -72,7 +81,7 @@ class MlxServerBackend:
         return _completions.complete(self._wire, _body(job), job, OutputForm.TEXT)
 
     async def load(self) -> Load | None:
-        """Return None: the server has no load page."""
+        """Return None, because the server has no page that reports its load."""
         return None
 
     async def aclose(self) -> None:
@@ -80,7 +89,10 @@ class MlxServerBackend:
 
 
 def _body(job: CompletionJob, in_one_piece: bool = False) -> bytes:
-    """Return the request body. Only a non-streamed answer contains token ids."""
+    """Return the request body for a streamed answer, or for one JSON document if `in_one_piece`.
+
+    Only a document contains token ids.
+    """
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     as_a_stream = {"stream": True, "stream_options": {"include_usage": True}}
     body = {
@@ -91,6 +103,6 @@ def _body(job: CompletionJob, in_one_piece: bool = False) -> bytes:
         **_completions.sampling(job),
     }
     if job.sampling.repetition_penalty == 1.0:
-        # 0.0 switches it off; 1.0 would run an ineffective penalty over every token.
+        # 0.0 turns the penalty off. With 1.0 the server would compute a penalty without effect for every token.
         body["repetition_penalty"] = 0.0
     return orjson.dumps(body)

@@ -1,8 +1,8 @@
-"""Engine process shared by all workers of a gateway; the first worker starts it.
+"""Engine process that all workers of a gateway share; the first worker starts it.
 
-The workers find it in a private folder. A lock, released when its holder ends, ensures that concurrent workers
-start only one engine, also after a crash. The engine ends by itself soon after its last connection, so it does
-not depend on the worker that started it.
+The workers find the socket of the engine in a private folder. A lock on a file ensures that concurrent workers start
+only one engine. The lock is released even if the worker that holds it crashes. The engine does not depend on the
+worker that started it: it exits by itself shortly after its last connection closes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from unisono_adapters.mlx.launch import Process, ProcessHandle, spawned
 from unisono_adapters.mlx.log import meaning, quoted
 
 _LOG_BYTES = 8192
-# Seconds allowed for a process to end after its connection broke.
+# Seconds to wait for the end of a process whose connection broke.
 _CLOSED_S = 0.5
 
 
 class Shared:
-    """Engine of several workers.
+    """Handle of an engine that several workers share.
 
-    `process` is the handle if this worker started it. Other workers learn its `pid` from the greeting; the
-    number is valid until the connection breaks.
+    `process` is None unless this worker started the engine. The other workers learn the `pid` from the engine's
+    greeting. The `pid` is valid until the connection breaks; 0 means that it is not known.
     """
 
     def __init__(self, log: Path, process: Process | None) -> None:
@@ -46,13 +46,13 @@ class Shared:
                 os.kill(self.pid, signal.SIGKILL)
 
     def leave(self) -> None:
-        """Release the engine, which ends by itself when unused."""
+        """Release the engine, which exits by itself when no worker is connected."""
         if self._process is not None:
             _FORGOTTEN.append(self._process)
             self._process = None
 
     def ended(self) -> tuple[str, str]:
-        # From here on its number may belong to another process.
+        # The process may have ended, so the system may give its pid to another process.
         self.pid = 0
         return self._describe_exit(), quoted(_end_of(self._log))
 
@@ -62,19 +62,20 @@ class Shared:
         try:
             return meaning(self._process.wait(_CLOSED_S))
         except subprocess.TimeoutExpired:
-            # It closed the connection but runs: it may serve other workers.
+            # The engine closed this connection, but still runs and may serve other workers.
             _FORGOTTEN.append(self._process)
             return ""
 
 
-# Engines started but no longer used by this process, which has to reap them.
+# Engines that this process started and no longer uses. It must still reap them when they end.
 _FORGOTTEN: list[Process] = []
 
 
 def joined(folder: Path, model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
-    """Return the shared engine of a model and a connection to it; start one if none runs.
+    """Connect to the shared engine of a model; start the engine if it does not run.
 
-    Blocks, but not until the model is loaded. Raises OSError if the engine cannot be started.
+    Returns the handle and the connection. Blocks while the process starts, but does not wait until the model is
+    loaded. Raises OSError if the engine cannot be started.
     """
     _FORGOTTEN[:] = [process for process in _FORGOTTEN if process.poll() is None]
     name = hashlib.sha256(repr((model, limits, sys.executable)).encode()).hexdigest()[:16]
@@ -113,7 +114,7 @@ def _connected(address: Path) -> socket.socket | None:
 
 
 def _end_of(log: Path) -> bytes:
-    # Its last output may arrive a moment after its end.
+    # The last output may reach the file a moment after the engine has ended.
     time.sleep(0.05)
     try:
         with log.open("rb") as written:

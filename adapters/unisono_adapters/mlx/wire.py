@@ -1,9 +1,10 @@
 """Protocol between gateway and engine process: one JSON object per line over a Unix socket.
 
-Both sides import this module and nothing of each other. A gateway sends GenerateCommand, Cancel, Tokenize and
-Count. The engine sends Ready or Failed once per connection, then PromptLogprobs, TokenOutput, RequestRefused, Encoded
-and CountAnswer with the gateway's `id`, and Pulse while it works. Ids are unique per connection, so several gateway
-processes can share one engine.
+Both sides import this module, and neither imports modules of the other side. A gateway sends GenerateCommand, Cancel,
+Tokenize and Count. The engine sends Ready or Failed once per connection. After Ready, it answers each command with
+messages that have the `id` of the command: PromptLogprobs, TokenOutput, RequestRefused, Encoded or CountAnswer. While
+it generates, it also sends Pulse. An `id` is unique on its connection, so several gateway processes can share one
+engine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import orjson
 from unisono.core.frozen import dataclass
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex, Sampling
 
-# Maximum line length in bytes; a prompt that fills the context has about a megabyte.
+# Maximum length of a line in bytes. The line for a prompt that fills the context has about a megabyte.
 LINE_LIMIT = 32 * 1024 * 1024
 
 Reason: TypeAlias = Literal["context", "rejected", "constraint", "overloaded", "failed"]
@@ -24,10 +25,11 @@ Reason: TypeAlias = Literal["context", "rejected", "constraint", "overloaded", "
 
 @dataclass(frozen=True, slots=True)
 class GenerateCommand:
-    """Command to generate. `salt` separates the prompts of tenants in the prefix cache.
+    """Command to generate an answer to a prompt.
 
-    `logprobs` is the number of alternatives to report for each token; None for no log probabilities. With
-    `prompt_logprobs`, those of the prompt's tokens precede the output.
+    Only requests with the same `salt` share cached prefixes, which separates tenants. `logprobs` is the number of
+    alternatives to report for each token; None requests no log probabilities at all. With `prompt_logprobs`, the
+    engine reports the log probabilities of the prompt's tokens before the first output.
     """
 
     id: int
@@ -42,14 +44,20 @@ class GenerateCommand:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Command to forget `id` in any state; no further message about it follows."""
+    """Command to cancel the request `id`, whether it is waiting or running.
+
+    The engine sends no further messages about the request, except those already on their way.
+    """
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Command to encode `texts` with the model's own tokenizer, parsing special tokens."""
+    """Command to encode `texts` with the model's own tokenizer.
+
+    Spelled-out markers become special tokens.
+    """
 
     id: int
     texts: Sequence[str]
@@ -57,17 +65,17 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Command to report the load from all gateways."""
+    """Command to report the load of the engine, including the requests of all other gateways."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Message that the model is loaded and has generated a token.
+    """Message that the model is loaded and has generated a first token.
 
-    `context` is its window, None if its config has none. `guides` is True if it supports constraints. `pid` is
-    the engine's.
+    `context` is the context window of the model in tokens, or None if the model's config does not state it. `guides`
+    is True if the engine can enforce constraints. `pid` is the process id of the engine.
     """
 
     context: int | None
@@ -77,20 +85,21 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Message that the model cannot be used; the engine then ends."""
+    """Message that the model cannot be used; the engine exits after sending it."""
 
     message: str
 
 
-# Log probability of a token, and those of the most likely ones at its place by id.
+# Log probability of a token, and the most likely tokens at its position as (id, log probability).
 Logprob: TypeAlias = tuple[float, Sequence[tuple[int, float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of the next tokens of a prompt, from its second one on.
+    """Log probabilities of some tokens of a prompt.
 
-    A long prompt has several of these messages.
+    The first message begins with the second token of the prompt, because the first has no log probability. For a
+    long prompt, the engine sends several messages, each of which continues where the previous one ended.
     """
 
     id: int
@@ -99,10 +108,11 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """New ids of one request, including the stop id.
+    """New token ids of one request, including the stop token.
 
-    `finish` is "stop" or "length" on the last message. `cached` counts reused prompt tokens, on the first
-    message. `logprobs` has the log probability of each token and its alternatives, if the command asks for them.
+    `finish` is "stop" or "length" in the last message, and None before. `cached` is the number of prompt tokens that
+    were read from the prefix cache; only the first message has it. `logprobs` has an entry for each token if the
+    command requests log probabilities.
     """
 
     id: int
@@ -114,7 +124,10 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """Final message of the failed request `id`."""
+    """Message that the request `id` was refused or has failed.
+
+    It is the last message about the request.
+    """
 
     id: int
     reason: Reason
@@ -123,7 +136,7 @@ class RequestRefused:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Answer to Tokenize: the ids of each text."""
+    """Answer to Tokenize: the token ids of each text."""
 
     id: int
     ids: Sequence[Sequence[int]]
@@ -131,7 +144,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class CountAnswer:
-    """Answer to Count: running and waiting requests, and the tokens of the running ones."""
+    """Answer to Count: the numbers of requests, and the tokens of the running requests."""
 
     id: int
     running: int
@@ -141,7 +154,7 @@ class CountAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Sign of life of the working generation thread, at most once per second."""
+    """Message that the generation thread is working, sent at most once per second."""
 
 
 ToEngine: TypeAlias = GenerateCommand | Cancel | Tokenize | Count
@@ -167,7 +180,7 @@ _KINDS: dict[str, type[ToEngine | ToGateway]] = {
 
 
 class WireError(Exception):
-    """Line that is not a valid message."""
+    """Line that is not a valid message, or a message that the receiver does not accept."""
 
 
 def to_line(message: ToEngine | ToGateway) -> bytes:

@@ -1,1 +1,1 @@
-"""Access control: authentication by API keys, life cycle of keys, and usage per key."""
+"""Access control: authentication by API keys, life cycle of keys, limits, usage and prices."""

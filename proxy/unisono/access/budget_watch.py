@@ -1,6 +1,6 @@
-"""Known state of budgets, for metrics and alerts.
+"""Last known state of budgets, for metrics and alerts.
 
-It is the last state that the store returned, with the settlements since.
+The state of a budget is the last one that the store returned, plus the costs that this process has settled since then.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Final
 
 from unisono.core.quotas import Account, BudgetState, QuotaObserver, QuotaStatus, UsageRecord
 
-# Maximum number of budgets whose state is known. The least recently used is forgotten.
+# Maximum number of budgets whose state is remembered. If there are more, the least recently changed one is dropped.
 MAX_BUDGETS: Final = 10_000
 
 
 class BudgetWatch:
-    """Reports changes of budgets and refusals to observers."""
+    """Reporter of changes of budgets, and of refused requests, to observers."""
 
     def __init__(self, observers: Sequence[QuotaObserver] = ()) -> None:
         self._observers = tuple(observers)
         self._budgets: OrderedDict[tuple[Account, str], BudgetState] = OrderedDict()
 
     def reserved(self, status: QuotaStatus) -> None:
-        """Report the status of a reservation."""
+        """Report the budgets in the status of a reservation, and its refusal if it was refused."""
         if not self._observers:
             return
         for budget in status.budgets:
@@ -33,9 +33,10 @@ class BudgetWatch:
                 observer.quota_refused(status.refused, status.account)
 
     def settled(self, settlement: UsageRecord) -> None:
-        """Report the cost of a request.
+        """Report the cost of a settled request.
 
-        The amounts of a continued one are cumulative, so they are not added.
+        A settlement whose claim has `is_owed` is ignored. It belongs to a response that was resumed, so its amounts
+        include those that were settled before.
         """
         claim, cost = settlement.claim, settlement.entry.used.cost
         if claim is None or claim.is_owed or not cost or not self._observers:

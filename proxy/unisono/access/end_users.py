@@ -1,7 +1,7 @@
-"""Limits, models and blocks of end users.
+"""Limits, permitted models and blocks of end users.
 
-Requests name them in `user` or `safety_identifier`. Lookups are cached for half a second, so that every process sees a
-change within that time. While the store is down, an end user counts as this process saw it last.
+A request names its end user in `user` or `safety_identifier`. Lookups in the store are cached for half a second, so
+every process sees a change within this time. While the store is down, the last known entry of an end user applies.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from unisono.core.directory import DirectoryEntry, DirectoryStore, EntryKind
 from unisono.core.frozen import dataclass
 from unisono.errors import NotAllowed, StoreUnavailable
 
-# Cache lifetime of a lookup result, in seconds.
+# Time for which the result of a lookup is cached, in seconds.
 FRESH_S: Final = 0.5
-# Further end users displace the least recently used one.
+# Maximum number of cached end users. If there are more, the least recently used one is dropped.
 MAX_CACHED: Final = 4096
-# A longer name has no entry.
+# Maximum length of the name of an end user in the store, in characters. Longer names are not looked up.
 MAX_NAME_LENGTH: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Result of a lookup, and its start by the monotonic clock.
+    """Result of a lookup.
 
-    The entry has the limits of its named budget.
+    `entry` includes the limits of the budget that it names; None if the store has no such end user. `at` is the time at
+    which the lookup began, by the monotonic clock.
     """
 
     entry: DirectoryEntry | None
@@ -39,7 +40,7 @@ class _Seen:
 class EndUsers:
     """Cached lookup of end users in the directory.
 
-    `monotonic` returns seconds that never decrease.
+    `monotonic` returns seconds of a clock that never goes back.
     """
 
     def __init__(self, store: DirectoryStore, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -49,9 +50,10 @@ class EndUsers:
         self._down_until = 0.0
 
     async def apply(self, caller: Caller, name: str, field: str) -> Caller:
-        """Return the caller with the limits and models of an end user, if the directory has it.
+        """Return the caller with the limits and permitted models of the end user `name` added.
 
-        Raises `NotAllowed` for a blocked one, which the request names in `field`.
+        Returns the caller unchanged if the directory has no such end user. `field` is the request field that contains
+        the name. Raises NotAllowed if the end user is blocked.
         """
         if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
             return caller
@@ -59,7 +61,8 @@ class EndUsers:
             return caller
         if entry.is_blocked:
             raise NotAllowed(
-                f"'{field}': this end user is blocked; an admin can unblock it with /customer/unblock.", param=field
+                f"'{field}': this end user is blocked; an admin can unblock the end user with /customer/unblock.",
+                param=field,
             )
         share = SharedLimits(shared_account(EntryKind.CUSTOMER, name), entry.limits, is_counted=True)
         models = () if entry.models is None else (entry.models,)

@@ -1,8 +1,8 @@
-"""Limit of failed authentications of a client address, counted by each process.
+"""Limit for failed authentications from one client address; each process counts separately.
 
-A guess costs the store a lookup and may find a weak master key. An address with too many failures is refused without a
-check of its key, except for keys that this process accepted from it before: their holders share the address of a proxy
-or of an office with the one who guesses.
+The limit protects the store from lookups, and a weak master key from being guessed. If an address has too many
+failures, its requests are refused without checking their keys. Keys that this process has accepted from the address
+before are still checked, because their owners may share the address of a proxy or an office with an attacker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from unisono.errors import TooManyFailures
 from unisono.net.client_networks import network_of
 
 WINDOW_S: Final = 60.0
-# Further addresses displace the least recently counted one, further keys the least recently accepted one.
+# Maximum number of addresses and of accepted keys that are remembered. If there are more, the address whose last
+# failure is the oldest is dropped, or the key that was accepted the longest time ago.
 MAX_ADDRESSES: Final = 10_000
 MAX_ACCEPTED: Final = 10_000
 
@@ -30,10 +31,10 @@ _cached_network_of = lru_cache(MAX_CACHED_ADDRESSES)(network_of)
 
 
 class FailedAuthentications:
-    """Counts failures by client address, at most `most` in a minute; 0 is unlimited.
+    """Counter of failed authentications by client address.
 
-    `proxies` contains the addresses whose `X-Forwarded-For` is believed. `monotonic` returns seconds that never
-    decrease.
+    `most` is the maximum number of failures per address and minute; 0 means no limit. `proxies` are the addresses of
+    proxies whose `X-Forwarded-For` is trusted. `monotonic` returns seconds of a clock that never goes back.
     """
 
     def __init__(
@@ -42,15 +43,17 @@ class FailedAuthentications:
         self._most = most
         self._proxies = proxies
         self._monotonic = monotonic
-        # Start of the window and number of failures, by address.
+        # Start of the current window and number of failures in the window, by address.
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        # Python's hashes of texts have a random secret in each process, so that a client cannot choose them.
+        # Hashes of address and key. Clients cannot provoke collisions, because Python's hashes of strings depend on a
+        # random secret of the process.
         self._accepted: OrderedDict[int, None] = OrderedDict()
 
     def client(self, peer: str, forwarded: str) -> str:
-        """Return the address that failures count for.
+        """Return the client's address or network, for which failures are counted.
 
-        It is the last one in `forwarded` that is no trusted proxy, if the peer is one.
+        `peer` is the address of the connection, and `forwarded` the value of `X-Forwarded-For`. If the peer is a
+        trusted proxy, the address is the last one in `forwarded` that is not a trusted proxy.
         """
         address = peer
         for hop in reversed(forwarded.split(",") if forwarded else ()):
@@ -62,7 +65,10 @@ class FailedAuthentications:
         return _cached_network_of(address) if len(address) <= MAX_CACHED_LENGTH else network_of(address)
 
     def check(self, client: str, key: str) -> None:
-        """Raise `TooManyFailures` if the address had too many failures, unless its key is known."""
+        """Raise TooManyFailures if the address has too many failures.
+
+        Does not raise if this process has accepted the key from the address before.
+        """
         if (failed := self._failures.get(client)) is None:
             return
         start, failures = failed
@@ -70,7 +76,7 @@ class FailedAuthentications:
         if not self._most or failures < self._most or left <= 0 or hash((client, key)) in self._accepted:
             return
         raise TooManyFailures(
-            "This address has sent too many invalid API keys; use a valid key, after the time in `Retry-After`.",
+            "This address has sent too many invalid API keys; send a valid key after the time in `Retry-After`.",
             retry_after_s=left,
         )
 

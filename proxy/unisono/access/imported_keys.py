@@ -1,7 +1,7 @@
-"""Keys that were imported from LiteLLM, which stores the SHA-256 of a key.
+"""Keys that were imported from LiteLLM, which stores the SHA-256 digest of a key.
 
-Such a key has no seal, so that only the store can recognise it. Gateways look such keys up only after an import, which
-they notice within half a second.
+Unlike a virtual key of this gateway, an imported key has no seal. So only a lookup in the store shows whether it is
+valid. A gateway looks such keys up only if keys were imported, which it notices within half a second.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Final
 from unisono.core.directory import DirectoryStore, EntryKind
 from unisono.errors import StoreUnavailable
 
-# Entry of the directory that tells that keys were imported.
+# Entry of the directory that exists if keys were imported.
 IMPORTED: Final = (EntryKind.SETTING, "litellm_keys")
-# LiteLLM accepts no other keys.
+# Prefix of all keys that LiteLLM accepts.
 PREFIX: Final = "sk-"
 MAX_LENGTH: Final = 256
 CHECK_INTERVAL_S: Final = 0.5
 
 
 def to_digest(token: str) -> str:
-    """Return the digest in the store for LiteLLM's token, the hexadecimal SHA-256 of a key."""
+    """Return the digest in the store for a token of LiteLLM.
+
+    The token is the hexadecimal SHA-256 digest of a key.
+    """
     return f"sha256:{token}"
 
 
@@ -33,9 +36,9 @@ def digest_of(presented: str) -> str:
 
 
 class ImportedKeys:
-    """Recognises keys that may have been imported.
+    """Check whether a key may be an imported key.
 
-    `monotonic` returns seconds that never decrease.
+    `monotonic` returns seconds of a clock that never goes back.
     """
 
     def __init__(self, store: DirectoryStore, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -45,7 +48,7 @@ class ImportedKeys:
         self._has_keys = False
 
     async def digest(self, presented: str) -> str | None:
-        """Return the digest of a key; None if it cannot be an imported one."""
+        """Return the digest of a key, or None if it cannot be an imported key."""
         if not presented.startswith(PREFIX) or len(presented) > MAX_LENGTH:
             return None
         if (now := self._monotonic()) >= self._check_at:

@@ -1,7 +1,7 @@
-"""Authentication: maps a bearer key to a Caller.
+"""Authentication: finds the caller of a request by the key in the request.
 
-Keys are compared as keyed digests: the comparison takes constant time, and no plaintext is stored. Invalid, expired and
-foreign keys are refused with the same message.
+Keys are compared as keyed digests, so the comparison takes constant time and no plaintext is stored. The error message
+is the same for unknown, expired and revoked keys.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from unisono.core.access import (
 from unisono.core.frozen import dataclass
 from unisono.errors import NotAuthenticated, StoreUnavailable
 
-# Plaintext of virtual keys: creation, recognition, and the digest that is stored.
+# Plaintext of virtual keys: how it is made and recognised, and the digest that is stored.
 #
-# A key ends in a seal that requires this gateway's pepper. An invented key is therefore recognised locally, so that a
-# flood of invented keys costs neither memory nor store access.
+# A key ends in a seal, which only a gateway with the same salt can make. So the gateway recognises an invented key
+# without the store, and a flood of invented keys costs neither memory nor lookups.
 
 PREFIX: Final = "sk-uni-"
 ENTROPY_BYTES: Final = 32
-# Size of the seal; with the entropy 42 bytes, which are 56 base64 letters without padding.
+# Size of the seal in bytes. Entropy and seal are 42 bytes, which base64 encodes as 56 characters without padding.
 SEAL_BYTES: Final = 10
 # A complete key, including its seal.
 FORM: Final = re.compile(PREFIX + r"[A-Za-z0-9_-]{56}")
 
 
 class Mint:
-    """Maker of keys; `salt` is the gateway's secret, the same on all replicas.
+    """Maker of virtual keys. `salt` is the gateway's secret, which is the same on all replicas.
 
-    With another salt, all existing keys become invalid.
+    If the salt changes, all existing keys become invalid.
     """
 
     def __init__(self, salt: bytes) -> None:
         self._seal_key = hmac.digest(salt, b"unisono virtual keys: seal", hashlib.sha256)
         self._pepper = hmac.digest(salt, b"unisono virtual keys: digest", hashlib.sha256)
         self._derivation_key = hmac.digest(salt, b"unisono virtual keys: derivation", hashlib.sha256)
-        # Digests of issued keys, by a keyed hash, which takes a tenth of their time and hides the key as well.
+        # Digests of issued keys, by a keyed hash of the key, which is ten times as fast as the digest and as secret.
         self._digests: dict[bytes, str] = {}
 
     def new(self) -> str:
@@ -63,9 +63,9 @@ class Mint:
         return self._sealed(secrets.token_bytes(ENTROPY_BYTES))
 
     def derived(self, name: str) -> str:
-        """Return a key derived from `name` and the salt, so that a repeated request gets it again.
+        """Return a key derived from `name` and the salt: a repeated request gets the same key.
 
-        `name` consists of a random key id, and of the request's Idempotency-Key or alias.
+        `name` consists of a random key id, and of the Idempotency-Key or the alias in the request.
         """
         return self._sealed(hmac.digest(self._derivation_key, name.encode("utf-8", "surrogatepass"), hashlib.sha256))
 
@@ -77,9 +77,9 @@ class Mint:
         return hmac.digest(self._pepper, key.encode(), hashlib.sha256).hex()
 
     def issued(self, presented: str) -> bool:
-        """Return True if a key was issued with this salt, even if the key was revoked since.
+        """Return True if a key was made with this salt, even if the key has been revoked since.
 
-        The check takes constant time for all keys of the right form.
+        The check takes the same time for all keys in the form of a virtual key.
         """
         if not has_form(presented):
             return False
@@ -88,7 +88,7 @@ class Mint:
         return hmac.compare_digest(self._seal(entropy), seal)
 
     def issued_digest(self, presented: str) -> str | None:
-        """Return the digest of a key that was issued with this salt, else None."""
+        """Return the digest of a key, or None if the key was not made with this salt."""
         keyed_hash = hashlib.blake2b(presented.encode(), key=self._pepper, digest_size=32).digest()
         if keyed_hash not in self._digests and self.issued(presented):
             if len(self._digests) >= MAX_CACHED_KEYS:
@@ -101,22 +101,22 @@ class Mint:
 
 
 def has_form(presented: str) -> bool:
-    """Return True if `presented` has the form of a virtual key of any gateway."""
+    """Return True if `presented` has the form of a virtual key, of this or any other gateway."""
     return FORM.fullmatch(presented) is not None
 
 
 # Life cycle of a virtual key: creation, rotation, revocation.
 #
-# Pure: the time is an argument. A plaintext is returned once, for its owner, and is in no record.
+# Pure: the time is an argument. A plaintext is returned only once, for the owner of the key, and is never stored.
 
 VISIBLE_SUFFIX_LENGTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """New or rotated key, with the secret to show once.
+    """New or rotated key, with its plaintext, which is shown only once.
 
-    The owner sends `plaintext` as the API key. `record` is for the store and contains only a digest of it.
+    The owner sends `plaintext` as the API key. `record` is for the store, and contains only a digest of the plaintext.
     """
 
     record: KeyRecord
@@ -130,8 +130,8 @@ def new_key_id() -> str:
 def issued(mint: Mint, now: float, *, tenant: str = "", key_id: str = "", plaintext: str = "") -> Issued:
     """Return a new key without restrictions.
 
-    Without `tenant`, the key gets its own tenant, so that no other key can read the state that it stores. Id and
-    plaintext are new unless they are given.
+    If `tenant` is empty, the key gets a tenant of its own, so that no other key can read the state that it stores. If
+    `key_id` or `plaintext` is empty, a new one is generated.
     """
     key_id, plaintext = key_id or new_key_id(), plaintext or mint.new()
     record = KeyRecord(
@@ -145,9 +145,9 @@ def issued(mint: Mint, now: float, *, tenant: str = "", key_id: str = "", plaint
 
 
 def rotated(record: KeyRecord, mint: Mint, now: float, grace_s: float) -> Issued:
-    """Return the key with another secret.
+    """Return the key with a new secret.
 
-    Earlier secrets stay valid for `grace_s` seconds, but no longer than before.
+    Earlier secrets stay valid for `grace_s` seconds, or for a shorter time if they would have expired earlier.
     """
     plaintext = mint.new()
     until = now + grace_s
@@ -190,7 +190,7 @@ Salt = Callable[[], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """Key and its caller, which is None if the team or the user of the key is blocked."""
+    """Key in the store, and its caller: None if the team or the user of the key is blocked."""
 
     record: KeyRecord
     caller: Caller | None
@@ -198,7 +198,7 @@ class FoundKey:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Result of a lookup, and its start by the monotonic clock."""
+    """Result of a lookup, and the time at which the lookup began, by the monotonic clock."""
 
     found: FoundKey | None
     at: float
@@ -207,8 +207,8 @@ class _Seen:
 class VirtualKeys:
     """Cached lookup of virtual keys.
 
-    With `known_while_down`, keys seen before are accepted, as they were then, while the store is down; otherwise all
-    keys are refused then. `clock` gives seconds since 1970, `monotonic` seconds that never decrease.
+    While the store is down, all keys are refused. With `known_while_down`, keys that were looked up before are accepted
+    with their last known settings. `clock` returns a Unix timestamp, `monotonic` seconds that never decrease.
     """
 
     def __init__(
@@ -233,9 +233,9 @@ class VirtualKeys:
         self._down_until = 0.0
 
     async def find(self, presented: str) -> Caller | None:
-        """Return the caller with this key; None if it is unknown or no longer valid.
+        """Return the caller with this key, or None if the key is unknown or no longer valid.
 
-        The result does not reveal which of the two applies. Raises `StoreUnavailable`.
+        Raises StoreUnavailable if the store is down and the key cannot be checked without the store.
         """
         digest = await (self._own_digest(presented) if has_form(presented) else self._imported.digest(presented))
         if digest is None:
@@ -250,9 +250,9 @@ class VirtualKeys:
         return None
 
     async def caller(self, tenant: str, key: str) -> Caller:
-        """Return the caller with that key's current settings, even if the key is no longer valid.
+        """Return the caller with the current settings of the key, even if the key is invalid now.
 
-        If there is no such key any more, the caller has no permissions. Raises `StoreUnavailable`.
+        If the key no longer exists, the caller has no permissions. Raises StoreUnavailable.
         """
         record = await self._store.key(key)
         if record is None or record.tenant != tenant:
@@ -260,9 +260,9 @@ class VirtualKeys:
         return await caller_with_shares(self._store, record) or record.caller
 
     async def _own_digest(self, presented: str) -> str | None:
-        """Return the digest of a key that was made with the gateway's secret, else None.
+        """Return the digest of a key, or None if the key was not made with the gateway's secret.
 
-        The secret may have changed: a store that lost its data gets a new secret when the next key is issued.
+        The secret is read again from time to time, because a store that has lost its data gets a new secret.
         """
         if self._mint is not None and (digest := self._mint.issued_digest(presented)) is not None:
             return digest
@@ -275,7 +275,7 @@ class VirtualKeys:
                 self._mint = Mint(await self._salt())
         return self._mint.issued_digest(presented)
 
-    # -- remembering
+    # -- cache
 
     async def _record(self, digest: str) -> FoundKey | None:
         seen, now = self._cache.get(digest), self._monotonic()
@@ -288,7 +288,7 @@ class VirtualKeys:
             may_stall = now >= self._down_until
             if may_stall and seen is not None and seen.found is not None and now - seen.at < STALLED_FRESH_S:
                 return await self._refresh(digest, seen.found)
-            # Concurrent requests share one lookup, which survives their cancellation.
+            # Concurrent requests share one lookup, which goes on if one of them is cancelled.
             return await asyncio.shield(self._lookup(digest))
         except StoreUnavailable:
             self._down_until = self._monotonic() + FRESH_S
@@ -297,8 +297,8 @@ class VirtualKeys:
             return seen.found
 
     async def _refresh(self, digest: str, known: FoundKey) -> FoundKey | None:
-        """Look up a record, or return `known` if the store stalls: it was valid a moment ago."""
-        # Only the first request waits; those that find a pending lookup continue at once.
+        """Look up a key again; if the store is too slow, return `known`, which was valid before."""
+        # Only the first request waits. Requests that find a pending lookup continue at once.
         is_overdue = digest in self._lookups
         looking = self._lookup(digest)
         if not is_overdue:
@@ -314,15 +314,15 @@ class VirtualKeys:
         return looking
 
     async def _read_record(self, digest: str) -> FoundKey | None:
-        # The age counts from the start of the lookup, so that a change during it is seen by the next one.
+        # The age of the result counts from the start of the lookup, because the key may change during the lookup.
         at = self._monotonic()
         try:
             found = await self._find(digest)
         except StoreUnavailable:
             if self._valid_while_down and digest in self._cache:
                 raise
-            # A busy machine sometimes misses a short deadline; without a retry, all waiting requests would be
-            # refused.
+            # A busy machine sometimes misses the short deadline of the store. Without a retry, all waiting requests
+            # would be refused.
             found = await self._find(digest)
         self._cache[digest] = _Seen(found, at)
         self._cache.move_to_end(digest)
@@ -337,18 +337,18 @@ class VirtualKeys:
     def _on_lookup(self, digest: str, task: asyncio.Task[FoundKey | None]) -> None:
         del self._lookups[digest]
         if not task.cancelled():
-            # Retrieve the exception, since all waiting requests may have left.
+            # Retrieve the exception, because all waiting requests may have been cancelled.
             task.exception()
 
 
 class Keys(Protocol):
-    """Authentication of a request: identifies its caller by the key that was sent."""
+    """Authentication of requests by their keys."""
 
     async def identify(self, presented: str | None) -> Caller:
-        """Return the caller of a bearer key.
+        """Return the caller with a key.
 
-        `presented` is the key without its scheme, None if none was sent. Raises `NotAuthenticated`, and
-        `StoreUnavailable` if a necessary lookup fails.
+        `presented` is the key without the scheme (`Bearer`), or None if the request has no key. Raises NotAuthenticated
+        if the key is missing or not valid, and StoreUnavailable if it cannot be looked up.
         """
         ...
 
@@ -357,7 +357,7 @@ class KeyFinder(Protocol):
     """Lookup of keys other than the master key."""
 
     async def find(self, presented: str) -> Caller | None:
-        """Return the caller with this key; None if the key is not valid. Raises `StoreUnavailable`."""
+        """Return the caller with this key, or None if the key is not valid. Raises StoreUnavailable."""
         ...
 
 
@@ -367,14 +367,14 @@ class MasterKey:
     def __init__(self, key: str, others: KeyFinder | None = None) -> None:
         if not key:
             raise ValueError("the master key must not be empty")
-        # Random per process: neither the key nor its digest outlives the process or means anything elsewhere.
+        # The pepper is random, so the digest of the master key is useless outside of this process.
         self._pepper = secrets.token_bytes(32)
         self._digest = self._digest_of(key)
         self._other_keys = others
         self._operator = Caller(MASTER_TENANT, raw=True)
 
     def _digest_of(self, key: str) -> bytes:
-        # Header bytes reach Python as latin-1 or with lone surrogates; both must encode.
+        # The text may contain lone surrogates, because headers may contain any bytes.
         # Keyed BLAKE2 is a MAC without the HMAC construction, and takes a third of the time of HMAC-SHA-256.
         data = key.encode("utf-8", errors="surrogatepass")
         return hashlib.blake2b(data, key=self._pepper, digest_size=32).digest()
@@ -393,8 +393,8 @@ class MasterKey:
 
 
 class NoKeys:
-    """Gateway without keys: every client is the local user. `serve` binds it to loopback only."""
+    """Authentication of a gateway without keys, on loopback: all clients are the local user."""
 
     async def identify(self, presented: str | None) -> Caller:
-        del presented  # SDKs insist on sending some key; a gateway without keys ignores it
+        del presented  # ignored, because client libraries always send a key
         return Caller(LOCAL_TENANT, raw=True)

@@ -1,4 +1,7 @@
-"""Models that a caller may use: by the limits of its key, and by the mode of the model."""
+"""Lookup of the model for a request.
+
+The caller's key must permit the model, and the mode of the model must fit the API.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
 
 
 def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
-    """Return the group for a client's name, if the caller may use it by this or its own name.
+    """Return the model for the name in a request, if the caller may use it.
 
-    Raises UnknownModel or ModelNotAllowed. A caller with restricted models cannot learn from the latter which other
-    models exist.
+    A key may permit a model by the name in the request, by the model's own name, or by an access group. Raises
+    ModelNotAllowed if the key does not permit the model. Raises UnknownModel if the model does not exist; if the key
+    restricts models, ModelNotAllowed is raised then too.
     """
-    # For a key with restricted models, an unknown model and a forbidden one must give the same answer.
+    # A caller with restricted models must not be able to distinguish unknown models from forbidden ones.
     model = None
     try:
         model = catalogue.resolve(name)
@@ -25,13 +29,16 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
             raise
     if model is None or (caller.is_restricted and not caller.may_use_model(name, model.name, *model.access_groups)):
         raise ModelNotAllowed(
-            f"This key may not use the model `{name[:256]}`; use one from `/v1/models`.", param="model"
+            f"This key may not use the model `{name[:256]}`; use a model that `/v1/models` lists.", param="model"
         )
     return model
 
 
 def permitted_name(catalogue: ModelRegistry, group: str, caller: Caller) -> str:
-    """Return a name by which the caller may use a group; that of the group if there is none."""
+    """Return a name by which the caller may use the model `group`.
+
+    `group` itself if there is no such name.
+    """
     return next(
         (
             name
@@ -43,9 +50,9 @@ def permitted_name(catalogue: ModelRegistry, group: str, caller: Caller) -> str:
 
 
 def text_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
-    """Return the group for the name of a model that generates text.
+    """Return the model for the name in a request to an API that generates text.
 
-    Raises as `allowed_model`, and UnsupportedValue for a model of another mode.
+    Raises UnsupportedValue if the model does not generate text, and the same errors as `allowed_model`.
     """
     model = allowed_model(catalogue, name, caller)
     if model.mode is not ModelMode.CHAT:
@@ -54,27 +61,29 @@ def text_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedMod
 
 
 def fallback_model(catalogue: ModelRegistry, name: str, requested: str, caller: Caller) -> str:
-    """Return the group of a fallback that a client chose for a model.
+    """Return the model for a fallback `name` in a request for the model `requested`.
 
-    Raises as `allowed_model`, and UnsupportedValue for a model of another mode, and for a wildcard, whose backend needs
-    the client's model name.
+    Raises UnsupportedValue if the two models have different modes. It also raises UnsupportedValue for a wildcard,
+    because its backend needs the model name in the request. Raises the same errors as `allowed_model`.
     """
     model = allowed_model(catalogue, name, caller)
-    # The request itself fails if its model is unknown.
+    # If the requested model is unknown, the request fails anyway.
     with suppress(UnknownModel):
         mode = catalogue.resolve(requested).mode
         if mode is not model.mode:
             raise UnsupportedValue(
-                f"The model `{name}` has the mode `{model.mode}`, so it cannot stand in for a model of the mode "
+                f"The model `{name}` has the mode `{model.mode}`, so it cannot be a fallback for a model of the mode "
                 f"`{mode}`; remove it."
             )
     if "*" in model.name:
-        raise UnsupportedValue(f"The model `{name}` has no entry of its own, so it cannot be a fallback; remove it.")
+        raise UnsupportedValue(
+            f"The model `{name}` is configured only by a wildcard, so it cannot be a fallback; remove it."
+        )
     return model.name
 
 
 def wrong_mode(name: str, mode: ModelMode) -> UnsupportedValue:
-    """Return the error for a model of another mode than the request needs."""
+    """Return the error for a model whose mode does not fit the API of the request."""
     paths = " or ".join(f"`/v1/{api}`" for api, modes in MODES.items() if mode in modes)
     return UnsupportedValue(
         f"The model `{name[:256]}` has the mode `{mode}`; send its requests to {paths}.", param="model"

@@ -1,6 +1,6 @@
-"""Limits without a budget, counted by this process alone while the store accepts no writes.
+"""Limits other than budgets, counted by this process alone while the store is down.
 
-Claims that the store granted count too, so that an outage does not start a new minute.
+Claims that the store granted before are counted too, so that the limits per minute do not start anew with an outage.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from typing import Final
 from unisono.core.quotas import WINDOW_S, Account, QuotaReservation, QuotaStatus, combined
 from unisono.core.rate_limits import Minute
 
-# Maximum number of accounts; the least recently used ones are dropped.
+# Maximum number of accounts. If there are more, the least recently used one is dropped.
 MAX_ACCOUNTS: Final = 4096
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Requests and tokens by second, and the second and tokens of each running claim."""
+    """Counts of one account.
+
+    `seconds` has the number of requests and of tokens in each second. `running` has the second and the reserved tokens
+    of each claim that is not settled yet.
+    """
 
     seconds: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
     running: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -36,9 +40,9 @@ class _Counts:
 
 
 class OutageLimits:
-    """Rate limits counted in this process, for use while the store is down.
+    """Rate limits that this process counts, for use while the store is down.
 
-    `clock` gives seconds that never decrease.
+    `clock` returns seconds of a clock that never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +50,10 @@ class OutageLimits:
         self._accounts: OrderedDict[Account, _Counts] = OrderedDict()
 
     def reserve(self, *claims: QuotaReservation) -> QuotaStatus:
-        """Reserve for claims without a budget, all or nothing, or refuse as a store would."""
+        """Reserve all claims, or refuse all of them in the same way as a store.
+
+        No claim may have a budget.
+        """
         now, statuses = self._clock(), []
         for claim in claims:
             counts = self._counts(claim.account)
@@ -60,11 +67,14 @@ class OutageLimits:
         return combined(claims, [self._counts(claim.account).minute(now).status(claim) for claim in claims])
 
     def note(self, claim: QuotaReservation) -> None:
-        """Count a claim that the store granted, so that it counts here if the store fails."""
+        """Count a claim that the store granted, so that it is included if the store fails."""
         self._count(self._counts(claim.account), claim, self._clock())
 
     def settle(self, claim: QuotaReservation, tokens: int) -> None:
-        """Replace the reservation of `claim` by `tokens` and end it; ignore an unknown claim."""
+        """Replace the tokens that `claim` reserved by `tokens`, its actual usage.
+
+        Ignore an unknown claim.
+        """
         counts = self._accounts.get(claim.account)
         if counts is None or (reserved_at := counts.running.pop(claim.once, None)) is None:
             return

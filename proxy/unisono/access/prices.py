@@ -1,7 +1,7 @@
-"""Prices of models from the configuration, or from LiteLLM's list if that is installed.
+"""Prices of models, from the configuration or from LiteLLM's price list.
 
-Money is in whole micro-USD everywhere. Fractions are rounded up, separately for input and output, so that a
-reservation covers the actual cost.
+All amounts of money are integers in micro-USD. Costs are rounded up, separately for input and output. So the cost that
+is reserved for a request is never lower than its actual cost.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PER_TOKEN: Final = ("input_cost_per_token", "output_cost_per_token", "cache_read
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Price in micro-USD per million tokens or other units.
+    """Prices of a deployment, in micro-USD per million tokens or per million of another unit.
 
-    `cached` applies to tokens from a backend's cache.
+    `cached` is the price of prompt tokens that a backend reads from its cache.
     """
 
     input: int = 0
@@ -43,7 +43,7 @@ class Price:
     characters: int = 0
 
     def input_cost(self, tokens: int, cached: int = 0) -> int:
-        """Return the cost of input in micro-USD, `cached` tokens of it from a cache."""
+        """Return the cost of a prompt in micro-USD. `cached` of its `tokens` were read from a cache."""
         cached = min(cached, tokens)
         return _rounded_up((tokens - cached) * self.input + cached * self.cached)
 
@@ -51,7 +51,7 @@ class Price:
         return _rounded_up(tokens * self.output)
 
     def unit_cost(self, units: BilledUnits) -> int:
-        """Return the cost of units besides tokens in micro-USD."""
+        """Return the cost of all units other than tokens, in micro-USD."""
         amount = (
             self.queries * units.queries
             + self.images * units.images
@@ -70,10 +70,11 @@ def _rounded_up(amount: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """Prices of deployments and the price ceilings of models.
+    """Prices of deployments, and price ceilings of models.
 
-    `of_deployment` is by public name. `of_model` is the highest price of a model's own deployments. `ceilings` is by
-    requested model: for each kind of price, the maximum over all deployments that may answer, fallbacks included.
+    `of_deployment` has the prices of each deployment, by its public name. `of_model` has the highest prices of the
+    deployments of each model. `ceilings` has, for each requested model, the highest prices of all deployments that may
+    answer, including those of fallback models. The highest price is determined for each unit separately.
     """
 
     of_deployment: Mapping[str, Price] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class PriceList:
     ceilings: Mapping[str, Price] = field(default_factory=dict)
 
     def ceiling(self, *models: str) -> Price:
-        """Return the highest prices of all deployments that may answer for any of the models."""
+        """Return the highest prices of all deployments that may answer for one of the models."""
         if len(models) == 1:
             return self.ceilings.get(models[0], FREE)
         return _highest(*(self.ceilings.get(model, FREE) for model in models))
@@ -92,7 +93,10 @@ class PriceList:
         return self.ceiling(model) if price is None else price
 
     def unit_cost(self, model: str, steps: Iterable[StepDone]) -> int:
-        """Return the cost of units besides tokens, each at the price of its deployment."""
+        """Return the cost of all units other than tokens, in micro-USD.
+
+        Each step is charged at the prices of its deployment.
+        """
         cost = 0
         for step in steps:
             if step.units is not NO_UNITS:
@@ -105,7 +109,7 @@ def price_list(
 ) -> PriceList:
     """Build the price list.
 
-    `deployments` are the names of `entries`, in their order; `fallbacks` maps a model to its fallback models.
+    `deployments` are the names of `entries` in the same order. `fallbacks` has the fallback models of each model.
     """
     prices = [_price(entry) for entry in entries]
     own: dict[str, Price] = {}
@@ -127,7 +131,8 @@ def _price(entry: ModelEntry) -> Price:
     listed = _price_fields(entry)
     units = _unit_prices(entry, listed)
     if any(units.values()):
-        # As in LiteLLM, units replace tokens. Prices of tokens that the entry itself has are added.
+        # As in LiteLLM, prices of other units replace the prices of tokens in LiteLLM's list. Prices of tokens that the
+        # entry itself sets are charged in addition.
         listed = {}
     rates: list[float | None] = []
     for ours, theirs in zip((own.input, own.output, own.cached_input), PER_TOKEN, strict=True):
@@ -148,7 +153,7 @@ def _price(entry: ModelEntry) -> Price:
 def _unit_prices(entry: ModelEntry, listed: Mapping[str, Any]) -> dict[str, int]:
     """Return the prices of the units of an entry's mode, in micro-USD per million units.
 
-    The first source with a price for a unit applies.
+    The price of a unit is that of the first source that has one: `litellm_params`, `model_info`, LiteLLM's list.
     """
     prices: dict[str, int] = {}
     sources = (entry.litellm_params.get_price, entry.model_info.get_price, listed.get)
@@ -169,9 +174,9 @@ def _price_fields(entry: ModelEntry) -> Mapping[str, Any]:
 
 @cache
 def litellm_prices() -> Mapping[str, Mapping[str, Any]]:
-    """Return LiteLLM's price list by its model names, empty if it is not installed.
+    """Return LiteLLM's price list by LiteLLM's model names; empty if litellm is not installed.
 
-    The package itself is not loaded, because that takes seconds.
+    litellm itself is not imported, because that takes seconds.
     """
     spec = find_spec("litellm")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():

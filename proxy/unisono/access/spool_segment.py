@@ -1,6 +1,6 @@
 """Segment of the usage spool: an append-only file with one JSON record per line.
 
-Its owner holds a file lock. A process that adopts a segment locks it too.
+The process that writes to a segment holds a lock on the file. So does a process that replays the segment.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ log = logging.getLogger("unisono.access")
 
 RECORD_VERSION: Final = 1
 SUFFIX: Final = ".jsonl"
-# Suffix of a segment before its first record; its process may die before renaming it.
+# Suffix of a segment that was just created and is not locked yet. If its process crashes then, the file keeps it.
 NEW_SUFFIX: Final = ".new"
 
 
 def to_record(record: UsageRecord) -> bytes:
-    """Encode a usage record as a line of a segment; `from_record` decodes it."""
+    """Encode a usage record as a line of a segment, which `from_record` decodes."""
     entry, claim = record.entry, record.claim
     fields: dict[str, Any] = {
         "v": RECORD_VERSION,
@@ -40,15 +40,15 @@ def to_record(record: UsageRecord) -> bytes:
     }
     if claim is not None:
         fields["claim"] = {"once": claim.once, "period": claim.period, "period_ends": claim.period_ends}
-    # Escapes everything outside of ASCII, so that lone surrogates in a tenant's name survive.
+    # `json` escapes all characters outside ASCII, so that lone surrogates in the name of a tenant are preserved.
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def from_record(line: bytes) -> UsageRecord:
-    """Parse a line. Raises ValueError for a damaged one."""
+    """Parse a line of a segment. Raises ValueError if the line is damaged."""
     try:
         return _parsed(line)
-    # Damage can be anything: nesting without end, numbers without bound, fields of any type.
+    # A damaged line can contain anything, such as deep nesting, huge numbers, or fields of the wrong type.
     except Exception as error:
         raise ValueError("damaged line in the usage spool") from error
 
@@ -62,7 +62,7 @@ def _parsed(line: bytes) -> UsageRecord:
     entry = LedgerLine(account, str(record["model"]), str(record["day"]), used, str(record.get("served", "")))
     claim = None
     if (claimed := record.get("claim")) is not None:
-        # Settling a record reads nothing else of its reservation.
+        # Settling a record needs only these fields of its reservation.
         once, period, ends = claimed["once"], claimed["period"], claimed["period_ends"]
         claim = QuotaReservation(account, once, NO_LIMITS, 0, 0, 0, 0.0, period=period, period_ends=ends)
     return UsageRecord(str(record["once"]), entry, claim)
@@ -70,7 +70,7 @@ def _parsed(line: bytes) -> UsageRecord:
 
 @dataclass(slots=True)
 class SpoolSegment:
-    """Locked file of records; closing it releases the lock."""
+    """Locked file of records. Closing it releases the lock."""
 
     path: Path
     descriptor: int
@@ -79,13 +79,16 @@ class SpoolSegment:
 
     @classmethod
     def create(cls, folder: Path, name: str) -> Self:
-        """Create a locked segment in `folder`, which is created too. Raises OSError."""
+        """Create a locked segment in `folder`.
+
+        Create the folder if it does not exist. Raises OSError.
+        """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{name}{SUFFIX}"
         new = path.with_suffix(NEW_SUFFIX)
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
-            # Locked before it has the name that others look for.
+            # Lock the file before it gets the name for which other processes look.
             _lock(descriptor)
             new.rename(path)
             _sync_folder(folder)
@@ -114,9 +117,13 @@ class SpoolSegment:
         return segment
 
     def write(self, data: bytes, max_bytes: int) -> None:
-        """Append and sync. Raises OSError after removing a partial write."""
+        """Append `data` and sync it to disk.
+
+        Raises OSError if the segment would exceed `max_bytes`, or if the data cannot be written. Data that was written
+        partially is removed.
+        """
         if self.size + len(data) > max_bytes:
-            raise OSError("the usage spool has reached `store.spool_max_bytes`")
+            raise OSError("the usage spool would exceed `store.spool_max_bytes`")
         try:
             view = memoryview(data)
             while view:
@@ -133,16 +140,16 @@ class SpoolSegment:
         self.size = 0
 
     def read(self) -> list[UsageRecord]:
-        """Return the records without damaged ones."""
+        """Return all records that are not damaged; log a warning for each damaged record."""
         records = []
-        # The path may name another file by now.
+        # Read from the descriptor, because the path may be that of a different file by now.
         with open(self.descriptor, "rb", closefd=False) as lines:
             lines.seek(0)
             for line in lines:
                 try:
                     records.append(from_record(line))
                 except ValueError:
-                    # A process that dies while it writes leaves a truncated last line.
+                    # A process that crashes while it writes leaves a truncated last line.
                     log.warning("damaged line in the usage spool skipped", extra={"file": self.path.name})
         return records
 
@@ -156,7 +163,10 @@ class SpoolSegment:
 
 
 def _open_file(path: Path) -> int:
-    """Open a regular file. Raises OSError for anything else, without waiting or following links."""
+    """Open a regular file, without blocking and without following links.
+
+    Raises OSError for any other file.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -172,7 +182,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a folder; a new file's name is durable only then."""
+    """Sync a folder to disk, which makes the name of a new file durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

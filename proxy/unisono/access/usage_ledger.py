@@ -1,7 +1,8 @@
-"""Reservations of this process, also during an outage of the store, and settlements.
+"""Reservations and settlements of this process, also during an outage of the store.
 
-An answer waits until its settlement is durable: in the ledger, or in the local spool if the store is slow or fails. A
-failed settlement is retried; one that the store rejects is dropped alone and logged.
+A generation reserves its maximum usage before it starts, and settles its actual usage at the end. An answer waits until
+its settlement is durable: in the store's ledger, or in the local spool if the store is slow or fails. A settlement that
+could not be written is retried. If the store rejects a settlement, only this settlement is dropped, and logged.
 """
 
 from __future__ import annotations
@@ -31,25 +32,28 @@ from unisono.errors import StoreError, StoreUnavailable
 
 log = logging.getLogger("unisono.access")
 
-# Renewals of a claim during its reservation time.
+# Number of renewals of a claim within the time for which it is reserved.
 RENEWALS: Final = 3
-# Settlements per write.
+# Maximum number of settlements in one write.
 MAX_RECORDS_PER_WRITE: Final = 128
-# Maximum settlements waiting for a store that is down; the oldest are dropped.
+# Maximum number of settlements that wait in memory for the store. If there are more, the oldest is dropped.
 MAX_WAITING_RECORDS: Final = 100_000
 # Time for the last write when the process ends, in seconds.
 CLOSING_TIMEOUT_S: Final = 3.0
-# Time that an answer waits for the store before its settlement is spooled, in seconds.
+# Time for which an answer waits for the store before its settlement is spooled, in seconds.
 LEDGER_WAIT_S: Final = 0.05
-# First pause after a failed write, in seconds; it grows while the store stays down.
+# Pause after the first failed write, in seconds. It doubles after each further failure.
 MIN_RETRY_PAUSE_S: Final = 0.1
-# First and longest pause between attempts of a failed write, in seconds.
+# Maximum pause between two attempts to write, in seconds.
 MAX_RETRY_PAUSE_S: Final = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Settlement that is not written yet; `durable` is done once it is in the ledger or spool."""
+    """Settlement that is not written yet.
+
+    `durable` is done as soon as the settlement is in the ledger or in the spool, or both have failed.
+    """
 
     settlement: UsageRecord
     durable: asyncio.Future[None]
@@ -66,14 +70,14 @@ class _Waiting:
 
 
 def _ignore() -> None:
-    """Default of `UsageLedger.on_failure`: ignore a rejected write."""
+    """Do nothing. Default of `on_failure` of `UsageLedger`."""
 
 
 class UsageLedger:
-    """Reserves and settles for the generations of this process.
+    """Reservations and settlements of the generations in this process.
 
-    Claims are reserved for `held_s` seconds at a time. `on_failure` is called when the store rejects a write that it
-    should accept. `observers` receive changes of budgets and refusals.
+    Claims are reserved for `held_s` seconds and renewed until they are settled. `on_failure` is called when writing to
+    the store begins to fail. `observers` are notified of changes of budgets, and of refusals.
     """
 
     def __init__(
@@ -98,17 +102,18 @@ class UsageLedger:
         self._replaying: asyncio.Task[None] | None = None
         self._down = False
         self._store_is_back = asyncio.Event()
-        # True if the last wait was in vain and no write since was fast. Settlements are then spooled at once.
+        # True if the last wait for the store took too long, and no write has been fast since. Settlements are then
+        # spooled without waiting for the store.
         self._is_slow = False
 
     def start(self) -> None:
-        """Start replaying spooled records of other or earlier processes."""
+        """Start the task that writes the spooled records of other processes to the store."""
         if self._spool.folder is not None:
             self._replaying = asyncio.create_task(self._replay(), name="replaying the usage spool")
 
     @property
     def unwritten_records(self) -> int:
-        """Number of usage records that the ledger lacks so far."""
+        """Number of usage records that are not in the store's ledger yet."""
         unspooled = (
             sum(1 for record in self._waiting if record.has_usage and not record.is_spooled) if self._down else 0
         )
@@ -117,14 +122,15 @@ class UsageLedger:
     async def reserve_even_in_outage(self, *claims: QuotaReservation, is_lenient: bool) -> QuotaStatus | None:
         """Reserve the claims in the store, or count them in this process while the store is down.
 
-        Return None if the request is unlimited because the store is down. Raises `StoreUnavailable`.
+        Returns None if the request has no limits because the store is down. Raises StoreUnavailable if the store is
+        down and a claim has a budget.
         """
-        # Rules while the store is down.
-        # - With `is_lenient`, every request is unlimited.
-        # - Claims with a budget are refused: this process does not know how much of the budget others spend.
+        # Rules while the store is down:
+        # - With `is_lenient`, requests have no limits.
+        # - Claims with a budget are refused, because this process does not know how much other processes spend.
         # - All other limits are counted by this process alone.
         can_count_locally = not is_lenient and not any(claim.limits.has_budget for claim in claims)
-        # A request does not wait for a store that just failed.
+        # A request does not wait for a store that has just failed.
         if can_count_locally and self.is_down:
             return self.reserve_locally(*claims)
         try:
@@ -137,23 +143,23 @@ class UsageLedger:
             raise
 
     async def reserve(self, *claims: QuotaReservation, insist: bool = False) -> QuotaStatus:
-        """Reserve the claims of a request, all or nothing. Raises `StoreUnavailable`.
+        """Reserve all claims of a request, or none of them. Raises StoreUnavailable.
 
-        With `insist`, a failed attempt is repeated once; repeated claims are reserved only once.
+        If `insist` is True, a failed attempt is repeated once. Claims are not reserved twice by the repetition.
         """
         try:
             status = await self._try_reserve(*claims, insist=insist)
         except BaseException:
-            # The claims may be reserved or not.
+            # It is unknown whether the claims are reserved.
             self.release(*claims)
             raise
         self._watch.reserved(status)
-        # Settlements that could not be written still hold their reservations.
+        # The store works. Write waiting settlements now, because their reservations still count.
         self._store_is_back.set()
         if status.refused is None:
             for claim in claims:
                 self._open[claim.account, claim.once] = claim
-                # Counted here too, so that the limits hold when the store fails.
+                # Count the claim here too, so that the limits still apply if the store fails.
                 if not claim.limits.has_budget:
                     self._local.note(claim)
             if self._renewing is None or self._renewing.done():
@@ -166,7 +172,7 @@ class UsageLedger:
         return self._down
 
     def reserve_locally(self, *claims: QuotaReservation) -> QuotaStatus:
-        """Reserve in this process alone, for claims without a budget, while the store is down."""
+        """Reserve claims without a budget in this process alone. For use while the store is down."""
         return self._local.reserve(*claims)
 
     async def _try_reserve(self, *claims: QuotaReservation, insist: bool) -> QuotaStatus:
@@ -177,14 +183,17 @@ class UsageLedger:
         return await self._accounts.reserve(*claims)
 
     def release(self, *claims: QuotaReservation) -> None:
-        """Release reservations that were not used and may not exist, in the background."""
+        """Release reservations in the background, whether or not the store has them."""
         for claim in claims:
             self.record(
                 UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", NO_TOKEN_USAGE), claim)
             )
 
     def record(self, settlement: UsageRecord) -> None:
-        """Queue a settlement, to be written in the background; `settle` waits until it is durable."""
+        """Queue a settlement, which is written in the background.
+
+        Use `settle` to wait until it is durable.
+        """
         self._queue(settlement)
 
     def _queue(self, settlement: UsageRecord) -> _Waiting:
@@ -197,7 +206,7 @@ class UsageLedger:
         self._waiting.append(waiting)
         if len(self._waiting) > MAX_WAITING_RECORDS:
             oldest = self._waiting.popleft()
-            # A spooled settlement is replayed from its file.
+            # If the settlement is in the spool, it is written from the spool later.
             if not oldest.is_spooled:
                 about = _about(oldest.settlement)
                 log.error("usage record lost: the store was unavailable for too long", extra=about)
@@ -206,12 +215,12 @@ class UsageLedger:
         return waiting
 
     async def settle(self, *settlements: UsageRecord) -> None:
-        """Return when the settlements are durable, or when both the store and the spool fail.
+        """Queue settlements, and wait until they are durable or store and spool have failed.
 
-        The answer is not delayed further, since it is already generated. The settlements are retried.
+        If both fail, the answer is not delayed further, because it is already generated. The settlements are retried.
         """
         waiting = [self._queue(settlement) for settlement in settlements]
-        # A store in memory writes at once.
+        # A store in memory has written the settlements after one turn of the event loop.
         await asyncio.sleep(0)
         pending = _pending(waiting)
         if pending and not self._is_slow:
@@ -226,15 +235,15 @@ class UsageLedger:
         if new and await self._spool.append([record.settlement for record in new]):
             for record in new:
                 record.is_spooled = True
-        # The store may have answered while the disk was busy.
+        # The store may have accepted settlements while they were written to the disk.
         self._spool.settled([record.settlement for record in new if record.is_written])
         for record in batch:
             record.finish()
 
     async def aclose(self) -> None:
-        """Write waiting settlements for a limited time and stop renewals.
+        """Stop renewals, and write waiting settlements for up to `CLOSING_TIMEOUT_S` seconds.
 
-        The rest stays in the spool.
+        Settlements that are then still unwritten are spooled.
         """
         for task in (self._renewing, self._replaying):
             if task is not None:
@@ -264,7 +273,7 @@ class UsageLedger:
                 if cause != (cause := str(error)):
                     log.warning("usage spool unreadable", extra={"cause": cause})
             except Exception as error:
-                # Later records must not wait for a restart.
+                # Continue, so that other records need not wait for a restart.
                 log.exception("replay of the usage spool failed", exc_info=error)
             await asyncio.sleep(SCAN_INTERVAL_S)
 
@@ -281,7 +290,8 @@ class UsageLedger:
     async def _write(self) -> None:
         while self._waiting:
             await self._write_waiting()
-            # Unlock spooled records that were dropped from memory. Further settlements may arrive meanwhile.
+            # Release spooled records that were dropped from memory, so that they are replayed. Further settlements may
+            # arrive meanwhile.
             await self._spool.seal()
 
     async def _write_waiting(self) -> None:
@@ -308,7 +318,7 @@ class UsageLedger:
                     log.exception("usage record lost: the store rejects it", exc_info=error, extra=about)
                     await self._on_written(batch)
                 else:
-                    # The store rejects one of them; writing them one by one finds it.
+                    # The store rejects a settlement in the batch. Write them one by one to find it.
                     self._waiting.extendleft(reversed(batch))
                     alone = len(batch)
             except BaseException:

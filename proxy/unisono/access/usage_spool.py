@@ -1,7 +1,7 @@
-"""Usage spool: usage records on local disk that the store has not accepted yet.
+"""Usage spool: usage records on the local disk that could not be written to the store yet.
 
-Records are synced before an answer is delivered. A process replays only segments without a living owner. Replay is
-idempotent by the record's `once`.
+Records are synced to disk before an answer is delivered. A process writes the records of another process to the store
+(replay) only if that process no longer runs. A record may be replayed twice: the store accepts its `once` only once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from unisono.errors import StoreError
 
 log = logging.getLogger("unisono.access")
 
-# Age from which an unnamed segment cannot be in use by a starting process, in seconds.
+# Age in seconds from which a segment with the suffix `NEW_SUFFIX` is deleted. A process renames its new segment at
+# once, so an older segment with this suffix is left from a crash.
 STALE_S: Final = 60.0
 COMPACTION_BYTES: Final = 1024 * 1024
 REPLAY_BATCH: Final = 128
@@ -34,9 +35,10 @@ SCAN_INTERVAL_S: Final = 2.0
 
 @dataclass(slots=True)
 class UsageSpool:
-    """Files in `folder` with usage records that one store has not accepted yet.
+    """Files in `folder` with usage records that could not be written to one store yet.
 
-    Such a file is called a segment, and each process writes one of its own. Without a folder nothing is spooled.
+    Such a file is called a segment. Each process writes to a segment of its own. If `folder` is None, nothing is
+    spooled.
     """
 
     folder: Path | None = None
@@ -52,11 +54,14 @@ class UsageSpool:
 
     @property
     def pending(self) -> int:
-        """Records that the ledger lacks so far, among those this process is responsible for."""
+        """Number of records in the segments of this process that are not in the store's ledger yet."""
         return len(self._outstanding) + sum(segment.records for segment in self._adopted)
 
     async def append(self, settlements: Sequence[UsageRecord]) -> bool:
-        """Return True if the records are on disk; concurrent calls share one sync."""
+        """Write the records to disk.
+
+        Return True if all of them are on disk. Concurrent calls share one sync.
+        """
         if self.folder is None:
             return False
         self._queue += settlements
@@ -67,18 +72,21 @@ class UsageSpool:
         return all(settlement in self._outstanding for settlement in settlements)
 
     def settled(self, settlements: Sequence[UsageRecord]) -> None:
-        """Note that the ledger has these records; `shrink` can then remove them from disk."""
+        """Note that these records are in the ledger, so that `shrink` can remove them from disk."""
         for settlement in settlements:
             self._outstanding.pop(settlement, None)
 
     async def shrink(self) -> None:
-        """Remove settled records from this process's segment if all or most records are settled."""
+        """Remove settled records from this process's segment if most of its records are settled."""
         if self._own_segment is not None and self._own_segment.size:
             async with self._write_lock:
                 await self._run(self._shrink)
 
     async def seal(self) -> None:
-        """Unlock this process's segment if it holds records; they are replayed from the file."""
+        """Unlock the segment of this process if it contains records.
+
+        The records are then replayed from the file.
+        """
         if self._outstanding:
             async with self._write_lock:
                 await self._run(self._seal)
@@ -89,9 +97,10 @@ class UsageSpool:
             await self._run(self._release)
 
     async def replay(self, accounts: AccountStore) -> None:
-        """Adopt segments without an owner, enter their records in the ledger and delete them.
+        """Write the records of processes that no longer run to the store.
 
-        Raises `StoreError` if the ledger does not accept the records; their segments then remain.
+        Their segments are locked meanwhile and then deleted. Raises StoreError if the store does not accept the
+        records. The segments are then kept.
         """
         async with self._write_lock:
             await self._run(self._adopt)
@@ -105,7 +114,7 @@ class UsageSpool:
                 log.warning("usage records of the spool written to the ledger", extra={"count": len(records)})
 
     async def _run(self, work: Callable[[], None]) -> None:
-        # A cancelled caller must not leave a thread that changes a segment without the lock.
+        # If the caller is cancelled, wait for the thread, because it changes a segment and needs the lock.
         running = asyncio.ensure_future(asyncio.to_thread(work))
         try:
             await asyncio.shield(running)
@@ -137,8 +146,8 @@ class UsageSpool:
             if not self._outstanding:
                 segment.clear()
             elif segment.size > COMPACTION_BYTES and live < segment.size // 2:
-                # The new segment is complete before the old one is deleted: a crash leaves both, and replay is
-                # idempotent.
+                # Delete the old segment only when the new segment is complete. A crash in between leaves both segments,
+                # which is harmless because replay is idempotent.
                 new = self._create()
                 try:
                     new.write(b"".join(map(to_record, self._outstanding)), self.max_bytes)
@@ -168,7 +177,10 @@ class UsageSpool:
         return SpoolSegment.create(self.folder, f"{self._prefix}-{os.getpid()}-{token_hex(4)}")
 
     def _adopt(self) -> None:
-        """Lock the segments without an owner. Raises OSError if the folder cannot be read."""
+        """Lock the segments of processes that no longer run.
+
+        Raises OSError if the folder cannot be read.
+        """
         if self.folder is None:
             return
         try:
@@ -188,7 +200,7 @@ class UsageSpool:
         try:
             segment = SpoolSegment.open(path)
         except (BlockingIOError, FileNotFoundError):
-            # Another process has it, or has deleted it.
+            # Another process has locked or deleted the segment.
             return
         except OSError as error:
             if path not in self._unreadable:
@@ -200,9 +212,9 @@ class UsageSpool:
 
     @property
     def _prefix(self) -> str:
-        """File name prefix: a digest of the store's address without credentials.
+        """Prefix of the file names: a digest of the store's address without credentials.
 
-        It prevents records from reaching another store.
+        It ensures that records are written only to the store for which they were spooled.
         """
         scheme, separator, rest = self.store.partition("://")
         host, slash, path = rest.partition("/")
@@ -220,7 +232,7 @@ async def _settled(accounts: AccountStore, records: Sequence[UsageRecord]) -> No
             about = {"model": records[0].entry.model}
             log.exception("usage record lost: the store rejects it", exc_info=error, extra=about)
             return
-        # The store rejects one of them; writing them one by one finds it.
+        # The store rejects a record in the batch. Write them one by one to find it.
         for record in records:
             await _settled(accounts, [record])
 

@@ -1,6 +1,6 @@
 """Rules for alerts about budgets, backends and the store.
 
-Names of events and fields of budgets are those of LiteLLM's webhook.
+Events, and the fields of budgets, have the same names as in LiteLLM's webhook.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from unisono.core.alerts import Alert, AlertSink
 from unisono.core.conversation import Json
 from unisono.core.quotas import MILLION, Account, BudgetState, QuotaKind, owner_of
 
-# Maximum number of budgets whose alerts are remembered.
+# Maximum number of budgets for which the reached threshold is stored, to prevent repeated alerts.
 MAX_BUDGETS: Final = 10_000
-# States of a deployment that can serve requests. A quarantine has alerts of its own.
+# States of a deployment that is not considered down. A quarantine causes its own alerts.
 UP: Final = frozenset({"ready", "quarantined", "shadow"})
-# Fields for the id of a budget's owner.
+# Field that contains the id of a budget's owner, by kind of owner.
 OWNER_FIELDS: Final = {"key": "token", "team": "team_id", "user": "user_id", "customer": "customer_id"}
 
 
 class BudgetAlerts:
     """Observer of quotas that alerts about spent budgets.
 
-    It alerts when a budget reaches one of `thresholds`, which are fractions of it, and when a soft budget is spent.
+    It sends an alert when a budget reaches one of `thresholds`, which are fractions of the budget, and when a soft
+    budget is spent.
     """
 
     def __init__(self, thresholds: Sequence[float], sink: AlertSink) -> None:
@@ -44,7 +45,7 @@ class BudgetAlerts:
             self._sink(soft_budget_alert(budget, soft))
 
     def _is_new(self, budget: BudgetState, reached: float, *, is_soft: bool) -> bool:
-        """Return True for a threshold without an alert so far, and remember it."""
+        """Store a reached threshold. Return False if it, or a higher one, was reached before."""
         place = (budget.account, budget.period, is_soft)
         if reached <= self._reached.get(place, 0.0):
             return False
@@ -55,7 +56,7 @@ class BudgetAlerts:
         return True
 
     def quota_refused(self, limit: QuotaKind, account: Account) -> None:
-        """Do nothing: the change of the budget has caused the alert."""
+        """Do nothing, because the earlier change of the budget has caused the alert."""
 
 
 def budget_alert(budget: BudgetState, threshold: float) -> Alert:
@@ -112,7 +113,7 @@ class DeploymentState(Protocol):
 class HealthAlerts:
     """Alerts about deployments and the store, when they fail and when they work again.
 
-    The first alert is due after `after_s` seconds of failure.
+    The alert about a failure is sent when the failure has lasted `after_s` seconds. `clock` returns seconds.
     """
 
     def __init__(self, after_s: float, sink: AlertSink, clock: Callable[[], float]) -> None:
@@ -123,7 +124,7 @@ class HealthAlerts:
         self._alerted: set[str] = set()
 
     def check(self, deployments: Iterable[DeploymentState], *, store_works: bool) -> None:
-        """Compare the current states with earlier ones."""
+        """Compare the current states with earlier states, and send alerts about changes."""
         states = {f"backend {each.name} of {each.model}": each.state in UP for each in deployments}
         states["store"] = store_works
         for subject, is_up in states.items():

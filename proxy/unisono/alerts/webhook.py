@@ -1,7 +1,7 @@
 """Webhook for alerts, with a bounded queue, repetitions and a signature.
 
-Requests of clients never wait for it. The address is the operator's. The guard against server-side request forgery
-admits private addresses for it, but no metadata services of clouds.
+Clients' requests never wait for the webhook. The operator configures its address, so private addresses are permitted,
+but not those of cloud metadata services.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from unisono.errors import UnisonoError
 from unisono.net.checked_sockets import NotDialled, permitted_sockets
 
 MAX_QUEUED: Final = 1000
-# Pause before the first repetition in seconds; each one doubles it.
+# Pause before the first repetition, in seconds. The pause doubles with each repetition.
 RETRY_PAUSE_S: Final = 1.0
-# Time for sending the queue at shutdown, in seconds.
+# Maximum time for sending the queued alerts at shutdown, in seconds.
 CLOSING_S: Final = 3.0
 SIGNATURE_HEADER: Final = "x-unisono-signature"
 TIMESTAMP_HEADER: Final = "x-unisono-timestamp"
 
-# Reserve an alert for this process for some seconds; return False if another process has sent it.
+# Function that reserves the alert with an id for this process, for a number of seconds. It returns False if the alert
+# is already reserved.
 Reserve = Callable[[str, float], Awaitable[bool]]
 
 log = logging.getLogger("unisono.alerts")
@@ -51,7 +52,10 @@ class WebhookOptions:
 
 
 class AlertWebhook:
-    """Receiver of alerts that posts each one. `count` receives their outcomes."""
+    """Alert receiver that posts each alert to the webhook.
+
+    `count` is called with an outcome (`sent`, `failed` or `dropped`) and the number of alerts with this outcome.
+    """
 
     def __init__(self, options: WebhookOptions, reserve: Reserve, count: Callable[[str, int], None]) -> None:
         self._options = options
@@ -69,7 +73,7 @@ class AlertWebhook:
             self._task = asyncio.create_task(self._send_all(), name="sending alerts")
 
     async def aclose(self) -> None:
-        """Send the queue within a short timeout."""
+        """Send the queued alerts within `CLOSING_S` seconds. Count the remaining alerts as dropped."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=CLOSING_S)
             self._task.cancel()
@@ -97,7 +101,7 @@ class AlertWebhook:
         try:
             return await self._reserve(alert.id, self._options.repeat_s)
         except UnisonoError:
-            # An alert about the store cannot be compared with those of other processes.
+            # The store is down, so other processes may send this alert too.
             return True
 
     async def _send(self, session: aiohttp.ClientSession, alert: Alert) -> None:
@@ -115,7 +119,7 @@ class AlertWebhook:
         self._count("failed", 1)
 
     async def _post(self, session: aiohttp.ClientSession, body: bytes) -> tuple[str, bool]:
-        """Return the problem, empty if there is none, and whether a repetition may solve it."""
+        """Return the problem (empty: none), and whether a repetition may solve it."""
         options = self._options
         headers = {**options.headers, "content-type": "application/json", **signature(options.secret, body, time())}
         try:
@@ -131,7 +135,7 @@ class AlertWebhook:
 
 
 def to_message(alert: Alert) -> dict[str, Any]:
-    """Return the body of the request, with the names of LiteLLM's webhook."""
+    """Return the body of the request, with the field names of LiteLLM's webhook."""
     names = {"id": alert.id, "event": alert.event, "event_group": alert.group, "event_message": alert.message}
     return {**names, **alert.facts}
 
@@ -139,7 +143,7 @@ def to_message(alert: Alert) -> dict[str, Any]:
 def signature(secret: str, body: bytes, now: float) -> dict[str, str]:
     """Return the headers that prove the origin of a body.
 
-    They are the time, and an HMAC of time and body.
+    The headers contain the time, and an HMAC of time and body. There are none without a secret.
     """
     if not secret:
         return {}

@@ -1,4 +1,4 @@
 """Construction of a gateway's objects from the configuration.
 
-Imported by `app` and the CLI only.
+Only `app` and the CLI may import this package.
 """

@@ -1,4 +1,4 @@
-"""Alerts of a configuration: their rules, and the webhook that receives them."""
+"""Construction of the alerts about budgets and health, and of their webhook."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ CHECK_S: Final = 1.0
 
 @dataclass(slots=True)
 class Alerting:
-    """Rules for alerts, and their webhook. `health` is None if only budgets cause alerts."""
+    """Alerts and their webhook.
+
+    `health` checks the backends and the store once and sends alerts; None if only budgets cause alerts.
+    """
 
     webhook: AlertWebhook
     budgets: BudgetAlerts
@@ -33,7 +36,7 @@ class Alerting:
     task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Check the health regularly until `aclose`."""
+        """Check the health every `CHECK_S` seconds until `aclose` is called."""
         if self.health is not None:
             self.task = asyncio.create_task(_repeat(self.health), name="alerts about health")
 
@@ -53,14 +56,14 @@ async def _repeat(check: Callable[[], None]) -> None:
 def build_alerts(
     settings: AlertSettings, pool: RoutingPool, store: Store, upkeep: Upkeep, count: Callable[[str, int], None]
 ) -> Alerting:
-    """Return the alerts. `count` receives their outcomes."""
-    # Its HTTP client is loaded only for alerts: it takes a tenth of the start.
+    """Return the alerts. `count` is called with the outcome of each alert, for the metrics."""
+    # The webhook's HTTP client is imported only for alerts, because the import takes a tenth of the startup time.
     from unisono.alerts.webhook import AlertWebhook, WebhookOptions
 
     webhook, process = settings.webhook, token_hex(8)
 
     async def reserve(alert: str, for_s: float) -> bool:
-        # A lease that nobody releases: of all processes that share the store, one gets it.
+        # Only one of the processes that share the store gets the lease and sends the alert. No process releases it.
         return await store.acquire(SHARED_TENANT, f"alert {alert}", f"{process} {token_hex(4)}", for_s) is not None
 
     options = WebhookOptions(

@@ -1,4 +1,4 @@
-"""Parts shared by all APIs that send requests to models."""
+"""Components that all APIs for requests to models share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.engine.request import GenerationService
 
-# `system_fingerprint` of answers.
+# Value of `system_fingerprint` in responses.
 FINGERPRINT = f"unisono-{__version__}"
 
 
 @dataclass(frozen=True, slots=True)
 class ApiParts:
-    """Gateway, generation service, background responses, and readers of images and files.
+    """Components that all APIs for requests to models share.
 
-    `describer` is None if no model has a vision model. `passing_files` reads the files of pass-through requests;
-    it is None if no hook or guardrail inspects their text.
+    `describer` describes images; None if no model has a vision model. `files` reads the files in requests.
+    `passing_files` reads the files in pass-through requests; None if no hook or guardrail checks their texts.
     """
 
     gateway: Gateway
@@ -52,7 +52,7 @@ def build_api_parts(gateway: Gateway, service: GenerationService, background: Ba
 
 
 def current_date(settings: GatewaySettings) -> str:
-    """Return the date for prompts as YYYY-MM-DD; empty for none."""
+    """Return the date for prompts as YYYY-MM-DD, or an empty string if prompts contain no date."""
     if settings.current_date == "none":
         return ""
     day = datetime.now(UTC).date() if settings.current_date == "today" else settings.current_date

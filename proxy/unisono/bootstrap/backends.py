@@ -1,4 +1,4 @@
-"""Deployments of a configuration: builds the backend of every entry without contacting it.
+"""Construction of the pool of deployments from `model_list`, without contacting a backend.
 
 Part of the composition root.
 """
@@ -30,32 +30,37 @@ from unisono.routing.pool import CarriedDeployment, RoutingPool
 from unisono.routing.queue import QueueConfig
 from unisono.routing.tags import TagRules
 
-# Factories of backends by kind: adapters of this and other packages, found by entry points.
-#
-# Part of the composition root. An entry that is not Harmony gets an adapter that answers in the OpenAI API. An entry
-# of another provider uses litellm, which is loaded on the first request.
+# The adapters are found by the entry points of this and other packages. An entry without Harmony gets an adapter that
+# passes requests through to the OpenAI API of the backend. An entry of a provider uses litellm, which is imported on
+# the first request.
 
-# Entry-point group of Harmony adapters.
+# Entry-point group of the adapters for Harmony.
 BACKENDS = "unisono.backends"
-# Entry-point group of pass-through adapters.
+# Entry-point group of the adapters for pass-through.
 PASSING = "unisono.passing"
 
 Factory = Callable[[BackendOptions], Endpoint]
 
 
 class Factories:
-    """Adapters by kind, imported when a model first needs them."""
+    """Factories of backends.
+
+    The adapter of a backend kind is imported when an entry first needs it.
+    """
 
     def __init__(self, config: Config, *, is_reload: bool = False) -> None:
         if is_reload:
-            # Adapters may have been installed meanwhile.
+            # Adapters may have been installed since the last time.
             _installed.cache_clear()
         self._config = config
         self._found = _installed(BACKENDS)
         self._passthrough = _installed(PASSING)
 
     def factory_for(self, entry: ModelEntry, path: str) -> Factory:
-        """Return the factory for an entry. Raises ConfigError that names the alternatives."""
+        """Return the factory of the backend for an entry.
+
+        Raises ConfigError, with the available kinds, if there is no adapter for the entry.
+        """
         path = f"{path}.litellm_params.model"
         if entry.by_litellm:
             return self._provider(entry, path)
@@ -73,7 +78,7 @@ class Factories:
         if not entry.harmony and entry.kind not in self._passthrough:
             raise ConfigError(
                 f"{path}: neither `{entry.model_name}` nor `{model}` contains gpt-oss, and `{entry.kind}` serves only "
-                "Harmony models; if this is one, set `model_info: {harmony: true}`"
+                "Harmony models; if this is a Harmony model, set `model_info: {harmony: true}`"
             )
         try:
             factory: Factory = (self._found if entry.harmony else self._passthrough)[entry.kind].load()
@@ -85,9 +90,9 @@ class Factories:
         return factory
 
     def _provider(self, entry: ModelEntry, path: str) -> Factory:
-        """Return the litellm factory; raises ConfigError if litellm is not installed."""
+        """Return the factory that uses litellm. Raises ConfigError if litellm is not installed."""
         model = entry.litellm_params.model
-        # The import of litellm takes seconds, so only its presence is checked here.
+        # Importing litellm takes seconds, so this only checks whether it is installed.
         if find_spec("litellm") is None:
             hint = f" Or {entry.harmony_hint}." if entry.harmony_hint else ""
             kinds = ", ".join(sorted(self._found))
@@ -102,7 +107,10 @@ class Factories:
 
 
 def provider_settings(entry: ModelEntry, config: Config) -> dict[str, Any]:
-    """Return litellm's settings for an entry, besides its address; empty for any other entry."""
+    """Return the settings for litellm in addition to the address.
+
+    Empty if litellm does not serve the entry.
+    """
     if not entry.by_litellm:
         return {}
     return {
@@ -112,8 +120,9 @@ def provider_settings(entry: ModelEntry, config: Config) -> dict[str, Any]:
     }
 
 
-# Listing entry points imports no adapter: an adapter with missing libraries does no harm until a model uses it. The
-# metadata of all installed packages is read only once, because that is most of the work of building a gateway.
+# Listing entry points does not import the adapters. So an adapter with missing libraries does no harm until a model
+# needs it. The result is cached, because reading the metadata of all installed packages is most of the work of building
+# a gateway.
 @cache
 def _installed(group: str) -> Mapping[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
@@ -121,7 +130,7 @@ def _installed(group: str) -> Mapping[str, EntryPoint]:
 
 log = logging.getLogger(__name__)
 
-# Path of the adapter-specific settings within an entry.
+# Path of the adapter's settings within an entry.
 SETTINGS = "unisono.backend"
 
 
@@ -134,11 +143,10 @@ def build_pool(
     drained: Collection[str] = (),
     on_trial: Collection[str] = (),
 ) -> RoutingPool:
-    """Build every deployment of every group without contacting any. Raises ConfigError.
+    """Build the deployments of all models without contacting a backend. Raises ConfigError.
 
-    Limits are divided by `share`, the number of processes. Deployments of `keep` continue with their state. Those in
-    `drained` get no new requests, and those in `on_trial` none before a probe has passed.
-    """
+    Limits are divided by `share`, the number of processes. Unchanged deployments of the old pool `keep` are reused.
+    Deployments in `drained` get no new requests; those in `on_trial` get none until they have passed a probe."""
     check_recoveries(config)
     factories, names = Factories(config, is_reload=keep is not None), deployment_names(config.model_list)
     earlier, errors = _reusable(keep), ConfigErrors()
@@ -148,18 +156,18 @@ def build_pool(
         options, backend = _options(entry), None
         terms = replace(_terms(entry, name, config, share), is_drained=name in drained)
         context = entry.model_info.max_input_tokens
-        # Always built: only the adapter knows if the settings are valid.
+        # Build the backend even if the old one is reused, because only the adapter can tell whether settings are valid.
         with errors:
             backend = _backend(entry, options, f"model_list[{index}]", factories)
         if backend is None:
             continue
         if passes := not entry.harmony:
-            # Logged for an operator whose gpt-oss has another name.
+            # This message helps an operator whose gpt-oss model has a different name.
             log.info("not gpt-oss: requests pass through", extra={"model": entry.model_name, "backend": name})
         identity = _identity(entry, options, config)
         same = next((one for one in earlier if one.identity == identity), None)
         if same is not None and keep is not None:
-            # Each old deployment is reused once, because two equal entries are two deployments.
+            # Reuse each old deployment only once, because two equal entries are two deployments.
             earlier.remove(same)
             carried.append(CarriedDeployment(same, terms, keep))
             live[id(entry)] = same
@@ -178,7 +186,10 @@ def build_pool(
 
 
 def _identity(entry: ModelEntry, options: BackendOptions, config: Config) -> tuple[object, ...]:
-    """Return the settings whose change requires a new backend."""
+    """Return the settings of an entry.
+
+    If one of them changes, the deployment needs a new backend.
+    """
     return (
         entry.harmony,
         options.kind,
@@ -193,7 +204,10 @@ def _identity(entry: ModelEntry, options: BackendOptions, config: Config) -> tup
 
 
 def routing_rules(config: Config, share: int = 1) -> RoutingRules:
-    """Return the routing settings."""
+    """Return the settings for routing.
+
+    The limits of queues are divided by `share`, the number of processes.
+    """
     router, gateway = config.router_settings, config.unisono
     per_key, is_by_quality = gateway.max_queue_per_key, router.routing_strategy == "quality-aware"
     return RoutingRules(
@@ -213,12 +227,12 @@ def routing_rules(config: Config, share: int = 1) -> RoutingRules:
 
 
 def hedge_rules(settings: HedgeSettings | None) -> HedgeRules | None:
-    """Return the rules of second requests; None if they are off."""
+    """Return the rules for second requests to another backend, or None if they are off."""
     return None if settings is None else HedgeRules(None if settings.after == "p95" else settings.after)
 
 
 def _part(limit: int, share: int) -> int:
-    # Every process needs at least one slot. A limit below the number of processes is therefore exceeded.
+    # Every process needs at least one slot, so a limit that is lower than the number of processes is exceeded.
     return max(1, limit // share)
 
 
@@ -247,7 +261,7 @@ def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Deployme
 
 
 def check_recoveries(config: Config) -> None:
-    """Raise ConfigError for a recovery rule that cannot be switched off."""
+    """Raise ConfigError if an entry names a recovery rule that cannot be switched off."""
     from unisono.core.recovery_rules import SWITCHABLE
 
     for index, entry in enumerate(config.model_list):
@@ -256,30 +270,31 @@ def check_recoveries(config: Config) -> None:
                 known = ", ".join(sorted(SWITCHABLE))
                 raise ConfigError(
                     f"model_list[{index}].unisono.recoveries.{rule}: `{rule}` is not a rule that can be switched off; "
-                    f"rules: {known}"
+                    f"use one of: {known}"
                 )
 
 
 def tag_rules(router: RouterSettings) -> TagRules | None:
-    """Return the rules of tag-based routing; None if tags select nothing."""
+    """Return the rules for routing by tags, or None if tags have no effect."""
     return TagRules(router.tag_filtering_match_any) if router.enable_tag_filtering else None
 
 
 def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
-    """Return public names: the configured id, else the kind and a number; no address, no path.
+    """Return the public name of each entry: its id, or its backend kind and a number.
 
-    Raises ConfigError for a duplicate.
+    A name that the gateway makes contains no address or path. Raises ConfigError if two entries have the same name.
     """
     counts: dict[str, int] = {}
     names: list[str] = []
     for index, entry in enumerate(entries):
         kind = entry.kind or "litellm"
-        # The number counts all entries of the kind, with or without an id. An id therefore renames no other entry.
+        # Entries with an id are counted too. So setting the id of an entry does not change the names of other entries.
         counts[kind] = counts.get(kind, 0) + 1
         name = entry.model_info.id or f"{kind}-{counts[kind]}"
         if name in names:
             raise ConfigError(
-                f"model_list[{index}].model_info.id: another entry has the name `{name}` too; set another id"
+                f"model_list[{index}].model_info.id: the name `{name}` is already used by another entry; set a "
+                "different id"
             )
         names.append(name)
     return names
@@ -293,7 +308,7 @@ def _options(entry: ModelEntry) -> BackendOptions:
         api_base=params.api_base,
         api_key=params.api_key.get_secret_value() if params.api_key else None,
         extra=AdapterSettings(entry.unisono.backend),
-        # The API surfaces apply the defaults of Harmony models.
+        # For Harmony models, the API packages apply the defaults.
         defaults={} if entry.harmony else params.request_defaults,
     )
 
@@ -308,14 +323,14 @@ def _backend(entry: ModelEntry, options: BackendOptions, path: str, factories: F
         raise ConfigError(f"{path}.{extra.with_full_path(str(error))}") from error
     if extra.unread:
         key = extra.unread[0]
-        raise ConfigError(f"{path}.{SETTINGS}.{key}: unknown key `{key}` for the {entry.kind} adapter")
+        raise ConfigError(f"{path}.{SETTINGS}.{key}: the {entry.kind} adapter has no setting `{key}`; remove it")
     return backend
 
 
 class AdapterSettings(Mapping[str, object]):
-    """Settings in a model's `unisono: {backend: ...}`, with a record of the keys that were read.
+    """Settings of an adapter or options of a hook, with a record of the keys that were read.
 
-    Only the adapter knows the valid keys. A key that it did not read while it was built is therefore unknown.
+    Only the adapter or the hook knows the valid keys. If it does not read a key while it is built, the key is unknown.
     """
 
     def __init__(self, settings: Mapping[str, object]) -> None:
@@ -338,9 +353,9 @@ class AdapterSettings(Mapping[str, object]):
         return [key for key in self._settings if key not in self._read]
 
     def with_full_path(self, message: str) -> str:
-        """Return an adapter's error message with the full path of the key in the file.
+        """Replace the path in an adapter's error message by the path of the key within the entry.
 
-        The adapter cannot know that path.
+        The adapter does not know where its settings are in the file.
         """
         key, colon, rest = message.removeprefix("litellm_params.").partition(":")
         return f"{SETTINGS}.{key}{colon}{rest}" if key in self._settings else message

@@ -1,4 +1,4 @@
-"""Background responses of a gateway. Their modules are imported at the first use."""
+"""Background responses of a gateway. The modules that run them are imported on first use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class BackgroundResponses:
-    """Runner of background responses, and the search for those that other processes abandoned.
+    """Background responses of a gateway: their runner, and the search for abandoned responses.
 
-    `build` imports the modules of the runner and returns it. Its argument is True if the gateway is closing, so that
-    the runner must not run jobs. It is called in a thread, for the first request to the Responses API or for the first
-    abandoned response.
+    A response is abandoned if the process that ran it no longer renews its lease. `build` imports the modules of the
+    runner and returns a runner. Its argument is True if the gateway is closing; then the runner must not start any
+    response. `build` is called in a thread, when the first request to the Responses API arrives or the first abandoned
+    response is found.
     """
 
     def __init__(self, store: Store, lease_s: float, build: Callable[[bool], BackgroundRunner]) -> None:
@@ -30,21 +31,24 @@ class BackgroundResponses:
         self._is_closing = False
 
     def runner(self) -> BackgroundRunner:
-        """Return the runner; safe to call in any thread."""
+        """Return the runner, and build it on the first call. Safe to call in any thread."""
         with self._lock:
             if self._runner is None:
                 self._runner = self._build(self._is_closing)
             return self._runner
 
     def start(self) -> None:
-        """Start the search."""
+        """Start the search for abandoned responses."""
         self._search.start()
 
     async def aclose(self, grace_s: float = 0.0) -> None:
-        """Hand over every response to other processes; running tool calls get `grace_s` seconds."""
+        """Stop all responses, so that other processes take them over.
+
+        Running tool calls get `grace_s` seconds to finish.
+        """
         self._is_closing = True
         await self._search.aclose()
-        # A thread may be building the runner.
+        # Wait for a thread that may be building the runner at this moment.
         with self._lock:
             runner = self._runner
         if runner is not None:

@@ -1,4 +1,4 @@
-"""Prices and shared budgets of a configuration, for the gateway and for each provider."""
+"""Construction of the price list, and of budgets for the gateway and for providers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
 
 
 def build_budgets(config: Config, catalogue: ModelRegistry, metering: Metering) -> SharedBudgets | None:
-    """Return the shared budgets; None if there are none. Raises ConfigError."""
+    """Return the shared budgets, or None if no budget is configured.
+
+    Raises ConfigError if a budget could have no effect.
+    """
     budgets = [*_budgets(config, metering.prices)]
     if not budgets:
         return None
@@ -54,7 +57,7 @@ def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:
             if not entry.kind:
                 raise ConfigError(
                     f"model_list[{index}].litellm_params.model: the provider of `{entry.litellm_params.model}` is "
-                    f"unknown, so {PROVIDER_BUDGETS} cannot apply; write `<provider>/{entry.litellm_params.model}`"
+                    f"unknown, so {PROVIDER_BUDGETS} cannot be applied; write `<provider>/{entry.litellm_params.model}`"
                 )
         own = [name for entry, name in zip(config.model_list, names, strict=True) if entry.kind == kind]
         if not own:
@@ -73,7 +76,7 @@ def _limits(amount: float, period: str | None) -> KeyLimits:
 
 
 def _check_prices(deployments: list[str], prices: PriceList, path: str) -> None:
-    """Raise ConfigError if the deployments cost nothing: the budget would have no effect."""
+    """Raise ConfigError if no deployment has a price, because the budget would have no effect."""
     if all(prices.of_deployment.get(name, FREE) == FREE for name in deployments):
         raise ConfigError(
             f"{path}: the models have no prices, so the budget has no effect; add `unisono.price` to them"

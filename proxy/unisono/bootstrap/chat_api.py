@@ -32,7 +32,10 @@ def chat_route(parts: ApiParts) -> ChatRoute:
 
 
 def chat_model(gateway: Gateway, name: str, caller: Caller) -> ChatModel:
-    """Return the settings of a model for Chat Completions. Raises as `text_model`."""
+    """Return the settings of a model for Chat Completions.
+
+    Raises the same errors as `text_model`.
+    """
     model = text_model(gateway.catalogue, name, caller)
     setup, labels = gateway.parts.server_tools.value, model.settings.mcp_servers
     browser = setup.rules.for_model(labels).for_caller(caller).trained.get(BROWSER) if setup.rules.builtins else None

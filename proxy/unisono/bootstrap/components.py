@@ -1,4 +1,4 @@
-"""Components in which building may find errors of the configuration."""
+"""Construction of the components that can detect errors in the configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from unisono.routing.pool import RoutingPool
 def build_components(
     config: Config, old_parts: Parts | None, old_pool: RoutingPool | None, share: int, models: StoredModels
 ) -> tuple[Parts, Hookset, ModelRegistry, Rules, RoutingPool]:
-    """Build the components or reuse old ones. Raises ConfigError with all errors."""
+    """Build the components, or reuse old ones.
+
+    Raises ConfigError with the errors of all components.
+    """
     parts, errors = None, ConfigErrors()
     with errors:
         parts = build_parts(config, old_parts, share)

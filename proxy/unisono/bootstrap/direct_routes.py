@@ -1,4 +1,4 @@
-"""Routes that every process imports: Chat, list of models, health, metrics, start page."""
+"""Routes that are imported at startup: Chat, models, metrics, health and the web page."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def build_engine(
     *,
     library_parser: bool = False,
 ) -> Engine:
-    """Build the engine; reads the vocabulary in the package."""
+    """Build the engine, and load the vocabulary that is part of the package."""
     encoding = load_encoding().with_library_parser() if library_parser else load_encoding()
     return Engine(
         EngineDeps(
@@ -46,10 +46,10 @@ def build_engine(
 
 
 def violation(schema: Schema | TextGrammar, text: str) -> str | None:
-    """Return the mismatch between a text and a schema or a grammar, None if there is none.
+    """Describe how a text violates a schema or a grammar; None if it does not violate it.
 
-    An unsupported schema allows everything: strict tools and answer forms were checked before, others are not
-    guaranteed.
+    Returns None for every text if the schema is not supported. For strict tools and for answer formats, unsupported
+    schemas were rejected before; for other tools, nothing is guaranteed.
     """
     try:
         if not isinstance(schema, TextGrammar):

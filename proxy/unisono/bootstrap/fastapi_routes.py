@@ -1,6 +1,6 @@
-"""All routes, and the dependencies of those that need FastAPI.
+"""All routes, and the dependencies of the routes that need FastAPI.
 
-This module is imported for the first request that needs FastAPI.
+This module is imported only when the first request that needs FastAPI arrives.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _TABLES = (
     *(STORED_RESPONSES, STORED_OPEN_RESPONSES, CONVERSATIONS),
     *(MODEL_FACTS, USAGE, REQUESTS, TOKENIZER, ADMIN, WEB, DOCUMENT),
 )
-# All routes of a gateway, in the order of the OpenAPI document.
+# All routes of a gateway, in the order in which they appear in the OpenAPI document.
 ROUTES: tuple[BaseRoute, ...] = tuple(route for table in _TABLES for route in table.routes)
 
 
 def build_fastapi(gateway: Gateway, state: State, *, check: Build[object], share: int) -> FastAPI:
-    """Return the application of all routes, and put the missing dependencies into `state`.
+    """Return a FastAPI application with all routes.
 
-    All `LazyRoutes` must have been loaded. `check` builds a gateway without running it, to check a configuration. This
-    process is one of `share` processes.
+    Puts the dependencies that are still missing into `state`. All `LazyRoutes` must have been loaded before. `check`
+    builds a gateway without running it, which checks a configuration. `share` is the number of processes.
     """
     config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
     observing, responses = gateway.parts.observing, find_dependency(state, ResponsesApi).deps
@@ -76,7 +76,7 @@ def build_fastapi(gateway: Gateway, state: State, *, check: Build[object], share
 
 
 def _model_administration(gateway: Gateway, check: Build[object]) -> ModelAdministration:
-    """Return the operations of the admin API on deployments."""
+    """Return the operations with which the admin API manages deployments."""
     feed, own = gateway.parts.model_feed, (gateway.config, gateway.pool, gateway.models)
     return build_model_administration(
         file_config(gateway.config, gateway.models),

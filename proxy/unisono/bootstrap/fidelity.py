@@ -1,4 +1,4 @@
-"""Continuous fidelity: comparison of live answers with a reference.
+"""Construction of continuous fidelity, which compares live answers with a reference.
 
 Part of the composition root.
 """
@@ -22,7 +22,7 @@ from unisono.routing.pool import RoutingPool
 
 
 class FidelityWatch(Observer):
-    """Monitors by model, which receive the answers as an observer."""
+    """Observer of generations that passes complete answers to the monitors of their model."""
 
     def __init__(self, monitors: Mapping[str, Sequence[FidelityMonitor]], pool: RoutingPool) -> None:
         self._monitors = monitors
@@ -30,7 +30,7 @@ class FidelityWatch(Observer):
 
     @property
     def models(self) -> frozenset[str]:
-        """Models whose prompts the monitors need."""
+        """Names of the models that have monitors, which need the prompts of these models."""
         return frozenset(self._monitors)
 
     def start(self) -> None:
@@ -38,7 +38,7 @@ class FidelityWatch(Observer):
         watched = {name for monitor in every for name in monitor.names}
         for members in self._pool.members().values():
             for live in members:
-                # A reload may have removed the settings.
+                # If a reload has removed the settings of a model, reset the results of its backends.
                 if live.fidelity is not None and live.name not in watched:
                     live.set_fidelity(None)
         for monitor in every:
@@ -60,7 +60,10 @@ class FidelityWatch(Observer):
 
 
 def to_live_sample(done: GenerationDone) -> LiveSample | None:
-    """Return the exact tokens of an answer that one generation gave; None for any other answer."""
+    """Return an answer for comparison, or None if it cannot be compared.
+
+    One step must have generated the whole answer, and its tokens must be known exactly.
+    """
     if done.outcome is not GenerationOutcome.COMPLETED or len(done.steps) != 1 or done.start.resumed:
         return None
     [step], tokens = done.steps, list[int]()
@@ -70,7 +73,7 @@ def to_live_sample(done: GenerationDone) -> LiveSample | None:
                 tokens += part
             case TokenSource(guessed=False):
                 pass
-            # The gateway has inserted tokens, or they were derived from text.
+            # The gateway has inserted tokens, or the tokens were derived from text.
             case _:
                 return None
     if not step.prompt:
@@ -80,7 +83,10 @@ def to_live_sample(done: GenerationDone) -> LiveSample | None:
 
 
 def build_fidelity(config: Config, pool: RoutingPool, sink: AlertSink, count: CountSample) -> FidelityWatch:
-    """Return the monitors of a configuration. Raises ConfigError."""
+    """Return the monitors of a configuration.
+
+    Raises ConfigError if a model or a backend that the configuration names does not exist.
+    """
     errors, plans = ConfigErrors(), list[FidelityPlan]()
     for model, settings in config.unisono.fidelity.items():
         with errors:
@@ -102,7 +108,7 @@ def _plan(model: str, settings: FidelitySettings, pool: RoutingPool) -> Fidelity
     path = f"unisono.fidelity.{model}"
     members = _members(model, pool)
     if not members:
-        raise ConfigError(f"{path}: no gpt-oss backend has this `model_name`")
+        raise ConfigError(f"{path}: no gpt-oss backend has this `model_name`; use a `model_name` from `model_list`")
     reference = next((live for live in members if live.name == settings.reference), None)
     if reference is None:
         known = ", ".join(live.name for live in members)
@@ -128,13 +134,13 @@ def _shadow_plan(
             f"{path}: no other gpt-oss backend of this model is `{entry.unisono.shadow}`; backends: {known}"
         )
     shadow = next(live for live in pool.members()[entry.model_name] if live.name == name)
-    # A shadow serves nobody, so that a quarantine has no meaning.
+    # A shadow serves no clients, so it needs no quarantine.
     limits = _limits(settings, quarantine_s=0.0)
     return FidelityPlan(entry.model_name, source, [shadow], settings.sample, settings.budget, limits, shadow)
 
 
 def _members(model: str, pool: RoutingPool) -> list[LiveDeployment]:
-    """Return the deployments that can be compared; shadows have plans of their own."""
+    """Return the gpt-oss deployments of a model, without shadows, which have plans of their own."""
     return [live for live in pool.members().get(model, ()) if not live.passes and not live.terms.shadow_of]
 
 

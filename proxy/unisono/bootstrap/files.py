@@ -1,4 +1,4 @@
-"""Construction of the reader of files in requests."""
+"""Construction of the object that reads the files in requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.net.ssrf_guard import SsrfGuard
 
 
 def build_file_reader(settings: FileSettings, cache: TextCache) -> DocumentReader:
-    """Build the reader; `cache` may be that of an earlier configuration."""
+    """Build the reader. After a reload, `cache` is the one that the previous reader used."""
     limits = FileLimits(
         max_bytes=settings.max_bytes,
         max_pages=settings.max_pages,

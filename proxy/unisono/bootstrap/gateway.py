@@ -1,4 +1,4 @@
-"""Built components of a gateway, for the code that runs the application."""
+"""Components of a built gateway, for the code that runs the application."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Components of a gateway, stored in `app.state.gateway`."""
+    """Components of a gateway. The application has this object in `app.state.gateway`."""
 
     config: Config
     catalogue: ModelRegistry
@@ -33,7 +33,7 @@ class Gateway:
     upkeep: Upkeep
     parts: Parts
     virtual_keys: VirtualKeys
-    # Secret for seals and keys.
+    # Secret with which values for clients are sealed and keys are hashed.
     salt: Salt
     rules: Rules
     models: StoredModels = NO_MODELS
@@ -41,7 +41,10 @@ class Gateway:
     _sealers: list[Sealer] = field(default_factory=list)
 
     async def sealer(self) -> Sealer:
-        """Return the gateway's sealer, created on first use. Raises `StoreUnavailable`."""
+        """Return the gateway's sealer, which is created on first use.
+
+        Raises StoreUnavailable if the secret cannot be read from the store.
+        """
         if not self._sealers:
             from unisono.api.sealing import Sealer
 
@@ -49,10 +52,16 @@ class Gateway:
         return self._sealers[0]
 
     async def caller(self, tenant: str, key: str) -> Caller:
-        """Return the caller by tenant and key id. Raises `StoreUnavailable`."""
+        """Return the caller with this tenant and key id; an empty key id means the operator.
+
+        Raises StoreUnavailable if the key cannot be read from the store.
+        """
         return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
 
     async def hand_over(self, grace_s: float) -> None:
-        """Hand background responses to the next process; running tool calls get `grace_s` seconds."""
+        """Stop all background responses, so that other processes take them over.
+
+        Running tool calls get `grace_s` seconds to finish.
+        """
         if self.background is not None:
             await self.background.aclose(grace_s)

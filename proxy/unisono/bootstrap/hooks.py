@@ -1,6 +1,7 @@
-"""Hooks of a configuration, found by entry point, in configured order.
+"""Construction of the configured hooks and guardrails.
 
-Part of the composition root. Installed hooks that the configuration does not name never run.
+Hooks are found by their entry points. Part of the composition root. A hook that is installed but not configured never
+runs.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from unisono.errors import ConfigError, ConfigErrors
 from unisono.middleware.hooks import Hooking
 from unisono.middleware.named_hook import FAULTS, Failed, NamedHook
 
-# Entry-point group of hooks, and the configuration key that names the active ones.
+# Entry-point group of hooks. The configuration key that lists the active hooks has the same name.
 HOOKS = "unisono.hooks"
-# Entry points of the hooks for the supported guardrails.
+# Names of the entry points of the hooks that implement the supported guardrails.
 GUARDRAIL_HOOKS = {CONTENT_FILTER: "content_filter", PRESIDIO: "presidio"}
-# Values of the hooks' option `where`, repeated here because hooks are found by entry point only.
+# Values of the option `where` of these hooks. They are repeated here, because hooks are not imported as modules.
 INPUT, OUTPUT = "input", "output"
-# A hook needs all of them; a missing method is reported at start.
+# Methods that every hook must have. A missing method is an error at startup.
 METHODS = ("before", "after", "aclose")
 
 log = logging.getLogger("unisono.hooks")
@@ -35,7 +36,7 @@ log = logging.getLogger("unisono.hooks")
 
 @dataclass(frozen=True, slots=True)
 class Hookset:
-    """Hooks of one gateway."""
+    """Hooks and guardrails of one gateway, in the order in which they run."""
 
     hooks: tuple[NamedHook, ...] = ()
 
@@ -44,7 +45,7 @@ class Hookset:
         return Hooking(self.hooks)
 
     async def aclose(self) -> None:
-        # A hook that fails to close must not prevent the others from closing.
+        # If closing a hook fails, the other hooks must be closed nevertheless.
         for named in self.hooks:
             try:
                 await named.hook.aclose()
@@ -53,9 +54,9 @@ class Hookset:
 
 
 def build_hooks(config: Config, failed: Failed | None = None) -> Hookset:
-    """Build the guardrails and the hooks, in this order, without calling them.
+    """Build the guardrails and then the hooks, without calling their methods.
 
-    `failed` is called on each failure. Raises ConfigError.
+    `failed` is called each time a hook fails at run time. Raises ConfigError if a hook cannot be built.
     """
     is_guarded = config.guardrails or any(entry.litellm_params.guardrails for entry in config.model_list)
     if not config.unisono.hooks and not is_guarded:
@@ -67,7 +68,7 @@ def build_hooks(config: Config, failed: Failed | None = None) -> Hookset:
     for index, entry in enumerate(config.unisono.hooks):
         path = f"{HOOKS}[{index}]"
         counts[entry.name] += 1
-        # A hook that is configured twice has two annotations.
+        # A hook that is configured twice gets two different names, because its annotations are stored by name.
         name = entry.name if counts[entry.name] == 1 else f"{entry.name}-{counts[entry.name]}"
         with errors:
             hook = _hook(entry, path, installed, f"{path}.{entry.name}")
@@ -79,7 +80,7 @@ def build_hooks(config: Config, failed: Failed | None = None) -> Hookset:
 def _guardrails(
     config: Config, installed: dict[str, EntryPoint], failed: Failed | None, errors: ConfigErrors
 ) -> Iterator[NamedHook]:
-    """Yield a hook for each guardrail without an error."""
+    """Yield a hook for each guardrail, and add the errors of the other guardrails to `errors`."""
     names = [guardrail.guardrail_name for guardrail in config.guardrails]
     for index, guardrail in enumerate(config.guardrails):
         path, params = f"guardrails[{index}]", guardrail.litellm_params
@@ -88,7 +89,7 @@ def _guardrails(
         hook = None
         with errors:
             if name in names[:index]:
-                raise ConfigError(f"{path}.guardrail_name: another guardrail has the same name; choose another one")
+                raise ConfigError(f"{path}.guardrail_name: another guardrail has the same name; rename one guardrail")
             hook = _hook(settings, path, installed, f"{path}.litellm_params")
         if hook is None:
             continue
@@ -97,7 +98,7 @@ def _guardrails(
 
 
 def _options(params: GuardrailParams) -> dict[str, JsonValue]:
-    """Return the options of the hook of a guardrail."""
+    """Return the options of the hook that implements a guardrail."""
     where: list[JsonValue] = [
         *([INPUT] if {"pre_call", "during_call"} & {*params.mode} else []),
         *([OUTPUT] if "post_call" in params.mode else []),
@@ -124,7 +125,7 @@ def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint], opti
     if entry.name not in installed:
         known = ", ".join(sorted(installed)) or "none"
         raise ConfigError(f"{path}: unknown hook `{entry.name}`; installed hooks: {known}")
-    # Hooks are foreign code, so any exception is possible. `SystemExit` would end the process.
+    # Hooks are code of third parties, so they may raise any exception. `SystemExit` would end the process.
     try:
         factory: HookFactory = installed[entry.name].load()
     except (Exception, SystemExit) as error:
@@ -135,13 +136,13 @@ def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint], opti
     except ConfigError as error:
         raise ConfigError(f"{options_path}.{error}") from error
     except (Exception, SystemExit) as error:
-        # A process that reloads its configuration continues with the last valid one.
+        # ConfigError lets a process that reloads its configuration continue with the last valid configuration.
         raise ConfigError(
             f"{path}: the hook `{entry.name}` failed to start: {type(error).__name__}: {error}"
         ) from error
     if options.unread:
         key = options.unread[0]
-        raise ConfigError(f"{options_path}.{key}: unknown key `{key}` for this hook")
+        raise ConfigError(f"{options_path}.{key}: the hook has no option `{key}`; remove it")
     if missing := [method for method in METHODS if not callable(getattr(hook, method, None))]:
-        raise ConfigError(f"{path}: the hook `{entry.name}` has no method `{missing[0]}`")
+        raise ConfigError(f"{path}: the hook `{entry.name}` has no method `{missing[0]}`; add the method to the hook")
     return hook

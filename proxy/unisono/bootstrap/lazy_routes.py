@@ -1,6 +1,7 @@
-"""APIs that are imported for their first request: all except Chat Completions.
+"""Routes of the APIs that are imported only on their first request.
 
-Importing them at the start would take a fifth of the time of all imports, and 6 MB. Many gateways serve only one API.
+These are all APIs except Chat Completions. Importing all of them at startup would take a fifth of the time of all
+imports, and 6 MB of memory. Many gateways serve only one API.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from unisono.api.layered_app import LazyRoutes
 from unisono.api.route_table import PREFIXES, prepare_routes
 from unisono.bootstrap.api_parts import ApiParts
 
-# Paths, or beginnings of paths, after the prefix of the API version.
+# Paths, or beginnings of paths, without the prefix of the API version.
 OTHER_PATHS = (
     *("/completions", "/embeddings", "/rerank", "/score", "/moderations", "/images/generations", "/audio/speech"),
     *("/audio/transcriptions", "/audio/translations"),
@@ -23,7 +24,7 @@ OTHER_PATHS = (
 
 
 def lazy_routes(parts: ApiParts) -> list[LazyRoutes]:
-    """Return the routes of each of these APIs."""
+    """Return the paths of each of these APIs, with the function that imports its routes."""
     return [
         LazyRoutes((*_paths("/responses"), "/open-responses/"), partial(_prepared, _responses, parts)),
         LazyRoutes(_paths("/messages"), partial(_prepared, _messages, parts)),

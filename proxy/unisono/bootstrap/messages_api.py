@@ -1,4 +1,7 @@
-"""Routes of the Messages API and their dependencies; imported for its first request."""
+"""Routes of the Messages API and their dependencies.
+
+This module is imported only when the first request to this API arrives.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def messages_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
 
 
 def messages_model(gateway: Gateway, name: str, caller: Caller) -> MessagesModel:
-    """Return the settings of a model for Messages. Raises as `text_model`."""
+    """Return the settings of a model for the Messages API.
+
+    Raises the same errors as `text_model`.
+    """
     model = text_model(gateway.catalogue, name, caller)
     setup, labels = gateway.parts.server_tools.value, model.settings.mcp_servers
     servers = setup.rules.for_model(labels).for_caller(caller)

@@ -1,4 +1,7 @@
-"""Administration of stored deployments. Part of the composition root."""
+"""Operations with which the admin API manages stored deployments.
+
+Part of the composition root.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ from unisono.routing.pool import RoutingPool
 if TYPE_CHECKING:
     from unisono.api.sealing import Sealer
 
-# Maximum wait for the first probe of a deployment, in seconds.
+# Maximum time to wait for the first probe of a new deployment, in seconds.
 PROBE_TIMEOUT_S: Final = 3.0
-# Names of keys whose values are never shown.
+# Pattern in the names of keys whose values are secret and never returned.
 _SECRET: Final = re.compile(r"key|secret|(?<!per_)token$|password|credential|header|auth|cookie", re.IGNORECASE)
 
 Applied = Callable[[str, DirectoryEntry | None], Awaitable[None]]
@@ -52,7 +55,8 @@ def build_model_administration(
 ) -> ModelAdministration:
     """Return the operations.
 
-    `config` is that of the file; `current` returns what the process serves now.
+    `config` is the configuration in the file. `build` checks a configuration by building a gateway without running it.
+    `applied` waits until this process has applied a change. `current` returns what this process serves now.
     """
 
     async def check(id: str, settings: Mapping[str, Any]) -> None:
@@ -89,7 +93,7 @@ def _live(pool: RoutingPool, name: str) -> LiveDeployment | None:
 
 
 def _reports(config: Config, pool: RoutingPool | None, models: StoredModels) -> Iterator[ManagedDeployment]:
-    """Yield all deployments, also stored ones that are not served."""
+    """Yield a report about every deployment, including stored deployments that are not served."""
     states = {} if pool is None else {status.name: status for status in pool.status()}
     for entry, name in zip(config.model_list, deployment_names(config.model_list), strict=True):
         status = states.get(name)
@@ -121,14 +125,17 @@ def _reports(config: Config, pool: RoutingPool | None, models: StoredModels) -> 
 
 
 def _checks(live: LiveDeployment) -> Sequence[Finding]:
-    """Return the results of the last probe; a backend that it did not reach has no others."""
+    """Return the findings of the last probe.
+
+    If the probe did not reach the backend, this is the only finding.
+    """
     if live.failure is not None and not isinstance(live.failure, BackendUnfit):
         return (unreached(live.failure),)
     return () if live.examined is None else live.examined.findings
 
 
 def health_of(models: StoredModels) -> Sequence[dict[str, Any]]:
-    """Return the stored deployments that are not served, for LiteLLM's `/health`."""
+    """Return the stored deployments that are not served, in the form of LiteLLM's `/health`."""
     return [
         {"model_group": models.sources[id].alias, "model_id": id, "state": "invalid", "error": problem}
         for id, problem in models.problems.items()
@@ -142,7 +149,7 @@ def _file_settings(entry: ModelEntry) -> dict[str, Any]:
 
 
 def visible_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a deployment without secrets, for answers and audit records."""
+    """Return the settings of a deployment without secrets, for responses and audit records."""
     return {
         key: visible_settings(value) if isinstance(value, Mapping) else _without_password(value)
         for key, value in without_answer_keys(settings).items()

@@ -1,6 +1,6 @@
-"""Model lookups for each API surface, from the registry and the pool; stateless.
+"""Properties of models that several APIs need, such as answer modes and readiness.
 
-A lookup gives the group that serves a name (see `access.model_access`), and selects the output settings.
+They are derived from the registry of models and the pool of deployments. This module has no state.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from unisono.errors import ConfigError, InvalidRequest
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
 
-# Rules of all models, by name.
+# Rules of all models, by the name of the model.
 Rules: TypeAlias = Mapping[str, ModelRules]
 
 
 def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
-    """Return a function that finds the answer mode of a name; None if the engine serves all.
+    """Return a function that finds the answer mode of a model.
 
-    It raises as `text_model`.
+    Returns None if the engine answers all requests. The function raises the same errors as `text_model`.
     """
 
     def way_of(name: str, caller: Caller) -> ServedName:
@@ -39,12 +39,15 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
         routing = caller.routing
         return ServedName(model.name, catalogue.answer_mode(model, routing), catalogue.stores_responses(model, routing))
 
-    # Most configurations pass nothing through. Their requests skip the lookup.
+    # In most configurations no model passes through, so their requests need no lookup.
     return way_of if catalogue.passes else None
 
 
 def rules_by_model(catalogue: ModelRegistry) -> dict[str, ModelRules]:
-    """Return the rules of all models by name. Raises ConfigError for invalid defaults."""
+    """Return the rules of all models, by name.
+
+    Raises ConfigError if a default for requests is invalid.
+    """
     return {model.name: _model_rules(catalogue, model) for model in catalogue.groups()}
 
 
@@ -64,7 +67,7 @@ def _model_rules(catalogue: ModelRegistry, model: ServedModel) -> ModelRules:
 
 
 def _answer_defaults(model: ServedModel) -> AnswerDefaults:
-    """Return the defaults that `litellm_params` of a model gives."""
+    """Return the defaults for requests in `litellm_params` of a model's first Harmony entry."""
     params = next((entry.litellm_params for entry in model.entries if entry.harmony), None)
     fields = {} if params is None else params.request_defaults
     if params is None or not fields:
@@ -78,7 +81,11 @@ def _answer_defaults(model: ServedModel) -> AnswerDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Public facts about a model."""
+    """Public properties of a model name, for the list of models.
+
+    `context` is the context window in tokens, None if unknown. `is_stored` is True if all deployments of the model were
+    added at run time.
+    """
 
     id: str
     context: int | None
@@ -89,7 +96,7 @@ class Card:
 
 
 def cards(catalogue: ModelRegistry, pool: RoutingPool, stored: StoredModels, caller: Caller) -> list[Card]:
-    """Return every name the caller may see, with the context window if it is known."""
+    """Return a card for every model name that the caller may see."""
     return [
         Card(
             name,
@@ -104,11 +111,12 @@ def cards(catalogue: ModelRegistry, pool: RoutingPool, stored: StoredModels, cal
 
 
 def readiness(pool: RoutingPool, upkeep: Upkeep, *, unaccounted: int = 0) -> Readiness:
-    """Return the models with a working deployment, and reasons for any degradation.
+    """Return which models have a working deployment, and why the gateway is degraded.
 
-    A failed store is only a reason, because requests without state are still answered.
+    `unaccounted` is the number of usage records that are not written to the store yet. A failed store is a reason, but
+    models stay ready, because requests without state are still answered.
     """
-    # A model is ready if one of its deployments is.
+    # A model is ready if one of its deployments is ready.
     models: dict[str, bool] = {}
     reasons = [upkeep.reason] if upkeep.reason else []
     if unaccounted:

@@ -1,7 +1,8 @@
-"""Observability of a gateway: metrics and their listener, spans, recordings, store timing.
+"""Construction of a gateway's metrics, spans, recordings, request records and alerts.
 
-Part of the composition root. The numbers live as long as the process. Open resources (exporter, listener) survive a
-configuration reload if their settings are unchanged. Libraries are loaded only for enabled features.
+Part of the composition root. Metrics count from the start of the process, also after a reload. The exporter and the
+metrics listener stay open during a reload if their settings are unchanged. Libraries are imported only for features
+that are enabled.
 """
 
 from __future__ import annotations
@@ -55,13 +56,14 @@ if TYPE_CHECKING:
     from unisono.observe.otlp_metrics import MetricsExporter
     from unisono.observe.recorder import Recorder
 
-# Store operations that wait for an event; their duration says nothing about the store.
+# Store operations that wait for an event. They are not timed, because their duration says nothing about the store.
 WAITING = frozenset({"events"})
 
-# Routes of probes, scrapers and browsers that load the page. Only requests with a wrong key are recorded for them.
+# Routes for health checks, metrics scrapers and browsers that load the web page. Of the requests to these routes, only
+# those with a wrong key are recorded.
 PROBES = HEALTH_PATHS | {"/metrics", "/", "/docs", "/page/{name:path}", "/ping"}
 
-# Reads of the web page, which repeats them every few seconds. They are recorded only if they fail.
+# Routes that the web page reads every few seconds. Requests to them are recorded only if they fail.
 PAGE_READS = frozenset(
     prefix + path
     for prefix in ("/v1", "")
@@ -73,13 +75,13 @@ PAGE_READS = frozenset(
     )
 )  # fmt: skip
 
-# Operations at the start and at the end of the process, which delay no request.
+# Store operations at the start and at the end of the process. They are not timed, because they delay no request.
 ALWAYS_ON = frozenset({"start", "aclose"})
 
 
 @dataclass(frozen=True, slots=True)
 class Observing:
-    """Observability components; None for disabled ones."""
+    """Components that observe a gateway. A component is None if its feature is disabled."""
 
     metrics: Metrics | None
     exporter: SharedResource[Exporter] | None
@@ -87,7 +89,7 @@ class Observing:
     sample: float = 1.0
     recent: RecentStats = field(default_factory=RecentStats)
     request_log: RequestLog | None = None
-    # True if spans have the messages of requests and answers.
+    # True if spans contain the messages of requests and answers.
     has_content: bool = False
     metrics_export: SharedResource[MetricsExporter] | None = None
 
@@ -100,11 +102,11 @@ class Observing:
         *,
         background: bool = False,
     ) -> GenerationObservation:
-        """Return the factory of gates that report every generation to all observers.
+        """Return an object that reports every generation to all observers.
 
-        Besides the observers of this object, `pool` learns the quality of answers, `fidelity` watches for drift, and
-        `recorder` records. `sinks` receive the records of generations that belong to no HTTP request. `background`
-        marks generations that no request waits for.
+        In addition to the observers in this object, `pool` learns the quality of answers, `fidelity` detects drift, and
+        `recorder` records answers. `sinks` receive the records of generations without an HTTP request. `background` is
+        True for generations for which no request waits.
         """
         observers: list[Observer] = [self.recent, QualityObserver(pool.record_answer), fidelity]
         if self.metrics is not None:
@@ -127,7 +129,7 @@ class Observing:
         )
 
     def recorder(self, config: Config, store: TraceStore) -> Recorder | None:
-        """Return the recorder of answers; None if recording is off."""
+        """Return the recorder of answers, or None if recording is off."""
         settings = config.unisono.traces
         if settings.mode == "off" or config.litellm_settings.turn_off_message_logging:
             return None
@@ -138,7 +140,10 @@ class Observing:
         return Recorder(store, settings.mode, for_s=settings.ttl_s, gateway=__version__, count=count, **bounds)
 
     def writers(self, settings: GatewaySettings, store: RequestStore) -> Sequence[RequestWriter | RequestFile]:
-        """Return the writers of request records, to the store and to files. Raises ConfigError."""
+        """Return the writers of request records to the store and to files.
+
+        Raises ConfigError if the folder of the files cannot be written.
+        """
         writers: list[RequestWriter | RequestFile] = []
         if (records := settings.request_records).keep:
             count = _uncounted if self.metrics is None else self.metrics.request_records
@@ -151,7 +156,10 @@ class Observing:
     def _request_file(self, settings: RequestFileSettings) -> RequestFile:
         path = Path(settings.path).expanduser()
         if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise ConfigError(f"unisono.request_files.path: the folder {path.parent} cannot be written; create it")
+            raise ConfigError(
+                f"unisono.request_files.path: the folder {path.parent} does not exist or is not writable; create it, "
+                "or change its permissions"
+            )
         count = _uncounted if self.metrics is None else self.metrics.request_files
         routes = {"probes": PROBES, "unrecorded": PAGE_READS}
         return RequestFile(path, max_bytes=settings.max_bytes, keep=settings.keep, count=count, **routes)
@@ -159,14 +167,17 @@ class Observing:
     def alerts(
         self, settings: AlertSettings | None, pool: RoutingPool, store: Store, upkeep: Upkeep
     ) -> Alerting | None:
-        """Return the alerts; None if they are off."""
+        """Return the alerts, or None if they are not configured."""
         if settings is None:
             return None
         count = _uncounted if self.metrics is None else self.metrics.alerts
         return build_alerts(settings, pool, store, upkeep, count)
 
     def fidelity(self, config: Config, pool: RoutingPool, alerting: Alerting | None) -> FidelityWatch:
-        """Return the monitors that compare backends by live answers. Raises ConfigError."""
+        """Return the monitors that compare backends by live answers.
+
+        Raises ConfigError if the configuration names a backend that does not exist.
+        """
         count = _uncounted if self.metrics is None else self.metrics.fidelity_samples
         return build_fidelity(config, pool, _unsent if alerting is None else alerting.webhook, count)
 
@@ -189,11 +200,11 @@ class Observing:
         return None if self.metrics is None else self.metrics.hook_failed
 
     def store(self, store: Store) -> Store:
-        """Return `store` with each operation timed."""
+        """Return `store`, wrapped so that the duration of each operation is reported to the metrics."""
         return store if self.metrics is None else cast(Store, _Timed(store, self.metrics.stored))
 
     async def metrics_page(self) -> bytes | None:
-        """Return the metrics in Prometheus format; None if metrics are off."""
+        """Return the metrics in Prometheus format, or None if metrics are off."""
         return None if self.metrics is None else await self.metrics.text()
 
     @asynccontextmanager
@@ -205,10 +216,13 @@ class Observing:
         upkeep: Upkeep,
         unaccounted: Callable[[], int],
     ) -> AsyncIterator[None]:
-        """Observe these components while the context is open."""
+        """Observe these components while the context is open.
+
+        `unaccounted` returns the number of usage records that are not written to the store yet.
+        """
         async with AsyncExitStack() as opened:
             if self.exporter is not None:
-                # A reload may reuse the exporter, while the deployments change.
+                # After a reload, the exporter may be the same although the deployments are different.
                 self.exporter.value.kinds = kinds_of(config)
                 await opened.enter_async_context(self.exporter)
             if self.metrics is not None:
@@ -229,7 +243,10 @@ class Observing:
 
 
 def share_metrics(config: Config, place: int) -> None:
-    """Share the metrics of this process, the worker number `place`, with the other workers."""
+    """Share the metrics of this process with the other workers.
+
+    `place` is the number of this worker.
+    """
     if config.unisono.metrics:
         from unisono.observe.metric_definitions import share_values
 
@@ -237,9 +254,12 @@ def share_metrics(config: Config, place: int) -> None:
 
 
 def build_observing(config: Config, old: Observing | None, share: int = 1) -> Observing:
-    """Build the observability components. Raises ConfigError."""
+    """Build the components that observe a gateway, or reuse those in `old`.
+
+    `share` is the number of processes. Raises ConfigError for contradicting settings.
+    """
     settings = config.unisono
-    # The counters continue after a reload. Starting at zero again would look like a restart of the process.
+    # The counters continue after a reload. If they started at zero again, that would look like a restart.
     metrics = old.metrics if old is not None else None
     if settings.metrics and metrics is None:
         from unisono.observe.metrics import Metrics
@@ -252,11 +272,13 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
     listener: SharedResource[MetricsListener] | None = None
     if settings.metrics_listen is not None:
         if on is None:
-            raise ConfigError("unisono.metrics_listen: metrics are off; set `metrics: true`, or remove this setting")
+            raise ConfigError(
+                "unisono.metrics_listen: metrics are off; set `unisono.metrics: true`, or remove this setting"
+            )
         text, at = on.text, settings.metrics_listen
 
         def listen() -> SharedResource[MetricsListener]:
-            # Each of several workers accepts connections on the port, and reports the metrics of all workers.
+            # If there are several workers, each accepts connections on the port and reports the metrics of all workers.
             try:
                 listening = MetricsListener(at, text, shared=share > 1)
             except ValueError as error:
@@ -329,21 +351,21 @@ def _metrics_export(
 
 
 def _unsent(alert: Alert) -> None:
-    """Discard an alert if there is no webhook."""
+    """Discard an alert. Used if there is no webhook."""
 
 
 def _uncounted(*_: object) -> None:
-    """Discard counts if metrics are off."""
+    """Discard a count. Used if metrics are off."""
 
 
 def kinds_of(config: Config) -> dict[str, str]:
-    """Return the kind of each deployment's backend."""
+    """Return the backend kind of each deployment, by the name of the deployment."""
     names = deployment_names(config.model_list)
     return {name: entry.kind for name, entry in zip(names, config.model_list, strict=True)}
 
 
 class _Timed:
-    """Store proxy that times operations and delegates everything else."""
+    """Wrapper of a store that reports the duration and the error of each operation."""
 
     def __init__(self, store: Store, report: Callable[[str, float, str], None]) -> None:
         self._store = store
@@ -363,7 +385,7 @@ class _Timed:
             started_at, error = monotonic(), ""
             try:
                 return await operation(*arguments, **options)
-            # Other exceptions, such as a cancellation, are no outcome of the store.
+            # Other exceptions, such as a cancellation, say nothing about the store.
             except UnisonoError as failure:
                 error = failure.code
                 raise

@@ -1,6 +1,6 @@
-"""Routes of Completions and of the APIs that generate no text, and their dependencies.
+"""Routes of Completions and of the APIs that do not generate text.
 
-This module is imported for the first request to one of these APIs.
+This module is imported only when the first request to one of these APIs arrives.
 """
 
 from __future__ import annotations
@@ -45,16 +45,19 @@ def other_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
 
 
 def raw_model(catalogue: ModelRegistry, rules: Rules, name: str, caller: Caller) -> RawModel:
-    """Return the settings of a model for raw prompts. Raises as `text_model`."""
+    """Return the settings of a model for prompts that are not rendered.
+
+    Raises the same errors as `text_model`.
+    """
     model = text_model(catalogue, name, caller)
     return RawModel(model.name, rules[model.name])
 
 
 def mode_model(catalogue: ModelRegistry, api: Api, name: str, caller: Caller) -> ModeModel:
-    """Return the model for a request that generates no text.
+    """Return the model for a request to an API that does not generate text.
 
-    Without a name, it is the only model whose mode fits the API. Raises as `allowed_model`, and UnsupportedValue for a
-    model whose mode does not fit.
+    If `name` is empty, the model is the only one whose mode fits the API. Raises UnsupportedValue if the mode of the
+    model does not fit the API, and the same errors as `allowed_model`.
     """
     if not name:
         fitting = [model.name for model in catalogue.groups() if model.mode in MODES[api]]
@@ -63,5 +66,5 @@ def mode_model(catalogue: ModelRegistry, api: Api, name: str, caller: Caller) ->
     if model.mode not in MODES[api]:
         raise wrong_mode(name, model.mode)
     sizes = (entry.unisono.max_embedding_batch_size for entry in model.entries)
-    # Any entry may answer a part.
+    # Each entry of the model may answer a part of the inputs, so the smallest limit applies.
     return ModeModel(model.name, min((size for size in sizes if size is not None), default=None))

@@ -1,4 +1,4 @@
-"""Rules for requests of a configuration. Part of the composition root."""
+"""Rules for requests, as the configuration states them. Part of the composition root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.net.client_networks import ClientNetworks
 
 
 def build_failures(config: Config) -> FailedAuthentications | None:
-    """Return the limit of requests with invalid keys; None without a limit."""
+    """Return the limit for requests with invalid keys, or None if there is no limit."""
     settings = config.unisono.failed_authentication
     if not settings.max_per_minute:
         return None
@@ -22,7 +22,10 @@ def build_failures(config: Config) -> FailedAuthentications | None:
 
 
 def request_rules(config: Config, catalogue: ModelRegistry, apply_end_user: ApplyEndUser | None = None) -> RequestRules:
-    """Return the operator's rules for requests to models."""
+    """Return the rules for requests to models.
+
+    `apply_end_user` applies the settings of the end user that a request names; None if there are no such settings.
+    """
     return RequestRules(
         needs_user=config.general_settings.enforce_user_param,
         guardrails=frozenset(guardrail.guardrail_name for guardrail in config.guardrails),

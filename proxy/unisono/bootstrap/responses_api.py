@@ -1,6 +1,7 @@
-"""Routes of the Responses API that generate or count, and their dependencies.
+"""Routes of the Responses API that generate answers or count tokens.
 
-This module is imported for the first request to this API, or for a background response that another process abandoned.
+This module is imported when the first request to this API arrives, or when this process takes over a background
+response that another process has abandoned.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def responses_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
 def background_runner(
     gateway: Gateway, service: GenerationService, charge_journal: ChargeJournal, *, closing: bool
 ) -> BackgroundRunner:
-    """Return the runner of background responses, which `service` generates."""
+    """Return the runner of background responses.
+
+    `service` generates the responses. If `closing` is True, the runner starts no response.
+    """
     deps = responses_deps(gateway, service, gateway.parts.server_tools.value.rules)
     deps = replace(deps, charge_journal=charge_journal)
     return BackgroundRunner(deps, process=urandom(8).hex(), closing=closing)
@@ -73,7 +77,7 @@ def responses_model(
 ) -> ResponsesModel:
     """Return the settings of a model for the Responses API.
 
-    Raises as `text_model`, and UnsupportedValue for a pass-through model, whose answers are not stored.
+    Raises UnsupportedValue for a pass-through model, whose answers are not stored, and the same errors as `text_model`.
     """
     model = text_model(catalogue, name, caller)
     if catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):

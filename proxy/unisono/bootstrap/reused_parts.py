@@ -1,4 +1,4 @@
-"""Components that survive a reload, unless their settings change."""
+"""Components that are kept after a reload unless their own settings change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unisono.store.health_monitor import Upkeep
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Components that a gateway with another configuration may reuse."""
+    """Components that the next gateway may reuse after a reload of the configuration."""
 
     store: SharedResource[tuple[Store, Upkeep]]
     server_tools: SharedResource[ServerToolSetup]
@@ -33,7 +33,7 @@ class Parts:
 
 
 def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
-    """Build the reusable components. Raises ConfigError."""
+    """Build the components, or reuse those in `old`. Raises ConfigError for invalid settings."""
     observing = build_observing(config, None if old is None else old.observing, share)
 
     def store() -> SharedResource[tuple[Store, Upkeep]]:

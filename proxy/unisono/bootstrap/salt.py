@@ -1,7 +1,8 @@
-"""Gateway secret for all client-held values, and the non-secret salts that separate tenants.
+"""Secret for values that clients hold, and salts that separate tenants in prompt caches.
 
-Part of the composition root. The secret is configured or, by default, stored for all replicas. If the store loses it,
-this process restores it, unless another process has already stored a new one, which this process then adopts.
+Part of the composition root. The secret is configured, or else generated and stored for all replicas. If the store
+loses the secret, this process writes it again. If another process has already stored a new secret, this process uses
+the new one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ BYTES: Final = 32
 
 
 class Salt:
-    """Gateway secret, read from the store on every call. Raises `StoreUnavailable`."""
+    """Secret of the gateway. Unless it is configured, each call reads it from the store.
+
+    A call raises StoreUnavailable if the store cannot be reached.
+    """
 
     def __init__(self, config: Config, store: Store) -> None:
         self._configured = config.unisono.salt_key
@@ -31,22 +35,23 @@ class Salt:
     async def __call__(self) -> bytes:
         if self._configured is not None:
             return self._configured.get_secret_value().encode()
-        # The store adopts the given value only if it has none, and returns the one it has. Replicas that start together
-        # thus agree, and a store that lost the secret gets it back.
+        # The store keeps the given value only if it has no secret, and returns the secret that it has. So replicas that
+        # start at the same time agree on one secret, and a store that has lost the secret gets it back.
         self._secret = await self._store.secret(NAME, self._secret or token_bytes(BYTES))
         return self._secret
 
 
 def cache_salts(*, shared: bool) -> Callable[[str], str]:
-    """Return a function from tenant to cache salt for backends, equal on every replica.
+    """Return a function from a tenant to its cache salt, which is the same on every replica.
 
-    The salt is empty for the operator's own tenants, and for all tenants if prompt caches are `shared`.
+    A backend shares cached prompts only between requests with the same salt. The salt is empty for the operator's own
+    tenants. It is empty for all tenants if prompt caches are `shared`.
     """
 
     def salt_of(tenant: str) -> str:
         if shared or tenant in {LOCAL_TENANT, MASTER_TENANT}:
             return ""
-        # A digest separates tenants without their names, which backends need not know.
+        # Use a digest, because backends need not know the names of tenants.
         return blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16, person=b"unisono cache").hexdigest()
 
     return salt_of

@@ -1,4 +1,4 @@
-"""Resources that outlive one configuration: open and unchanged ones are reused."""
+"""Resources that stay open when the configuration is reloaded, unless their settings change."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class SharedResource(Generic[T]):
-    """Resource that one application opens and several may hold.
+    """Resource that several applications may use at the same time, as during a reload.
 
-    It is a context manager: the first holder opens it, and the last one closes it permanently. `made_of` are the
-    settings it was built from.
+    It is a context manager: the first application that enters it opens the resource, and the last one that exits
+    closes it for good. `made_of` are the settings from which the resource was built.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class SharedResource(Generic[T]):
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        # At a reload, the new application opens the resource before the old one closes it. The count therefore reaches
-        # zero only at the end.
+        # During a reload, the new application enters the resource before the old application exits. So the count
+        # reaches zero only when no application uses the resource any more.
         self._users -= 1
         if not self._users:
             await self._close()
@@ -46,5 +46,8 @@ class SharedResource(Generic[T]):
 def reuse_or_build(
     old: SharedResource[T] | None, made_of: object, build: Callable[[], SharedResource[T]]
 ) -> SharedResource[T]:
-    """Return the old resource if its settings are unchanged, else a new one. Raises as `build`."""
+    """Return the old resource if its settings are unchanged, else the result of `build`.
+
+    Raises whatever `build` raises.
+    """
     return old if old is not None and old.inputs == made_of else build()

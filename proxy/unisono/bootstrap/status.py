@@ -1,7 +1,7 @@
-"""Content of `GET /v1/status`: models, deployments, known load, and the last hour.
+"""Content of `GET /v1/status`: models, deployments, and the activity of the last hour.
 
-Part of the composition root; reads the registry and the pool. A virtual key sees only its permitted models and their
-health. Locations and other callers' activity are visible to the operator's own key only.
+Part of the composition root. With a virtual key, the response contains only the models that the key may use, and
+whether they are ready. Only the operator's own key also sees deployments and the activity of other callers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Status report; `clock` gives seconds since 1970.
+    """Function that returns the status report for a caller.
 
-    `workers` is the number of processes that share the work, including this one.
+    `kinds` are the backend kinds by the name of the deployment. `workers` is the number of processes that share the
+    work, including this process. `clock` returns a Unix timestamp.
     """
 
     config: Config
@@ -39,7 +40,7 @@ class Overview:
     clock: Callable[[], float]
 
     def __call__(self, caller: Caller) -> dict[str, Any]:
-        # Only the operator has no key id: with the master key, or on a gateway without keys.
+        # Only the operator has an empty key id: with the master key, or on a gateway without keys.
         whole = not caller.key
         of_model: dict[str, list[DeploymentStatus]] = defaultdict(list)
         for status in self.pool.status():
@@ -78,7 +79,7 @@ class Overview:
         fields = asdict(status)
         del fields["model"], fields["waiting"]
         if status.fidelity is not None:
-            # A time of this process's clock.
+            # Left out, because it is a time of this process's monotonic clock, which has no meaning for clients.
             del fields["fidelity"]["until"]
         worked = self.recent.worked().get((status.model, status.name))
         return {**fields, "kind": self.kinds.get(status.name, ""), "hour": None if worked is None else asdict(worked)}
@@ -98,7 +99,7 @@ class Overview:
 
 
 def deployment_health(pool: RoutingPool) -> list[dict[str, Any]]:
-    """Return the state of every deployment for LiteLLM's `/health`."""
+    """Return the state of every deployment, in the form of LiteLLM's `/health`."""
     return [
         {"model_group": status.model, "model_id": status.name, "state": status.state, "error": status.reason or None}
         for status in pool.status()

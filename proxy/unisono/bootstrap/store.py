@@ -1,4 +1,4 @@
-"""Store and usage spool of a configuration, and the address of both."""
+"""Construction of the store, the usage ledger and the usage spool."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from unisono.store.health_monitor import Upkeep
 
 
 def build_store(settings: StoreSettings, share: int = 1) -> Store:
-    """Open the configured store, or a file in the user's data folder. Raises ConfigError.
+    """Open the configured store, or by default a SQLite file in the user's data folder.
 
-    Memory replaces the file if it cannot be written and no other process shares it. The store is not started yet.
+    The store is not started yet. If the default file cannot be written and there is only one process, state is held in
+    memory. `share` is the number of processes. Raises ConfigError if the address is invalid, or if several processes
+    would hold state in memory.
     """
     if share > 1 and store_address(settings).startswith("memory:"):
         raise ConfigError(
-            f"store.url: {share} workers cannot share state in memory; use redis://, or remove the setting to use a "
-            "SQLite file"
+            f"store.url: {share} workers cannot share state in memory; use a redis:// address, or remove `url` to use "
+            "a SQLite file"
         )
     return open_store(
         store_address(settings),
@@ -39,13 +41,19 @@ def build_store(settings: StoreSettings, share: int = 1) -> Store:
 def build_ledger(
     settings: StoreSettings, store: Store, upkeep: Upkeep, observers: Sequence[QuotaObserver]
 ) -> UsageLedger:
-    """Return the ledger of this process. `observers` receive changes of budgets and refusals."""
+    """Return the usage ledger of this process.
+
+    `observers` are notified of changes of budgets, and of refusals.
+    """
     spool, on_failure = build_spool(settings), upkeep.check_now
     return UsageLedger(store, held_s=settings.lease_s, spool=spool, on_failure=on_failure, observers=observers)
 
 
 def build_spool(settings: StoreSettings) -> UsageSpool:
-    """Return the local spool of usage records; disabled for a store in memory, lost at exit."""
+    """Return the local spool of usage records.
+
+    The spool is disabled if the store is in memory, because the usage is lost anyway when the process exits.
+    """
     address = store_address(settings)
     if settings.spool_dir is not None:
         folder = Path(settings.spool_dir)
@@ -56,14 +64,17 @@ def build_spool(settings: StoreSettings) -> UsageSpool:
     else:
         folder = Path(data_folder()) / "spool"
     with suppress(RuntimeError):
-        # Without a home the folder cannot be made; that is logged when it is needed.
+        # If the user has no home folder, creating the spool fails later, and an error is logged then.
         folder = folder.expanduser()
     return UsageSpool(folder, address, settings.spool_max_bytes)
 
 
 def store_address(settings: StoreSettings) -> str:
-    """Return the configured URL, which may hold a password, or a file in the user's data folder."""
+    """Return the configured URL, or the URL of a file in the user's data folder.
+
+    A configured URL may contain a password.
+    """
     if settings.url is not None:
         return settings.url.get_secret_value()
-    # The folder may contain characters with a meaning in URLs, such as `?`.
+    # The path of the folder may contain characters that have a meaning in URLs, such as `?`.
     return f"sqlite:///{quote(data_folder().removeprefix('/'))}/state.db"

@@ -1,7 +1,7 @@
-"""Deployments in the store, beside those of the configuration file.
+"""Deployments that are added at run time and stored in the store.
 
-Part of the composition root. Every process reads them, follows their changes and serves them as if they were in its
-file. An entry that does not fit the file is not served; its error is shown instead.
+Part of the composition root. Every process reads these deployments, follows their changes, and serves them like those
+in its configuration file. A stored deployment that contradicts the file is not served; its error is reported instead.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from unisono.routing.pool import RoutingPool
 if TYPE_CHECKING:
     from unisono.api.sealing import Sealer
 
-# Key of `DirectoryEntry.metadata` with the sealed settings.
+# Key of `DirectoryEntry.metadata` that contains the encrypted settings.
 SEALED: Final = "sealed"
 UNREADABLE: Final = (
     "litellm_params: the settings cannot be decrypted, because `unisono.salt_key` has changed; send them again"
 )
-# Maximum wait until the process uses a change, in seconds.
+# Maximum time to wait until the process has applied a change, in seconds.
 APPLY_TIMEOUT_S: Final = 5.0
 
 Built = TypeVar("Built")
@@ -40,12 +40,12 @@ Settings = Mapping[str, Any]
 
 
 def seal_settings(sealer: Sealer, id: str, settings: Settings) -> dict[str, Any]:
-    """Return the settings of a deployment as metadata for the store, where they are encrypted."""
+    """Return the encrypted settings of a deployment, as metadata of its entry in the store."""
     return {SEALED: sealer.encrypt(_owner(id), orjson.dumps(dict(settings)))}
 
 
 def open_settings(sealer: Sealer, entry: DirectoryEntry) -> Settings | None:
-    """Return the settings of a stored deployment; None if they cannot be decrypted."""
+    """Return the decrypted settings of a stored deployment, or None if they cannot be decrypted."""
     try:
         opened: Settings = orjson.loads(sealer.decrypt(_owner(entry.id), str(entry.metadata[SEALED])))
     except ValueError:
@@ -54,7 +54,10 @@ def open_settings(sealer: Sealer, entry: DirectoryEntry) -> Settings | None:
 
 
 def is_stored(entry: DirectoryEntry) -> bool:
-    """Return False for an entry that only marks a deployment of the file as drained."""
+    """Return whether an entry is a stored deployment.
+
+    Returns False if the entry only marks a deployment in the configuration file as drained.
+    """
     return SEALED in entry.metadata
 
 
@@ -64,10 +67,10 @@ def _owner(id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredModels:
-    """Deployments of the store, as one process serves them.
+    """Stored deployments, as one process serves them.
 
-    `sources` are the entries by id, `settings` the decrypted settings of those that can be read. `problems` are the
-    reasons why others are not served, by id.
+    All mappings have the id of the deployment as key. `sources` are all entries in the store, and `settings` the
+    decrypted settings of those that can be decrypted. `problems` are the reasons why some deployments are not served.
     """
 
     sources: Mapping[str, DirectoryEntry] = field(default_factory=lambda: MappingProxyType({}))
@@ -76,11 +79,11 @@ class StoredModels:
 
     @property
     def drained(self) -> frozenset[str]:
-        """Names of all drained deployments, also of those in the file."""
+        """Names of all drained deployments, including those in the configuration file."""
         return frozenset(id for id, entry in self.sources.items() if entry.is_blocked)
 
     def is_served(self, name: str) -> bool:
-        """Return whether the deployment with this name is one of the store."""
+        """Return whether a stored deployment with this name is served."""
         return name in self.settings and name not in self.problems
 
 
@@ -89,7 +92,10 @@ Build = Callable[[Config, StoredModels], Built]
 
 
 def read_models(sealer: Sealer, entries: Sequence[DirectoryEntry]) -> StoredModels:
-    """Return the stored deployments; those that cannot be decrypted are problems."""
+    """Decrypt the stored deployments.
+
+    For each one that cannot be decrypted, add an entry to `problems`.
+    """
     settings: dict[str, Settings] = {}
     problems: dict[str, str] = {}
     for entry in filter(is_stored, entries):
@@ -102,12 +108,13 @@ def read_models(sealer: Sealer, entries: Sequence[DirectoryEntry]) -> StoredMode
 
 
 def build_with(config: Config, models: StoredModels, build: Build[Built]) -> Built:
-    """Build something from the file's configuration and all stored deployments that fit.
+    """Call `build` with the configuration and all stored deployments that are valid in it.
 
-    Those that do not fit become problems. Raises ConfigError if the file itself is wrong.
+    Returns the result of `build`. For each stored deployment that is not valid, an entry is added to `problems`. Raises
+    ConfigError if the configuration file itself is invalid.
     """
     good: dict[str, ModelEntry] = {}
-    # Another file may have other problems.
+    # Drop earlier problems with valid settings, because the configuration file may have changed since then.
     problems = {id: problem for id, problem in models.problems.items() if id not in models.settings}
     for id, settings in models.settings.items():
         try:
@@ -120,7 +127,7 @@ def build_with(config: Config, models: StoredModels, build: Build[Built]) -> Bui
     except ConfigError:
         if not good:
             raise
-    # At least one entry contradicts the file or another entry: find it by adding them one by one.
+    # At least one entry contradicts the file or another entry. Find such entries by adding the entries one by one.
     fitting: dict[str, ModelEntry] = {}
     for id, entry in good.items():
         try:
@@ -133,7 +140,10 @@ def build_with(config: Config, models: StoredModels, build: Build[Built]) -> Bui
 
 
 def check_settings(config: Config, models: StoredModels, id: str, settings: Settings, build: Build[object]) -> None:
-    """Raise ConfigError, with paths within the entry, if a deployment would not be served."""
+    """Raise ConfigError if a deployment with these settings would not be served.
+
+    Paths in the message are relative to the entry. The deployment `id` may be new, or it may already be stored.
+    """
     entry = to_entry(_named(id, settings), config, os.environ)
     others = replace(models, settings={other: known for other, known in models.settings.items() if other != id})
 
@@ -154,39 +164,40 @@ def _named(id: str, settings: Settings) -> Settings:
 
 
 def _message(error: ConfigError, config: Config) -> str:
-    """Return the message about the entry that follows those of the configuration."""
+    """Return the message of an error about a new entry, which follows those in `config`."""
     names = deployment_names(config.model_list)
     return entry_message(error, len(names), lambda index: f"the deployment `{names[index]}`")
 
 
 def file_config(config: Config, models: StoredModels) -> Config:
-    """Return the configuration without the deployments of the store."""
+    """Return the configuration without the stored deployments."""
     own = tuple(entry for entry in config.model_list if not models.is_served(entry.model_info.id or ""))
     return config if len(own) == len(config.model_list) else config.model_copy(update={"model_list": own})
 
 
 class ModelFeed:
-    """Link between the admin API and the task of this process that applies changes.
+    """Connection between the admin API and the task that applies changes of deployments.
 
-    Without such a task, `applied` returns at once.
+    If no such task runs, `applied` returns at once.
     """
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
-        # What the process serves now, once the task runs.
+        # Returns what the process serves now; None until the task has run for the first time.
         self.current: Callable[[], tuple[Config, RoutingPool, StoredModels]] | None = None
         self._waiting: set[asyncio.Event] = set()
 
     def report(self, current: Callable[[], tuple[Config, RoutingPool, StoredModels]]) -> None:
-        """Report that the process serves something else from now on."""
+        """Report that the process has applied changes; `current` returns what it serves from now on."""
         self.current = current
         for waiter in self._waiting:
             waiter.set()
 
     async def applied(self, id: str, entry: DirectoryEntry | None) -> None:
-        """Wait until the process serves `entry` or a later version of it, at most `APPLY_TIMEOUT_S`.
+        """Wait until the process serves this or a later version of the deployment `id`.
 
-        If `entry` is None, wait until the process no longer serves the deleted model `id`.
+        If `entry` is None, wait until the process no longer serves the deployment. Returns in any case after
+        `APPLY_TIMEOUT_S` seconds.
         """
         if self.current is None:
             return

@@ -1,4 +1,4 @@
-"""Tokenizer of the gateway for its routes: the vocabulary, and the prompts of chat requests."""
+"""Construction of the object that counts and splits tokens for the tokenizer routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def build_tokenizer(catalogue: ModelRegistry, pool: RoutingPool, chat: ChatRoute
         model = allowed_model(catalogue, name, caller)
         if not any(entry.harmony for entry in model.entries):
             raise UnsupportedValue(
-                f"'model': the gateway has no vocabulary of `{name[:64]}`; ask its server.", param="model"
+                f"'model': the gateway has no vocabulary for `{name[:64]}`; send the request to the server of this "
+                "model.",
+                param="model",
             )
         return pool.context(model.name)
 

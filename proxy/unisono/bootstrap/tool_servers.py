@@ -1,6 +1,6 @@
-"""Tool servers of a configuration: their host, and the rules for requests.
+"""Construction of the MCP client, and of the rules for requests that use tool servers.
 
-Part of the composition root. A gateway without tool servers does not load the MCP client.
+Part of the composition root. A gateway without tool servers does not import the MCP client.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tools import Approval, LeftOutTool, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
 
-# Bounds of the remembered lists and of one log line. Tool servers choose the names, and may change their lists at any
-# time.
+# Maximum number of tool lists to remember, of tools in a log line, and of characters of a tool's name. They are limited
+# because tool servers choose the names, and may change their lists at any time.
 LOGGED_LISTS: Final = 512
 LOGGED_TOOLS: Final = 8
 LOGGED_NAME: Final = 64
@@ -31,7 +31,10 @@ log = logging.getLogger("unisono.tools")
 
 
 class LeftOutTools:
-    """Logger of tools that servers list but the model is not offered, once per server and list."""
+    """Logger of tools that a server lists but the gateway does not offer to the model.
+
+    The same list of a server is logged only once.
+    """
 
     def __init__(self) -> None:
         self._logged_tools: OrderedDict[tuple[str, tuple[tuple[str, str], ...]], None] = OrderedDict()
@@ -51,9 +54,9 @@ class LeftOutTools:
 
 @dataclass(frozen=True, slots=True)
 class ServerToolSetup:
-    """Tool host, and the operator's rules for the tool servers of requests.
+    """Client of tool servers (`host`), and rules for requests that use tool servers.
 
-    `configured` maps labels to the operator's servers. `log_left_out` logs tools that the model is not offered.
+    `log_left_out` logs the tools that a server lists but the gateway does not offer to the model.
     """
 
     host: ToolHost
@@ -65,9 +68,10 @@ class ServerToolSetup:
         return self.rules.configured
 
     def servers_without_approval(self, labels: Collection[str] | None, caller: Caller) -> tuple[ToolServer, ...]:
-        """Return a model's servers that a caller may use, limited to tools that need no approval.
+        """Return the servers that a caller may use with a model without approval.
 
-        A server that implements a builtin tool appears as that tool.
+        Each server is limited to the tools that need no approval. `labels` are the servers that the model may use; None
+        allows all servers. A server that implements a builtin tool is returned under the name of this tool.
         """
         if not self.rules.configured:
             return ()
@@ -75,8 +79,8 @@ class ServerToolSetup:
         named = {server.label for server in rules.trained.values()}
         others = [server for label, server in rules.configured.items() if label not in named]
         servers = (*others, *(allowed(server, builtin) for builtin, server in rules.trained.items()))
-        # Without a policy of the operator every call needs approval. Chat Completions and Messages have no way to ask
-        # for it.
+        # If the operator has set no policy for a server, every call needs approval. Chat Completions and Messages have
+        # no way to ask for approval.
         return tuple(
             replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
             for server in servers
@@ -85,7 +89,7 @@ class ServerToolSetup:
 
 
 class NoTools(ToolHost):
-    """Host of a gateway without tool servers."""
+    """Client for a gateway without tool servers, which refuses every call."""
 
     async def start(self) -> None:
         """Do nothing."""
@@ -111,7 +115,10 @@ class NoTools(ToolHost):
 
 
 def build_server_tools(config: Config) -> ServerToolSetup:
-    """Build the host and the rules without contacting a server. Raises ConfigError."""
+    """Build the client and the rules without contacting a server.
+
+    Raises ConfigError for an unknown label, or for a header that cannot be sent.
+    """
     hosts = config.unisono.mcp_allowed_hosts
     builtins = {str(builtin): label for builtin, label in config.unisono.builtin_tools.items()}
     for builtin, label in builtins.items():
@@ -125,7 +132,7 @@ def build_server_tools(config: Config) -> ServerToolSetup:
     from unisono.net.ssrf_guard import SsrfGuard
 
     servers = {label: settings.server(label) for label, settings in config.mcp_servers.items()}
-    # A header that cannot be sent is an error at start, not at the first call.
+    # Report a header that cannot be sent at startup, not at the first call.
     for label, server in servers.items():
         try:
             check_headers(server.headers, server.authorization)

@@ -1,4 +1,4 @@
-"""Calls that wake backends, as the configuration states them. Part of the composition root."""
+"""Calls that wake backends, as configured in `unisono.wake`. Part of the composition root."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 from unisono.config.wake_settings import WakeSettings
 from unisono.routing.deployment_config import WakeRules
 
-# Variables of the environment that commands get. Others may be secrets of the gateway.
+# Environment variables that commands get. All others are left out, because they may be secrets of the gateway.
 VARIABLES: Final = ("HOME", "LANG", "PATH", "TZ", "USER")
 
 
 def wake_rules(settings: WakeSettings | None) -> WakeRules | None:
-    """Return the rules of an entry; None if its backend does not sleep."""
+    """Return the rules for waking a backend, or None if it is not to be woken."""
     if settings is None:
         return None
     if settings.url is not None:

@@ -47,7 +47,7 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     # first process of a container. SIGHUP would end the process; blocked, it stays pending until the server handles it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    # The start creates hardly any garbage. Its last step enables the collection (`GatewayServer.startup`).
+    # Startup creates hardly any garbage, so the collector is off until the end of `GatewayServer.startup`.
     gc.disable()
     from unisono.cli.serve import serve as run
 
@@ -116,22 +116,23 @@ def init(target: Path, force: bool) -> None:
 def import_litellm(source: Path, target: Path | None, no_probe: bool) -> None:
     """Convert a LiteLLM configuration for Unisono.
 
-    Settings without effect are listed in comments, with the reason. Servers of gpt-oss models named `openai/...` are
-    probed for their kind.
+    Settings without effect are listed in comments, with the reason. For gpt-oss models named `openai/...`, the server
+    is probed to find its kind.
     """
     from unisono.cli.import_litellm import run
 
     run(source, target, probes=not no_probe)
 
 
-# The names of the tables in `agent_configs`, which are imported only when a command runs.
+# The choices repeat the keys of the tables in `agent_configs`, because that module is imported only when a command
+# runs.
 @main.command()
 @click.argument("program", type=click.Choice(["codex", "claude", "opencode", "open-webui", "continue"]))
 @for_gateway
 def config(program: str, url: str, model: str | None, key_env: str) -> None:
     """Print the configuration of a program for a running gateway.
 
-    A comment says where to put it. If the gateway does not answer, --model is required.
+    A comment in the output states where to put the configuration. If the gateway does not answer, --model is required.
     """
     from unisono.cli.agents import show_config
 
@@ -145,7 +146,7 @@ def config(program: str, url: str, model: str | None, key_env: str) -> None:
 def launch(agent: str, arguments: tuple[str, ...], url: str, model: str | None, key_env: str) -> None:
     """Start an installed coding agent on a running gateway.
 
-    No file is changed: the configuration holds for this process only. Arguments after -- are for the agent.
+    No file is changed: the configuration applies to this process only. Arguments after -- are passed to the agent.
     """
     from unisono.cli.agents import launch as run
 
@@ -234,8 +235,8 @@ def usage(
 ) -> None:
     """Print token usage and cost.
 
-    Both are sums of the usage records in the store of a configuration, or of those that a running gateway shows to
-    the key.
+    With --config, the usage records in the store are summed. With --url, the sums include the usage that a running
+    gateway reports to the key.
     """
     from unisono.cli.usage import show, show_remote
 
@@ -266,17 +267,17 @@ def usage(
     default=0.999,
     show_default=True,
     type=click.FloatRange(0, 1),
-    help="Least share of tokens that both consider most likely.",
+    help="Minimum share of tokens that both backends consider most likely.",
 )
 @click.option(
     "--max-divergence",
     default=0.0005,
     show_default=True,
     type=click.FloatRange(0),
-    help="Greatest mean divergence of the distributions, in nats.",
+    help="Maximum mean divergence of the distributions, in nats.",
 )
 @click.option(
-    "--max-tokens", default=256, show_default=True, type=click.IntRange(1), help="Tokens of each greedy answer."
+    "--max-tokens", default=256, show_default=True, type=click.IntRange(1), help="Maximum tokens of each greedy answer."
 )
 def compare(
     config_path: Path | None,
@@ -292,13 +293,14 @@ def compare(
     """Compare the model of two backends, token by token.
 
     REFERENCE and OTHER are deployments of the configuration, or KIND/MODEL@ADDRESS. Both score the same answers:
-    recorded ones, or greedy ones of the reference. Exit code 0: equal within the limits; 1: different; 2: not compared.
+    recorded answers, or answers that the reference generates greedily. Exit code 0: equal within the limits; 1:
+    different; 2: the comparison failed.
     """
     from unisono.cli.compare import run
     from unisono.fidelity.comparison import Thresholds
 
     if traces and prompts_path:
-        raise click.UsageError("--traces and --prompts exclude each other")
+        raise click.UsageError("--traces cannot be combined with --prompts")
     run(
         (reference, other),
         config_path,
@@ -326,8 +328,8 @@ def compare(
 @click.option(
     "--temperature", default=0.0, show_default=True, type=click.FloatRange(0), help="Temperature of the fork."
 )
-@click.option("--effort", type=click.Choice(["low", "medium", "high"]), help="Another effort for the fork.")
-@click.option("--tool-result", metavar="TEXT", help="Another text of the last tool result before the fork.")
+@click.option("--effort", type=click.Choice(["low", "medium", "high"]), help="Different reasoning effort for the fork.")
+@click.option("--tool-result", metavar="TEXT", help="Different text for the last tool result before the fork.")
 def trace(
     config_path: Path | None,
     trace: str | None,
@@ -352,7 +354,7 @@ def trace(
         from unisono.cli.trace import document_of
 
         if trace is None or replay:
-            raise click.UsageError("--fork-at needs a recording, and excludes --replay")
+            raise click.UsageError("--fork-at needs a recording and cannot be combined with --replay")
         options = ForkOptions(fork_at, backend, temperature, effort, tool_result)
         fork(document_of(trace, config_path, tenant), options, config_path, as_json=as_json)
         return
@@ -367,7 +369,7 @@ def trace(
 def list_tools(config_path: Path, server: str | None) -> None:
     """List the tools of configured tool servers.
 
-    The list states for each tool if its calls need approval.
+    The list states for each tool whether its calls need approval.
     """
     from unisono.cli.tools import show
 
@@ -382,7 +384,7 @@ def list_tools(config_path: Path, server: str | None) -> None:
 def call_tool(config_path: Path, server: str, tool: str, arguments: str) -> None:
     """Run a tool of a configured tool server.
 
-    The result is printed as a model receives it.
+    The result is printed in the form that the model receives.
     """
     from unisono.cli.tools import call
 

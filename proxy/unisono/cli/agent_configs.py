@@ -10,13 +10,13 @@ from typing import Any, Final
 from unisono.core.frozen import dataclass
 
 MAX_OUTPUT_TOKENS: Final = 32_768
-# Share of a small context window that an answer may fill.
+# An answer may use at most the context window divided by this number.
 OUTPUT_SHARE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayTarget:
-    """Model of a gateway, with what a program must know to use it.
+    """Model of a gateway, with the facts that a program needs to use the model.
 
     `url` has no `/v1`, `context` is in tokens, and `key_env` is the environment variable with the key.
     """
@@ -32,7 +32,10 @@ class GatewayTarget:
 
     @property
     def key_expression(self) -> str:
-        """The key in a shell. A gateway without keys accepts any, but programs insist on one."""
+        """Shell expression for the key.
+
+        A gateway without keys accepts any text, but programs require one.
+        """
         return f'"${{{self.key_env}:-none}}"'
 
 
@@ -54,9 +57,9 @@ class ProgramConfig:
 
 @dataclass(frozen=True, slots=True)
 class AgentLaunch:
-    """Configuration of one process of an agent: package, arguments, and variables from the key.
+    """Start of an agent for a gateway: npm package, arguments, and environment variables.
 
-    The value None removes a variable.
+    `variables` is called with the target and the key. Variables with the value None are removed.
     """
 
     package: str
@@ -64,7 +67,7 @@ class AgentLaunch:
     variables: Callable[[GatewayTarget, str], Mapping[str, str | None]]
 
 
-# Strings in JSON's form are also strings in TOML and YAML.
+# A JSON string is also a valid string in TOML and YAML.
 def _quoted(value: str) -> str:
     return json.dumps(value)
 
@@ -102,7 +105,7 @@ def _claude_variables(target: GatewayTarget) -> dict[str, str]:
     return {
         "ANTHROPIC_BASE_URL": target.url,
         "ANTHROPIC_MODEL": target.model,
-        # Models of short tasks in the background, and of agents that the agent starts.
+        # Models for short background tasks, and for agents that the agent starts.
         "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
         "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
@@ -114,7 +117,7 @@ def _claude_variables(target: GatewayTarget) -> dict[str, str]:
 def _claude_text(target: GatewayTarget) -> str:
     lines = [f"export {name}={shlex.quote(value)}" for name, value in _claude_variables(target).items()]
     token = f"export ANTHROPIC_AUTH_TOKEN={target.key_expression}"
-    # Claude Code sends a key of this name to the gateway too.
+    # If ANTHROPIC_API_KEY is set, Claude Code sends this key to the gateway too.
     return "\n".join((lines[0], token, "unset ANTHROPIC_API_KEY", *lines[1:], ""))
 
 
@@ -215,7 +218,7 @@ LAUNCHES: Final[Mapping[str, AgentLaunch]] = {
     "opencode": AgentLaunch(
         "opencode-ai",
         lambda target: [],
-        # opencode merges this with the files of its user.
+        # opencode merges this variable with the configuration files of the user.
         lambda target, key: {"OPENCODE_CONFIG_CONTENT": json.dumps(_opencode_settings(target))},
     ),
 }

@@ -23,13 +23,13 @@ KEY_REJECTED = (401, 403)
 
 
 class GatewayUnreachable(click.ClickException):
-    """No model list from the gateway."""
+    """The gateway did not return a valid list of models."""
 
 
 def show_config(program: str, url: str, model: str | None, key_env: str) -> None:
-    """Print the configuration of a program for the gateway at an address.
+    """Print the configuration of a program for the gateway at `url`.
 
-    Without an answer of the gateway, the model must be given, and its context window is that of gpt-oss.
+    If the gateway does not answer, `model` is required, and the context window of gpt-oss is assumed.
     """
     _check_names(url, key_env)
     try:
@@ -53,7 +53,7 @@ def launch(program: str, url: str, model: str | None, key_env: str, arguments: t
     if path is None:
         raise click.ClickException(f"`{program}` is not installed; run `npm install -g {start.package}`")
     target, _ = find_target(url, model, key_env)
-    # Without keys, a gateway accepts any, but the agents insist on having one.
+    # A gateway without keys accepts any key, but the agents require one.
     key = os.environ.get(key_env) or "none"
     changes = {key_env: key, **start.variables(target, key)}
     environment = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
@@ -61,7 +61,7 @@ def launch(program: str, url: str, model: str | None, key_env: str, arguments: t
 
 
 def find_target(url: str, model: str | None, key_env: str) -> tuple[GatewayTarget, list[str]]:
-    """Return the wanted model of a gateway, or its first one, and the names of the others.
+    """Return `model` of a gateway (None: its first model), and the names of its other models.
 
     Raises ClickException if the gateway does not answer, rejects the key, or has no model for it.
     """
@@ -74,7 +74,7 @@ def find_target(url: str, model: str | None, key_env: str) -> tuple[GatewayTarge
     if not contexts:
         raise click.ClickException(f"the gateway at {_shown(url)} has no model for this key; use another key")
     name = next(iter(contexts)) if model is None else model
-    # The list omits some names: hidden aliases, and those that match a pattern.
+    # The list omits hidden aliases, and names that are accepted only because they match a pattern.
     if name not in contexts:
         click.echo(f"Warning: the gateway does not list the model `{on_one_line(name)}`.", err=True)
     context = contexts.get(name)
@@ -85,7 +85,7 @@ def find_target(url: str, model: str | None, key_env: str) -> tuple[GatewayTarge
 def _list_models(origin: str, key_env: str) -> list[Any]:
     key = os.environ.get(key_env) or "none"
     if not (key.isascii() and key.isprintable()):
-        raise click.ClickException(f"the value of {key_env} has characters that no header may have; set it to a key")
+        raise click.ClickException(f"the value of {key_env} has characters that no header may contain; set it to a key")
     request = Request(f"{origin}/v1/models", headers={"authorization": f"Bearer {key}"})  # noqa: S310 - http, as checked
     try:
         with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310

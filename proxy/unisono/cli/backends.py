@@ -32,13 +32,14 @@ class LiveBackend:
 async def open_backends(names: Sequence[str], config_path: Path | None) -> AsyncIterator[list[LiveBackend]]:
     """Build the named backends, and close them at the end.
 
-    Raises ConfigError and ClickException.
+    Raises ConfigError for an invalid configuration, ClickException for an unknown deployment or a missing
+    configuration.
     """
     pools: dict[str, RoutingPool] = {}
     try:
         if not all(map(_is_address, names)):
             if config_path is None:
-                raise click.ClickException("a deployment needs --config; without one, use KIND/MODEL@ADDRESS")
+                raise click.ClickException("a deployment needs --config; without --config, use KIND/MODEL@ADDRESS")
             pools[""] = _pool(configured(config_path).config)
         for name in filter(_is_address, names):
             pools[name] = _pool(parse({"model_list": [_entry(name)]}, os.environ).config)

@@ -1,7 +1,7 @@
 """`unisono check`: probes every backend of a configuration and the store.
 
-The probes are those of `serve`. The output is for operators: it includes addresses and messages of backends, but no
-keys. Exit code 0: every deployment and the store are usable; 1: some are not; 2: the configuration is invalid.
+The probes are the same as in `serve`. The output is for operators: it includes addresses and messages of backends, but
+no keys. Exit code 0: every deployment and the store are usable; 1: some are not; 2: the configuration is invalid.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class DeploymentReport:
 class StoreReport:
     """Probe results of the store.
 
-    `address` contains no credentials. `trouble` is the reason if the store is unusable, otherwise empty. `warnings` are
-    settings with which the store can lose state.
+    `address` contains no credentials. `trouble` is the reason if the store is unusable, otherwise empty. `warnings`
+    describe settings of the server with which the store can lose state.
     """
 
     address: str
@@ -83,12 +83,12 @@ class StoreReport:
 
 def check(config_path: Path | None, *, as_json: bool) -> None:
     """Probe everything, print a table or JSON, and exit with the exit code."""
-    # Exit code 1 stands for unusable backends here. click ends with 1 for its own errors, so they are converted.
+    # Exit code 1 means unusable backends. click would use it for its own errors too, so these errors are converted.
     loaded = None
     try:
         ready = prepared(config_path)
         loaded = ready.loaded
-        # Finds everything that would prevent a start.
+        # Raises ConfigError for everything that would prevent the gateway from starting.
         build(loaded.config)
         reports, store = asyncio.run(probe_all(loaded.config))
     except ConfigError as error:
@@ -114,7 +114,7 @@ def usable(reports: Sequence[DeploymentReport], store: StoreReport) -> bool:
 async def probe_all(config: Config) -> tuple[list[DeploymentReport], StoreReport]:
     """Return reports of all deployments, in the order of the configuration, and of the store.
 
-    Raises ConfigError.
+    Raises ConfigError if the configuration has no models or is invalid.
     """
     if not config.model_list:
         raise ConfigError("`model_list` is empty; add a model")
@@ -173,7 +173,7 @@ async def _probe_deployments(config: Config) -> list[DeploymentReport]:
 
 
 def _redacted(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
-    """Redact secrets: some backends name the key that they rejected."""
+    """Redact secrets in messages of backends. Some backends repeat a rejected key."""
     findings = [
         replace(finding, backend_message=secrets.redact(finding.backend_message)) for finding in report.findings
     ]

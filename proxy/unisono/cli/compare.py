@@ -29,7 +29,7 @@ from unisono.harmony.render import Renderer
 from unisono.harmony.tools import plan_tools
 
 DIFFERENT, IMPOSSIBLE = 1, 2
-# Date in the prompts of the bundled set, so that they are the same every day.
+# Date in all prompts, so that the prompts are the same every day.
 PROMPT_DATE: Final = "2026-01-01"
 
 
@@ -59,7 +59,7 @@ def run(
         raise Impossible(error.message) from error
     comparison = compare(scored, limits)
     if not comparison.total.tokens:
-        raise Impossible("no token has a score of both backends")
+        raise Impossible("no token was scored by both backends")
     if as_json:
         click.echo(json.dumps({"reference": names[0], "other": names[1]} | to_json(comparison, limits, encoding)))
     else:
@@ -117,9 +117,10 @@ def _report_progress(what: str, done: int, count: int) -> None:
 
 
 def chat_prompts(path: Path | None) -> list[tuple[str, Sequence[int]]]:
-    """Return the names and tokens of the prompts in a file, by default of the bundled set.
+    """Return the names and tokens of the prompts in a file (None: the bundled set).
 
-    Each line is a request body of Chat Completions, without `model` and with an optional `name`.
+    Each line is a request body of Chat Completions, without `model` and with an optional `name`. Raises ClickException
+    for an unreadable file or an invalid line.
     """
     try:
         text = (files("unisono.fidelity") / "prompts.jsonl").read_text("utf-8") if path is None else path.read_text()

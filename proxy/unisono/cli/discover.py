@@ -1,7 +1,7 @@
 """Discovery of gpt-oss backends on the well-known ports of this machine.
 
-It is used without a configuration. Each candidate is identified through its own API, on loopback only and with short
-timeouts. Any model that is not clearly gpt-oss is ignored.
+Commands use it if there is no configuration. Each candidate is identified through its own API, on loopback only and
+with short timeouts. Any model that is not clearly gpt-oss is ignored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DiscoveredBackend:
 async def discover(ports: Mapping[str, int] = PORTS) -> list[DiscoveredBackend]:
     """Return all gpt-oss backends on loopback, in the order of `ports`.
 
-    Kinds without a port are skipped.
+    Kinds that are not in `ports` are skipped.
     """
     # Imported here, because a gateway with a configuration file never needs it.
     import aiohttp
@@ -83,8 +83,8 @@ async def identified(addresses: Sequence[str]) -> dict[str, str]:
     return {address: kind for address, kind in zip(addresses, kinds, strict=True) if kind is not None}
 
 
-# Any program may listen on a well-known port. Each finder therefore first requests a path that identifies the server;
-# every OpenAI-compatible server has a model list.
+# Any program may listen on a well-known port. Each finder therefore first requests a path that identifies the server.
+# The list of models does not suffice, because every OpenAI-compatible server has one.
 async def _vllm(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     if not isinstance((await _get(session, f"{base}/version")).get("version"), str):
         return []
@@ -122,16 +122,16 @@ async def _ollama(session: aiohttp.ClientSession, base: str) -> list[DiscoveredB
 async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     """Find mlx_lm.server by a test request.
 
-    Its model list contains models on disk instead of the running one.
+    Its list of models does not suffice, because it contains the models on disk instead of the running model.
     """
     if (await _get(session, f"{base}/health")).get("status") != "ok":
         return []
     if await _get(session, f"{base}/props"):
-        return []  # llama-server, which is healthy on the same port and knows this path
+        return []  # llama-server, which has the same default port, also answers /health, and has this path
     names = [model["id"] for model in await _models(session, base) if _is_gpt_oss(model)]
     if not names or not await _speaks_harmony(session, base):
         return []
-    # The folder that the server was started with is the last entry.
+    # The last entry is the folder of the model with which the server was started.
     return [DiscoveredBackend("mlx_server", names[-1], base)]
 
 
@@ -174,7 +174,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 async def _get_json(
     session: aiohttp.ClientSession, method: str, url: str, *, json: object, timeout_s: float
 ) -> dict[str, Any]:
-    """Return the response as a JSON object, or an empty one for any other response."""
+    """Return the JSON object in a response with status 200, otherwise an empty object."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=timeout_s)

@@ -13,7 +13,7 @@ EFFORTS = ("low", "medium", "high")
 
 @click.group("eval", cls=CommandGroup)
 def evaluate() -> None:
-    """Evaluate models behind a running gateway, and compare scorecards."""
+    """Evaluate the models of a running gateway, and compare scorecards."""
 
 
 @evaluate.command()
@@ -60,7 +60,7 @@ def evaluate() -> None:
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File for the scorecard, as JSON."
 )
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="File for the scorecard, as a page.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="File for the scorecard as an HTML page.")
 @click.option("--lm-eval", default="lm_eval", show_default=True, help="Command of lm-eval.")
 @click.option(
     "--lm-eval-tasks",
@@ -87,9 +87,9 @@ def run(
     lm_eval: str,
     include: Path | None,
 ) -> None:
-    """Answer the cases of suites and write a scorecard.
+    """Run the cases of the suites and write a scorecard.
 
-    A run that was interrupted continues if it is started again with the same options.
+    An interrupted run continues if it is started again with the same options.
     """
     from unisono.cli.evaluation import EvaluationPlan, key_of, start
     from unisono.evaluation.runner import Settings

@@ -36,14 +36,14 @@ from unisono.evaluation.scorecard import (
 )
 
 TIMEOUT_S: Final = 30.0
-# Cases that a comparison lists in each direction.
+# Maximum number of lost cases, and of won cases, that a comparison lists.
 MAX_LISTED: Final = 10
 WORSE: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What is evaluated: every suite with every combination of model, deployment and effort."""
+    """Plan of a run: every suite with every combination of model, deployment and effort."""
 
     suites: Sequence[str]
     models: Sequence[str]
@@ -61,9 +61,9 @@ class EvaluationPlan:
 
 
 def start(plan: EvaluationPlan, settings: Settings, output: Path, html: Path | None) -> None:
-    """Run the plan, or the rest of an interrupted one; write the scorecard, and print it."""
+    """Run the plan, or the rest of an interrupted run; then write the scorecard and print it."""
     if output.exists():
-        raise click.ClickException(f"{output} exists; choose another --output, or delete it")
+        raise click.ClickException(f"{output} exists; choose another --output, or delete the file")
     for option, path in (("--output", output), ("--html", html)):
         if path is not None and not path.parent.is_dir():
             raise click.BadParameter(f"there is no folder {path.parent}", param_hint=option)
@@ -81,7 +81,8 @@ def start(plan: EvaluationPlan, settings: Settings, output: Path, html: Path | N
         progress = FinishedCases(partial, {**described, "url": address, "gateway": gateway})
     except OtherRun as error:
         raise click.ClickException(
-            f"{partial} belongs to an interrupted run with another value of: {error}; repeat its options, or delete it"
+            f"{partial} belongs to an interrupted run with another value of: {error}; repeat the options of that run, "
+            "or delete the file"
         ) from None
     except (OSError, ValueError) as error:
         raise click.ClickException(f"{partial} cannot be used: {error}; delete it, or repair it") from error
@@ -96,7 +97,7 @@ def start(plan: EvaluationPlan, settings: Settings, output: Path, html: Path | N
     if failed := [result for run in runs for result in run.results if result.has_failed]:
         raise click.ClickException(
             f"{len(failed)} cases have no answer, the first one because of: {failed[0].fault}. "
-            "Run the same command again: it sends only these."
+            "Run the same command again: it sends only these cases."
         )
     card = Scorecard(datetime.now(UTC).isoformat(timespec="seconds"), gateway, described, runs)
     output.write_text(json.dumps(to_json(card), ensure_ascii=False, indent=1) + "\n", "utf-8")
@@ -158,7 +159,7 @@ async def _all_runs(
             continue
         click.echo(f"Running {PREFIX}:{task}; it prints nothing until it ends.", err=True)
         new = await run_task(task, settings, target, plan.lm_eval, limit=plan.limit, include=plan.include)
-        # A part of the results would be taken for the whole task.
+        # All results are stored at once, because a part of them would be mistaken for the whole task.
         progress.add(*new)
         runs += new
     return runs
@@ -176,14 +177,14 @@ def _version(settings: Settings) -> str:
 
 
 def key_of(key_env: str) -> str:
-    """Return the key in an environment variable.
+    """Return the key in an environment variable, empty if the variable is not set.
 
-    Raises ClickException for one that no header may have.
+    Raises ClickException if the key contains characters that are invalid in a header.
     """
     key = os.environ.get(key_env, "").strip()
     if not (key.isascii() and (key.isprintable() or not key)):
         raise click.ClickException(
-            f"the value of ${key_env} contains characters that no header may have; set it to a key"
+            f"the value of ${key_env} has characters that no header may contain; set it to a key"
         )
     return key
 

@@ -24,7 +24,11 @@ from unisono.web.trace_fork import MORE_TOKENS, ForkChanges, fork_of
 
 @dataclass(frozen=True, slots=True)
 class ForkOptions:
-    """Changes of a fork. `backend` is empty for the deployment that generated the answer."""
+    """Options of a fork.
+
+    `position` is the 0-based index of the first token of the answer that is generated again. An empty `backend` means
+    the deployment that generated the answer. None leaves the effort or the tool result unchanged.
+    """
 
     position: int
     backend: str = ""

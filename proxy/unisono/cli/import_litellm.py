@@ -14,10 +14,10 @@ from unisono.errors import ConfigError
 
 
 def run(source: Path, target: Path | None, *, probes: bool) -> None:
-    """Print the configuration or write it to a new file.
+    """Convert the LiteLLM file `source`; print the result, or write it to the new file `target`.
 
-    With `probes`, servers of unknown kind are asked what they are. Only its owner can read the file, because it may
-    contain keys.
+    With `probes`, servers of unknown kind are probed to find their kind. Only the owner of the new file can read it,
+    because it may contain keys.
     """
     try:
         kinds = asyncio.run(identified(own_servers(source))) if probes else {}
@@ -28,7 +28,8 @@ def run(source: Path, target: Path | None, *, probes: bool) -> None:
         click.echo(text, nl=False)
         return
     try:
-        # O_EXCL refuses to overwrite a file. The mode applies from the creation on, so no other user can read the keys.
+        # O_EXCL refuses to overwrite a file. The mode applies as soon as the file exists, so no other user can read
+        # keys.
         opened = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(opened, "w", encoding="utf-8") as file:
             file.write(text)

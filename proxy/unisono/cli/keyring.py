@@ -1,6 +1,6 @@
 """Implementation of `unisono keys`: changes records in the store and prints them.
 
-The changes are those of the admin API, with its audit records.
+The commands make the same changes as the admin API, including audit records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from unisono.store import open_store
 
 # Timeout of one store operation, in seconds. It is long, because no stream depends on it.
 PATIENCE_S = 5.0
-# Whoever can read the configuration may do everything, like the master key.
+# A user who can read the configuration has the rights of the master key.
 OPERATOR = Actor(Role.MASTER)
 
 LIMITS = frozenset(KeyLimits.__slots__)
@@ -139,7 +139,10 @@ def import_litellm(config_path: Path, export: Path, ignored: Sequence[str], *, c
 
 
 def litellm_rows(export: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the keys in a file of LiteLLM. Raises `ClickException`."""
+    """Return the keys in an export file of LiteLLM.
+
+    Raises `ClickException` if the file is unreadable or invalid.
+    """
     from unisono.api.admin.litellm_key_rows import read_export
 
     try:
@@ -149,9 +152,9 @@ def litellm_rows(export: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def print_imported(found: Sequence[ImportedKey]) -> None:
-    """Print the result for each key. Raises `ClickException` if one was not imported."""
+    """Print the result for each key. Raises `ClickException` if any key was not imported."""
     for key in found:
-        what = key.problem or (f"imported as {key.id}" if key.is_new else f"is {key.id} already")
+        what = key.problem or (f"imported as {key.id}" if key.is_new else f"already exists as {key.id}")
         click.echo(on_one_line(f"{key.name}: {what}"), err=True)
     if refused := sum(bool(key.problem) for key in found):
         raise click.ClickException(f"{refused} of {len(found)} keys were not imported")
@@ -203,7 +206,10 @@ async def _change(
 
 
 def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:
-    """Return the record with the requested changes, given by field."""
+    """Return a changed record.
+
+    `options` contains new values by name of a field of the record or its limits.
+    """
     own = {name: value for name, value in options.items() if name not in LIMITS}
     limits = {name: value for name, value in options.items() if name in LIMITS}
     if "tags" in own:
@@ -306,7 +312,7 @@ def _print_new_key(new: Issued, *, as_json: bool) -> None:
 def _warn_of_unknown_names(config: Config, options: Mapping[str, Any]) -> None:
     """Warn about names that the configuration does not define.
 
-    They are accepted, because it may change.
+    Such names are accepted, because the configuration may change.
     """
     models = {entry.model_name for entry in config.model_list} | set(config.router_settings.model_group_alias)
     models |= {group for entry in config.model_list for group in entry.model_info.access_groups}

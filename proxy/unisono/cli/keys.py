@@ -22,11 +22,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
-# Options have the names of the gateway and those of the LiteLLM proxy, so that scripts keep working.
+# Options have the gateway's own name and the name in the LiteLLM proxy, so that scripts for LiteLLM continue to work.
 MAY = (
     click.option("--name", "--key-alias", "name", type=LINE, help="Name of the key in lists."),
-    click.option("--models", type=NAMES, help="Allowed models or aliases: names with commas, or all."),
-    click.option("--mcp-servers", type=NAMES, help="Allowed tool servers: labels with commas, all or none."),
+    click.option("--models", type=NAMES, help="Allowed models or aliases: names separated by commas, or all."),
+    click.option("--mcp-servers", type=NAMES, help="Allowed tool servers: labels separated by commas, all or none."),
     click.option("--expires", "--duration", "expires_at", type=MOMENT, help="Expiry: 12h, 30d, 2027-01-31 or never."),
     click.option("--rpm", "--rpm-limit", "rpm", type=AMOUNT, help="Maximum requests within any minute."),
     click.option("--tpm", "--tpm-limit", "tpm", type=AMOUNT, help="Maximum tokens within any minute."),
@@ -68,7 +68,10 @@ def store_or_gateway(command: Command) -> Command:
 
 
 def is_remote(config_path: Path | None, url: str | None) -> bool:
-    """Return False for the store of a configuration. Raises `UsageError` without either."""
+    """Return True for `--url`, False for the store of a configuration.
+
+    Raises `UsageError` if both are missing.
+    """
     if url is None and config_path is None:
         raise click.UsageError("Missing option '--config' or '--url'.")
     return url is not None
@@ -127,7 +130,7 @@ def create(
 def list_keys(config_path: Path | None, url: str | None, key_env: str, as_json: bool) -> None:
     """List all keys.
 
-    The list has their permissions and limits. Secrets are not stored and cannot be listed.
+    The list contains their permissions and limits. Secrets are not stored and cannot be listed.
     """
     if (remote := _remote(config_path, url, key_env)) is not None:
         remote.show(as_json=as_json)
@@ -210,7 +213,7 @@ def import_keys(
     create_owners: bool,
     ignored: tuple[str, ...],
 ) -> None:
-    """Import the keys of a LiteLLM proxy. They keep their secrets.
+    """Import the keys of a LiteLLM proxy. Their secrets stay valid.
 
     EXPORT is the answer of `/key/list?return_full_object=true`, or the table LiteLLM_VerificationToken as JSON or CSV.
     """
@@ -224,11 +227,11 @@ def import_keys(
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options, by field of a key or of its limits.
+    """Return the options on the command line, by the name of a field of a key or of its limits.
 
-    None removes a value, as an empty tag does.
+    The value None removes a setting. A tag with an empty value removes the tag.
     """
-    # An option that was not given has no `OptionValue`. This distinguishes it from one that removes a value.
+    # An option that was not given has no `OptionValue`. This distinguishes it from an option that removes a setting.
     values = {name: option.value for name, option in options.items() if isinstance(option, OptionValue)}
     if options["raw"] is not None:
         values["raw"] = options["raw"]

@@ -31,7 +31,7 @@ def mcp() -> None:
 def serve() -> None:
     """Start one of the included tool servers.
 
-    They have the tools that gpt-oss was trained on.
+    These servers provide the tools that gpt-oss was trained to use.
     """
 
 
@@ -42,12 +42,19 @@ def listening(port: int) -> Callable[[Command], Command]:
     def decorated(command: Command) -> Command:
         for option in (
             click.option("--key-variable", help="Environment variable with the key that clients must send."),
-            click.option("--stdio", is_flag=True, help="Serve on standard input and output instead."),
+            click.option("--stdio", is_flag=True, help="Serve on standard input and output instead of HTTP."),
             click.option(
-                "--port", default=port, show_default=True, type=click.IntRange(0, 65535), help="0 selects a free port."
+                "--port",
+                default=port,
+                show_default=True,
+                type=click.IntRange(0, 65535),
+                help="Port to listen on; 0 selects a free one.",
             ),
             click.option(
-                "--host", default="127.0.0.1", show_default=True, help="Other addresses than loopback need a key."
+                "--host",
+                default="127.0.0.1",
+                show_default=True,
+                help="Address to listen on; any address except loopback needs a key.",
             ),
         ):
             command = option(command)
@@ -85,7 +92,7 @@ def browser(
     from unisono.toolservers.browser.server import browser_server
     from unisono.toolservers.browser.web import Web
 
-    # The search has exactly one source. Pages may come from several.
+    # Searches use exactly one source. Pages may be read from several.
     if (searxng is None) == (folder is None):
         raise click.UsageError("give either --searxng or --folder")
     searching: SearchEngine
@@ -141,19 +148,19 @@ def python(
 ) -> None:
     """Run Python code in separate processes.
 
-    This is no security boundary against malicious code: run the server in a container or virtual machine.
+    This is not a security boundary against malicious code: run the server in a container or virtual machine.
     """
     from unisono.toolservers.python.executor import MIB, CodeRunner, RunLimits
     from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_sandbox
     from unisono.toolservers.python.server import python_server
 
-    # This precedes everything else: code that runs later must not read this process.
+    # This must be the first step, so that code which runs later cannot read this process.
     close_to_inspection()
     way = _checked(partial(find_sandbox, interpreter, as_root=as_root, unsafe=unsafe))
     limits = RunLimits(seconds=seconds, cpu_s=cpu_seconds, memory=memory_mib * MIB, processes=processes)
     remarks = [
         f"Code runs with {way.described}; {seconds:g} s, {memory_mib} MiB, {processes} processes.",
-        "This is no security boundary: run the server in a container or virtual machine.",
+        "This is not a security boundary: run the server in a container or virtual machine.",
         *(f"UNSAFE: {problem}." for problem in way.missing),
     ]
     _serve(python_server(CodeRunner(way, limits, at_once)), remarks, remembers=False, **where)
@@ -180,12 +187,16 @@ def _serve(
     stdio: bool,
     key_variable: str | None,
 ) -> None:
-    """Serve until stopped. With stdio, standard output carries only the protocol."""
+    """Serve until stopped.
+
+    With `stdio`, only messages of the protocol are written to standard output. With `remembers`, the server has state
+    for each client.
+    """
     import asyncio
 
     from unisono.toolservers.transports import application, serve_http, serve_stdio
 
-    # In stdio mode, clients read standard output as messages of the protocol.
+    # With `stdio`, remarks are written to standard error.
     say = partial(click.echo, err=stdio)
     if stdio:
         for remark in remarks:

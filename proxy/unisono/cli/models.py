@@ -14,7 +14,7 @@ from unisono.cli.options import CONFIG_OF_GROUP, CommandGroup, require_config
 
 
 class ModelCommands(Protocol):
-    """Changes of deployments; each returns the line to print."""
+    """Changes to deployments. Each method returns the line to print."""
 
     def add(self, settings: Mapping[str, Any]) -> str: ...
 
@@ -30,7 +30,8 @@ def models(context: click.Context, config_path: Path | None) -> None:
     """List configured models and their backends, or change them at run time.
 
     Without a command, the models of the configuration are listed, and no backend is contacted. The commands change
-    deployments in the store, which every gateway on this store follows within a second; docs/admin.md describes them.
+    deployments in the store. Every gateway with this store applies a change within a second. docs/admin.md describes
+    the commands.
     """
     del config_path  # checked below
     if context.invoked_subcommand is None:
@@ -75,7 +76,7 @@ def add(
     vllm/openai/gpt-oss-20b. With --file, all settings of an entry are possible.
     """
     if (file is None) == (model_name is None or model is None):
-        raise click.UsageError("Name MODEL_NAME and MODEL, or --file.")
+        raise click.UsageError("Give either MODEL_NAME and MODEL, or --file.")
     named: dict[str, Any] = {"model_name": model_name, "litellm_params": {"model": model}}
     settings = named if file is None else _read(file)
     params = settings.setdefault("litellm_params", {})
@@ -83,7 +84,7 @@ def add(
         params["api_base"] = api_base
     if api_key_env is not None:
         if not os.environ.get(api_key_env):
-            raise click.ClickException(f"${api_key_env} is not set")
+            raise click.ClickException(f"${api_key_env} is not set; set it to the key of the backend")
         params["api_key"] = os.environ[api_key_env]
     if id is not None:
         settings["model_info"] = {**(settings.get("model_info") or {}), "id": id}
@@ -118,9 +119,9 @@ def remove(id: str, config_path: Path | None, url: str | None, key_env: str) -> 
 @click.argument("id")
 @store_or_gateway
 def drain(id: str, config_path: Path | None, url: str | None, key_env: str) -> None:
-    """Give a deployment no new requests.
+    """Send no new requests to a deployment.
 
-    Its running answers finish. The deployment may be one of the configuration file.
+    Its running answers finish. A deployment of the configuration file can be drained too.
     """
     click.echo(_commands(config_path, url, key_env).set_drained(id, is_drained=True))
 

@@ -34,7 +34,10 @@ def _report_source(context: click.Context, parameter: click.Parameter, path: Pat
 
 
 def require_config(context: click.Context) -> Path:
-    """Return the configuration of a group without a command. Raises `MissingParameter`."""
+    """Return the configuration for a group that runs without a command.
+
+    Raises `MissingParameter` if there is no configuration.
+    """
     parameter = next(each for each in context.command.params if each.name == "config_path")
     path: Path | None = context.params["config_path"]
     if path is None:
@@ -82,9 +85,9 @@ def for_gateway(command: Command) -> Command:
 
 
 class TextCommand(click.Command):
-    """Command that rejects arguments other than UTF-8, which could not be stored or found.
+    """Command that rejects arguments that are not UTF-8.
 
-    File names may contain any bytes.
+    Other text could not be stored or found. File names may contain any bytes.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -98,7 +101,7 @@ class TextCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """Group of such commands and of further groups."""
+    """Group of `TextCommand` commands and of further groups of this class."""
 
     command_class = TextCommand
     group_class = type

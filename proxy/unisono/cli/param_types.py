@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 PERIODS = {"none": NO_PERIOD, "day": Period("day"), "month": Period("month"), "1mo": Period("month")}
 MICRO = 1_000_000
-# Integers up to this bound are exact wherever they are stored.
+# Integers up to this limit are stored exactly by every store, even as floating-point numbers.
 MAX_INTEGER = 2**53
 # One hundred years: a longer duration is a mistake in the unit.
 MAX_DURATION_S = 100 * 366 * 86_400
@@ -39,7 +39,10 @@ class OptionValue(Generic[Value]):
 
 
 class ParsedParam(click.ParamType[OptionValue[Value]], Generic[Value]):
-    """Parameter type that parses with `read`, which raises ValueError for invalid text."""
+    """Parameter type that parses text with `read`, which raises ValueError for invalid text.
+
+    `hint` describes valid text, for the error message.
+    """
 
     def __init__(self, name: str, read: Callable[[str], Value], hint: str) -> None:
         self.name = name

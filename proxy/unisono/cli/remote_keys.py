@@ -23,9 +23,9 @@ from unisono.cli.terminal import on_one_line
 # Timeout of one request, in seconds.
 TIMEOUT_S: Final = 30.0
 PAGE_SIZE: Final = 100
-# Keys of one request to import them.
+# Maximum number of keys in one import request.
 IMPORT_SIZE: Final = 100
-# Names of options that the API has under another name.
+# Fields of the API for limits, by name of the option.
 LIMIT_FIELDS: Final = {
     "rpm": "rpm_limit",
     "tpm": "tpm_limit",
@@ -46,11 +46,14 @@ class AdminClient:
             raise click.ClickException(f"${key_env} is not set; set it to the master key or to the key of an admin")
         if not (self._key.isascii() and self._key.isprintable()):
             raise click.ClickException(
-                f"the value of ${key_env} has characters that no header may have; set it to a key"
+                f"the value of ${key_env} has characters that no header may contain; set it to a key"
             )
 
     def send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the parsed answer. Raises `ClickException` with the message of the gateway."""
+        """Send a POST request with `body`, or GET for None, and return the parsed answer.
+
+        Raises `ClickException` with the error message of the gateway, or if the gateway does not answer.
+        """
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         # The scheme of the address was checked.
@@ -128,7 +131,7 @@ def _message(error: HTTPError) -> str:
 
 
 def to_body(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body for options, given by field of a key or of its limits."""
+    """Return the request body for options, which are named after fields of a key or its limits."""
     converted: Mapping[str, Callable[[Any], dict[str, Any]]] = {
         "name": lambda name: {"key_alias": name},
         "models": lambda names: {"models": [] if names is None else sorted(names) or ["no-default-models"]},

@@ -19,7 +19,7 @@ from unisono.core.install_commands import install_command
 from unisono.errors import ConfigError
 
 # Entry-point group of functions that check whether a `demo` model can run here. Entries are named after backend
-# kinds. The functions return None if it can, otherwise what is missing.
+# kinds. A function returns None if the model can run, otherwise a text about what is missing.
 DEMOS = "unisono.demo"
 
 # Number of recorded demo answers.
@@ -44,7 +44,10 @@ def configured(config_path: Path) -> Loaded:
 
 
 def prepared(config_path: Path | None, environ: Mapping[str, str] | None = None) -> ResolvedConfig:
-    """Return the configuration to serve. Searches for local backends only if no path is given."""
+    """Return the configuration to serve.
+
+    Local backends are searched only if `config_path` is None.
+    """
     if config_path is not None:
         return ResolvedConfig(configured(config_path))
     return without_config(asyncio.run(discover()), demo_missing(), os.environ if environ is None else environ)
@@ -64,8 +67,9 @@ def found_config(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return a configuration before parsing, and remarks that explain it to the operator.
 
-    It has the backends found; if there are none, the embedded demo model. `missing` is what the demo model lacks, or
-    None if it can run. If it cannot, every request gets a recorded answer.
+    The configuration contains the backends found or, if there are none, the embedded demo model. `missing` describes
+    what the demo model lacks, or is None if it can run. If the demo model cannot run, every request gets a recorded
+    answer.
     """
     if found:
         models = [_entry(backend.model_name, backend.kind, backend.model, backend.api_base) for backend in found]
@@ -85,7 +89,7 @@ def found_config(
         ]
     raw: dict[str, Any] = {"model_list": models, "general_settings": {}}
     if found:
-        # Applications with a built-in model name also get an answer.
+        # Applications that request a different, built-in model name also get an answer.
         raw["general_settings"]["completion_model"] = models[0]["model_name"]
     else:
         # The demo model answers only to its own name, so that its answers cannot be mistaken for those of another

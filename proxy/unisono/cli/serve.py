@@ -59,7 +59,10 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
 
 
 def load_again(config_path: Path | None, host: str) -> Loaded:
-    """Load a configuration that may replace the current one. Raises ConfigError."""
+    """Load the configuration again, to replace the current one.
+
+    Raises ConfigError if there is no file, or if the gateway may not serve the new configuration.
+    """
     if config_path is None:
         raise ConfigError("there is no file to reload, because the gateway was started without --config")
     loaded = load(config_path)
@@ -106,7 +109,7 @@ def serve_by_workers(order: Serve, listener: socket.socket, read_again: Callable
 
     def checked() -> Config:
         loaded = read_again()
-        # An error is found here once, before any worker receives the configuration.
+        # This build finds errors once, before any worker receives the configuration.
         with explained(loaded):
             build(loaded.config, share=order.share)
         return loaded.config
@@ -136,12 +139,12 @@ KNOWN_KEYS = frozenset(
         "password",
     )
 )
-# A key that is the name of a variable, whose value was meant.
+# Matches the name of a variable, which was set as key instead of the variable's value.
 _VARIABLE_NAME = re.compile(r"(os\.environ/|\$\{?)?[A-Z][A-Z0-9_]*\}?")
 
 
 def is_known_key(key: str) -> bool:
-    """Return whether a key is from documentation, or the name of a variable."""
+    """Return True if a key is from documentation, or is the name of a variable."""
     return key.lower() in KNOWN_KEYS or ("_" in key and _VARIABLE_NAME.fullmatch(key) is not None)
 
 
@@ -167,7 +170,7 @@ def refuse_to_be_open(config: Config, host: str) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. An address in use or of another machine ends the command."""
+    """Return a listening socket. If the address cannot be used, the command ends with a message."""
     # The name may resolve to ::1 first, which clients of 127.0.0.1 cannot reach.
     host = "127.0.0.1" if host == "localhost" else host
     try:

@@ -37,9 +37,9 @@ def run(
     *,
     as_json: bool,
 ) -> None:
-    """Print the figures of every strategy.
+    """Simulate every strategy and print the results.
 
-    `overrides` are fields of the plan and of its traffic.
+    `overrides` are fields of the plan and of its traffic. Fields with the value None are ignored.
     """
     try:
         plan = build_plan(plan_path, config_path, model, speeds, overrides)
@@ -118,7 +118,7 @@ def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[st
 
 def _backend(config: Config, index: int, name: str, speeds: Mapping[str, tuple[float, float]]) -> dict[str, object]:
     if name not in speeds:
-        raise ConfigError(f"--speed {name}=PREFILL,DECODE: required, because the configuration has no speed of {name}")
+        raise ConfigError(f"--speed {name}=PREFILL,DECODE: required, because the configuration does not contain speeds")
     prefill, decode = speeds[name]
     entry = config.model_list[index]
     return {

@@ -78,7 +78,7 @@ class LocalModels:
             return Sealer(await Salt(self._config, opened.store)())
 
         async def applied(id: str, entry: DirectoryEntry | None) -> None:
-            """Return at once: the gateways follow by themselves."""
+            """Do nothing, because the gateways read the change from the store themselves."""
 
         return build_model_administration(
             self._config,

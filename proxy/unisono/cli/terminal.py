@@ -19,14 +19,14 @@ def on_one_line(text: str) -> str:
 
 
 def has_colour() -> bool:
-    """Return whether standard output is a terminal and NO_COLOR is unset (https://no-color.org)."""
+    """Return True if standard output is a terminal and NO_COLOR is unset (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, numbers_from: int | None = None) -> Iterator[str]:
     """Yield one aligned line per row, which may contain foreign text.
 
-    Columns from the index `numbers_from` on are aligned at the right.
+    Columns from the 0-based index `numbers_from` on are aligned at the right; None aligns all at the left.
     """
     cells = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

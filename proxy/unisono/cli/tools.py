@@ -1,4 +1,4 @@
-"""`unisono mcp list` and `unisono mcp call`: tool servers as the gateway reaches them."""
+"""`unisono mcp list` and `unisono mcp call`: use tool servers as the gateway does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDEST = 72
 
 
 def show(config_path: Path, label: str | None) -> None:
-    """Print the tools of one server, or of all. Exit code 1: a server could not be reached."""
+    """Print the tools of one server, or of all if `label` is None. Exit code 1: a server failed."""
     hosting = _server_tools(config_path)
     servers = [_server(hosting, label)] if label else list(hosting.configured.values())
     if not servers:

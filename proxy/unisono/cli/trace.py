@@ -44,7 +44,7 @@ class Unreplayable(click.ClickException):
 
 
 def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: bool, replay: bool, last: int) -> None:
-    """Print or replay the recording with an id or in a file, or list the last recordings.
+    """Print or replay a recording. `name` is its id or file; None lists the last recordings.
 
     Without a `tenant`, the search includes the operator's own tenant and all tenants of keys in the store.
     """
@@ -68,7 +68,10 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
 
 
 def document_of(name: str, config_path: Path | None, tenant: str) -> Document:
-    """Return the recording in a file or with an id in the store."""
+    """Return the recording with the id `name` in the store, or in the file `name`.
+
+    Raises ClickException if there is no readable recording.
+    """
     if _is_file(name):
         return _from_file(Path(name))
     if not is_well_formed(name):
@@ -113,7 +116,10 @@ def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
 
 
 def newest_documents(config_path: Path | None, last: int) -> list[Document]:
-    """Return the newest recordings of all tenants. Damaged ones are left out."""
+    """Return the newest `last` recordings of all tenants together.
+
+    Damaged recordings are left out.
+    """
     config = _config(config_path)
 
     async def looked(store: Store) -> list[StoredTrace]:
@@ -164,10 +170,13 @@ def _config(path: Path | None) -> Config:
 
 
 async def _tenants(config: Config, store: Store, tenant: str) -> list[str]:
-    """Return the given tenant, else the operator's own and those of all current and former keys."""
+    """Return `tenant`, or if it is empty, the tenants of the operator and of all keys.
+
+    Revoked keys are included.
+    """
     if tenant:
         return [tenant]
-    # The store has no list of tenants. The records of keys name them, and remain after a revocation.
+    # The store has no list of tenants. The records of keys name their tenants, and remain after a revocation.
     own = LOCAL_TENANT if config.general_settings.master_key is None else MASTER_TENANT
     return list(dict.fromkeys([own, *(record.tenant for record in await store.keys())]))
 
@@ -225,9 +234,9 @@ def read_document(document: Document) -> Replay:
 
 
 def is_as_recorded(document: Mapping[str, Any], again: Replay) -> bool:
-    """Return whether a replay gives the recorded events.
+    """Return True if a replay yields the recorded events.
 
-    If the answer was not completed, the replay may give more events than were emitted. These are ignored.
+    If the answer was not completed, the replay may yield more events than were emitted. The excess is ignored.
     """
     recorded, now = document["said"], output_records(again.events)
     if document["outcome"] != "completed":

@@ -1,7 +1,7 @@
 """Terminal view of a recording: text, special tokens as chips, colours, marked repairs.
 
-Colours identify channels. The output is styled; the caller strips colours where they are unwanted. Without colours, a
-chip is the marker's spelling, and text with the same spelling is preceded by a backslash.
+Colours identify channels. The output contains colours, which the caller can remove. Without colours, a chip is the name
+of the special token, such as <|end|>. Ordinary text with this spelling is preceded by a backslash.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Painter:
         self._colour = COLOURS["system"]
 
     def paint(self, tokens: Iterable[int | None]) -> str:
-        """Return the styled text. A None among the tokens marks omitted ones."""
+        """Return the styled text. Each None in `tokens` is an omitted token."""
         painted: list[str] = []
         text: list[int] = []
         gap = 0
@@ -105,7 +105,7 @@ def _colour_of(header: str) -> str:
 
 
 def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
-    """Yield the styled view, one or several lines at a time."""
+    """Yield the styled view of a recording, one or several lines at a time."""
     yield from _heading(document)
     prompts = prompts_of(document)
     painted_steps = 0

@@ -28,7 +28,8 @@ PATIENCE_S: Final = 5.0
 # Length of the longest bar, in characters.
 WIDTH: Final = 40
 
-# Keys for the sums. Usage without a virtual key is listed under its tenant in brackets.
+# For each value of --by, the function that returns the row to which usage is added. Usage without a virtual key is
+# added to a row with its tenant in brackets.
 BY: Final[Mapping[str, Callable[[LedgerLine], str]]] = {
     "key": lambda entry: entry.account.key or f"({entry.account.tenant})",
     "model": lambda entry: entry.model,
@@ -37,9 +38,9 @@ BY: Final[Mapping[str, Callable[[LedgerLine], str]]] = {
     "tenant": lambda entry: entry.account.tenant,
 }
 
-# Parts of a day in `/user/daily/activity`, by the name of the sum.
+# For each value of --by, the field with the parts of a day in `/user/daily/activity`; empty for the whole day.
 REMOTE_BY: Final[Mapping[str, str]] = {"key": "api_keys", "model": "models", "day": ""}
-# Days of one request.
+# Maximum number of days in one answer.
 PAGE_SIZE: Final = 1000
 
 HEADINGS: Final = ("REQUESTS", "ERRORS", "INPUT", "CACHED", "OUTPUT", "REASONING", "USD")
@@ -60,7 +61,7 @@ def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
 
 
 def show_remote(url: str, key_env: str, by: str, since: str, until: str, form: str) -> None:
-    """Print the usage that a running gateway shows to the key in the variable `key_env`."""
+    """Print the usage that a gateway reports to the key in the variable `key_env`."""
     if by not in REMOTE_BY:
         raise click.BadParameter(
             f"with --url, it must be one of {', '.join(REMOTE_BY)}; {by!r} works only with --config", param_hint="--by"
@@ -90,7 +91,7 @@ async def _read(config: Config, since: str, until: str) -> tuple[LedgerLine, ...
         try:
             await store.start()
             lines = await store.ledger(since, until)
-            # The usage of shared budgets is part of the usage of keys.
+            # The usage of shared budgets is already contained in the usage of keys.
             return tuple(line for line in lines if line.account.tenant != SHARED_TENANT)
         finally:
             await store.aclose()

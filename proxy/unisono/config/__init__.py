@@ -1,7 +1,7 @@
 """Configuration: its sections, the loader, and the registry of models.
 
-Only `load` reads the file and the environment; all other code works on frozen sections. An invalid setting raises
-ConfigError with a message that begins with the path of the key. A setting without effect is a warning.
+Only `load` reads the file and the environment. All other code gets frozen sections. An invalid setting raises
+ConfigError with a message that begins with the path of the key. A setting without effect causes a warning.
 """
 
 from unisono.config.alert_settings import AlertSettings

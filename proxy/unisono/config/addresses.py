@@ -17,7 +17,10 @@ SUPPORTED_STORES: Final = (
 
 
 def without_route(address: str) -> tuple[str, str]:
-    """Return the address without the API route at its end, and that route or an empty text."""
+    """Split an address into the address of the server and the API route at its end.
+
+    The route is empty if there is none.
+    """
     plain = address.strip()
     lowered = plain.lower().rstrip("/")
     route = next((route for route in ROUTES if lowered.endswith(route)), "")

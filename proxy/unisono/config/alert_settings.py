@@ -1,4 +1,4 @@
-"""Section of alerts."""
+"""Section `alerts`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class WebhookSettings(Section):
     """Address that receives each alert as a POST request with JSON."""
 
     url: Annotated[SecretStr, AfterValidator(_check_url)]
-    """URL, which is secret. Private addresses are allowed.
-    Metadata services of clouds are not."""
+    """URL of the receiver, which is treated as secret. Private addresses are allowed.
+    Addresses of cloud metadata services are not allowed."""
     headers: dict[Name, SecretStr] = Field(default_factory=dict)
-    """Headers of the requests, such as a token."""
+    """Headers to send with the requests, such as a token."""
     secret: SecretStr | None = None
-    """Secret of the signature in `x-unisono-signature`. By default requests are not signed."""
+    """Secret for the signature in `x-unisono-signature`. By default requests are not signed."""
     timeout_s: Seconds = 10.0
-    """Limit for a request, in seconds."""
+    """Time limit for a request, in seconds."""
     retries: Annotated[int, Field(ge=0, le=10)] = 3
-    """Repetitions after a network error, a status 429 or 5xx."""
+    """Maximum number of retries after a network error, or after status 429 or 5xx."""
 
 
 class AlertSettings(Section):
@@ -41,10 +41,11 @@ class AlertSettings(Section):
     webhook: WebhookSettings
     """Receiver of the alerts."""
     budget_thresholds: tuple[Fraction, ...] = (0.8, 1.0)
-    """Spent fractions of a budget that cause an alert, once in each of its periods."""
+    """Fractions of a budget. When such a fraction is spent, an alert is sent.
+    Each fraction causes at most one alert per budget period."""
     health: bool = True
-    """True alerts when a backend or the store does not work, and when it works again."""
+    """True sends alerts when a backend or the store fails, and when it works again."""
     down_after_s: Seconds = 30.0
-    """Time after which a backend or a store that does not work causes an alert, in seconds."""
+    """Time for which a backend or the store must fail before an alert is sent, in seconds."""
     repeat_s: Seconds = 3600.0
-    """Time within which equal alerts are sent once, in seconds."""
+    """Time within which the same alert is sent only once, in seconds."""

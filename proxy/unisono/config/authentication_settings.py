@@ -11,17 +11,19 @@ from unisono.net.client_networks import ClientNetworks
 
 
 def _check_networks(value: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the value. Raises ValueError for a text that is no address or network."""
+    """Return `value` unchanged. Raises ValueError if an entry is not an IP address or network."""
     ClientNetworks(value)
     return value
 
 
 class FailedAuthenticationSettings(Section):
-    """Limit of requests with invalid keys, for each client address and process."""
+    """Limit for requests with invalid keys. Each process counts by the client's address."""
 
     max_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] = 100
-    """Invalid keys that a client address may send in a minute.
-    Further ones get 429. 0 is unlimited. Keys that this process accepted from the address before always pass."""
+    """Maximum number of requests with an invalid key per minute from one client address.
+    Further requests from the address get 429. A key that this process has accepted from the address before is always
+    accepted. 0 means no limit."""
     trusted_proxies: Annotated[tuple[str, ...], AfterValidator(_check_networks)] = ()
-    """Addresses and networks of proxies whose `X-Forwarded-For` names the client address.
-    By default `general_settings.trusted_proxy_ranges` with `use_x_forwarded_for`, else no proxy is trusted."""
+    """Addresses and networks of proxies whose `X-Forwarded-For` contains the client address.
+    By default `general_settings.trusted_proxy_ranges` if `use_x_forwarded_for` is true. Otherwise no proxy is
+    trusted."""

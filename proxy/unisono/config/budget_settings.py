@@ -1,4 +1,4 @@
-"""Budgets and their periods, as LiteLLM writes them."""
+"""Budgets and their periods, in LiteLLM's notation."""
 
 from __future__ import annotations
 
@@ -17,37 +17,41 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def to_period(value: Any) -> Period:
-    """Return the renewal period of a budget. Raises ValueError.
+    """Parse the renewal period of a budget, such as `30d`.
 
-    Days and longer periods begin at midnight of the configured time zone.
+    Raises ValueError if the value does not have this form. Periods of a day or longer begin at midnight in the
+    configured time zone.
     """
     found = _FORM.fullmatch(value) if isinstance(value, str) else None
     if found is None or (found[2] == "mo" and found[1] != "1"):
-        raise ValueError("must be a number and a unit (s, m, h, d, w), or `1mo` for calendar months, such as `30d`")
+        raise ValueError("must be a number and a unit (s, m, h, d, w), such as `30d`, or `1mo` for a calendar month")
     return Period("month") if found[2] == "mo" else Period("every", int(found[1]) * _SECONDS[found[2]])
 
 
 def to_zone(name: str) -> tzinfo:
-    """Return a time zone of the IANA database. Raises ValueError."""
+    """Return the time zone of this name.
+
+    Raises ValueError if the IANA database does not have it.
+    """
     if name == "UTC":
         return UTC
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         raise ValueError(
-            "must be a time zone of the IANA database, such as `Europe/Berlin`; if this one is, install the system "
-            "package tzdata"
+            "must be the name of a time zone in the IANA database, such as `Europe/Berlin`; if the name is correct, "
+            "install the system package tzdata"
         ) from None
 
 
 def _check_zone(value: str) -> str:
-    """Return the value. Raises ValueError for a text that is no time zone."""
+    """Return `value` unchanged. Raises ValueError if it is not the name of a time zone."""
     to_zone(value)
     return value
 
 
 def _check_duration(value: str) -> str:
-    """Return the value. Raises ValueError for a text that is no duration."""
+    """Return `value` unchanged. Raises ValueError if it is not a duration."""
     to_period(value)
     return value
 
@@ -58,10 +62,10 @@ Duration = Annotated[str, AfterValidator(_check_duration)]
 
 
 class ProviderBudget(Section):
-    """Budget for all deployments of one provider."""
+    """Budget for all deployments of one provider together."""
 
     budget_limit: Money | None = None
-    """Maximum cost in USD, in every `time_period`."""
+    """Maximum cost in USD per `time_period`."""
     max_budget: Money | None = None
     """Same as `budget_limit`."""
     time_period: Duration | None = None
@@ -72,7 +76,7 @@ class ProviderBudget(Section):
     @model_validator(mode="after")
     def _has_limit(self) -> ProviderBudget:
         if (self.budget_limit is None) == (self.max_budget is None):
-            raise ValueError("needs one of `budget_limit` and `max_budget`")
+            raise ValueError("must have either `budget_limit` or `max_budget`")
         if self.time_period is not None and self.budget_duration is not None:
             raise ValueError("`time_period` and `budget_duration` are the same setting; remove one")
         return self

@@ -1,6 +1,6 @@
-"""Reader of configuration files, with the files that `include` names.
+"""Reading of a configuration file and of the files that it includes.
 
-The file is YAML; JSON is valid YAML. Errors contain no value, because values may be secret.
+The files are YAML; JSON is valid YAML. Error messages contain no values, because values may be secret.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ DATA_HOME = "XDG_DATA_HOME"
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML loader that rejects duplicate keys. Plain YAML lets the last one win."""
+    """YAML loader that rejects duplicate keys. PyYAML's own loader silently uses the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
-            # `<<` may occur more than once.
+            # The merge key `<<` may occur several times.
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
@@ -43,15 +43,15 @@ class _StrictLoader(yaml.SafeLoader):
 class ConfigFile:
     """Parsed configuration file, merged with the files that it includes.
 
-    `origins` maps the paths of keys and list elements from included files to these files: `router_settings.timeout`,
-    `model_list.2`.
+    `origins` has the included file from which a key or a list element comes. Its keys are paths such as
+    `router_settings.timeout` and `model_list.2`.
     """
 
     tree: object
     origins: dict[str, Path] = field(default_factory=dict)
 
     def with_origins(self, error: ConfigError) -> ConfigError:
-        """Return the error with the included file behind each line about one of its keys."""
+        """Append the included file to each message about a key that comes from this file."""
         return ConfigError(*map(self._with_origin, error.messages))
 
     def _with_origin(self, line: str) -> str:
@@ -62,10 +62,10 @@ class ConfigFile:
 
 
 def read(path: Path) -> ConfigFile:
-    """Parse a configuration file and the files that it includes. Raises ConfigError.
+    """Parse a configuration file and the files that it includes.
 
-    Lists of an included file are appended, and its sections are merged. A key that has different values in both
-    files is an error.
+    Lists of an included file are appended, and its sections are merged. Raises ConfigError if a file cannot be read or
+    parsed, or if two files set a key to different values.
     """
     tree = _parsed(path)
     read_file = ConfigFile(tree)
@@ -80,7 +80,7 @@ def read(path: Path) -> ConfigFile:
         if not isinstance(part, dict):
             raise ConfigError(f"{file}: an included file must be a mapping of sections")
         if INCLUDE in part:
-            raise ConfigError(f"{file}: an included file must not include others; list them in {path}")
+            raise ConfigError(f"{file}: an included file must not include further files; list them in {path}")
         try:
             _merge(tree, part, file, "", read_file.origins)
         except RecursionError:
@@ -92,30 +92,30 @@ def read(path: Path) -> ConfigFile:
 
 def _parsed(path: Path) -> object:
     try:
-        # Editors on Windows begin a file with a byte order mark.
+        # Some editors on Windows write a byte order mark at the beginning of a file.
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the file is not UTF-8 text; save it as UTF-8") from None
-    # A name with a null byte is a ValueError.
+    # A path with a null byte raises ValueError.
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read the file: {getattr(error, 'strerror', None) or error}") from None
     try:
         raw = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
-        # Report only position and problem: the excerpt that YAML adds may contain a secret.
+        # Report only the position and the problem: the excerpt that PyYAML adds may contain a secret.
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: invalid YAML: {error.problem or 'syntax error'}") from None
-    # The parser recurses, so deeply nested input exceeds the recursion limit of Python.
+    # The parser is recursive, so deeply nested input exceeds Python's recursion limit.
     except (yaml.YAMLError, RecursionError):
-        raise ConfigError(f"{path}: the file is not valid YAML") from None
+        raise ConfigError(f"{path}: the file is not valid YAML, or it is nested too deeply") from None
     return {} if raw is None else raw
 
 
 def _merge(tree: dict[Any, Any], part: dict[Any, Any], file: Path, at: str, origins: dict[str, Path]) -> None:
-    """Merge `part`, read from `file`, into `tree`, and record its keys in `origins`.
+    """Merge `part`, read from `file`, into `tree`, and record the new keys in `origins`.
 
-    `at` is the path of both.
+    `at` is the path of the two mappings in the configuration. Raises ConfigError if they set a key to different values.
     """
     for key, value in part.items():
         key_path = f"{at}.{key}".lstrip(".")
@@ -124,21 +124,23 @@ def _merge(tree: dict[Any, Any], part: dict[Any, Any], file: Path, at: str, orig
             tree[key] = value
             origins[key_path] = file
         elif isinstance(known, list) and isinstance(value, list):
-            # A new list, because aliases in the file may share the old one.
+            # Make a new list, because YAML aliases may refer to the old list elsewhere in the file.
             tree[key] = [*known, *value]
             origins.update({f"{key_path}.{len(known) + index}": file for index in range(len(value))})
         elif isinstance(known, dict) and isinstance(value, dict):
             tree[key] = {**known}
             _merge(tree[key], value, file, key_path, origins)
         elif value is not None and known != value:
-            raise ConfigError(f"{file}: {key_path}: another file sets this key to a different value; remove one")
+            raise ConfigError(
+                f"{file}: {key_path}: another file sets this key to a different value; remove the key from one file"
+            )
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> str:
-    """Return the folder for data of this user: an absolute path, or one that begins with `~`.
+    """Return the folder for the user's data: an absolute path, or a path beginning with `~`.
 
-    `environ` is the environment of the process by default.
+    `environ` replaces the environment of the process.
     """
     home = (os.environ if environ is None else environ).get(DATA_HOME, "")
-    # The XDG specification requires that relative paths are ignored.
+    # The XDG specification requires that a relative path is ignored.
     return f"{home if Path(home).is_absolute() else '~/.local/share'}/unisono"

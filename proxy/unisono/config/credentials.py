@@ -1,4 +1,4 @@
-"""Credentials of `credential_list`, and their values in the entries that name them."""
+"""Section `credential_list`, whose values are added to the entries that name a credential."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from unisono.core.frozen import dataclass
 
 
 def credentials_of(raw: object, errors: list[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the values of each credential by its name; a repeated name adds an error."""
+    """Return the values of each credential, by its name.
+
+    Adds an error to `errors` if two credentials have the same name.
+    """
     found: dict[str, Mapping[str, Any]] = {}
     for index, entry in entries_of(raw, "credential_list"):
         name, values = entry.get("credential_name"), entry.get("credential_values")
@@ -25,18 +28,18 @@ def credentials_of(raw: object, errors: list[str]) -> dict[str, Mapping[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Values of the credentials of a file, by name.
+    """Values of the credentials in a file, by name.
 
-    Each unknown name adds an error to `references.errors`.
+    If an entry names an unknown credential, an error is added to `references.errors`.
     """
 
     values: Mapping[str, Mapping[str, Any]]
     references: EnvironmentReferences
 
     def added_to(self, params: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
-        """Return a section with the values of the credential that it names.
+        """Return the section `params` with the values of the credential that it names.
 
-        The section's own keys win.
+        Keys that the section sets itself take precedence. A section that names no credential is returned unchanged.
         """
         name = self.references.peeked(params.get("litellm_credential_name"))
         if not isinstance(name, str) or name.startswith(ENVIRONMENT_PREFIX):
@@ -45,7 +48,7 @@ class Credentials:
             self.references.errors.append(
                 f"{path}.litellm_credential_name: unknown credential `{name}`; add it to `credential_list`"
             )
-        # The file that `import-litellm` writes keeps the reference.
+        # In the file that `import-litellm` writes, the entry still names the credential, so no values are added.
         values = self.values.get(name, {}) if self.references.resolves else {}
         own = {"api_base", "base_url"} if {"api_base", "base_url"} & params.keys() else set()
         return {**{key: value for key, value in values.items() if key not in own}, **params}

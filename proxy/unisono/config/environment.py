@@ -16,7 +16,7 @@ MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
 
 
 def own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the section `environment_variables`, which wins over the environment.
+    """Return the section `environment_variables`, which takes precedence over the environment.
 
     Raises ConfigError if the section is not a mapping.
     """
@@ -27,7 +27,10 @@ def own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def master_key_variable(raw: Mapping[Any, Any]) -> str:
-    """Return the name of the variable with the master key, from the file or the default."""
+    """Return the name of the environment variable that contains the master key.
+
+    It is the variable that `general_settings.master_key` refers to, or `UNISONO_MASTER_KEY`.
+    """
     general = raw.get("general_settings")
     key = general.get("master_key") if isinstance(general, Mapping) else None
     is_reference = isinstance(key, str) and key.startswith(ENVIRONMENT_PREFIX)
@@ -36,9 +39,10 @@ def master_key_variable(raw: Mapping[Any, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentReferences:
-    """Resolver of references; without `resolves`, they stay as they are.
+    """Resolver of references to environment variables.
 
-    `errors` has all errors of the file, among them one for each variable that is not set.
+    If `resolves` is False, references stay as they are. `errors` collects all errors of the file, including one for
+    each reference to a variable that is not set.
     """
 
     environ: Mapping[str, str]
@@ -46,17 +50,19 @@ class EnvironmentReferences:
     errors: list[str] = field(default_factory=list)
 
     def peeked(self, value: object) -> object:
-        """Return the value of the variable that `value` refers to, or `value` itself.
+        """Return the value of the variable that `value` refers to.
 
-        Adds no error for a variable that is not set.
+        If `value` is not a reference, returns it unchanged. If the variable is not set, returns the reference and adds
+        no error.
         """
         is_reference = isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX) and self.resolves
         return self.environ.get(str(value).removeprefix(ENVIRONMENT_PREFIX), value) if is_reference else value
 
     def resolved(self, value: object, path: str) -> object:
-        """Return `value` with every `os.environ/NAME` in it resolved.
+        """Return `value` with all `os.environ/NAME` in it replaced by the variables' values.
 
-        A reference to a variable that is not set stays, and adds an error.
+        References are replaced at any depth. If a variable is not set, its reference stays and an error with the `path`
+        is added to `errors`.
         """
         match value:
             case str() if value.startswith(ENVIRONMENT_PREFIX) and self.resolves:

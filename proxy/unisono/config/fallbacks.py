@@ -1,4 +1,4 @@
-"""Fallback models from LiteLLM's lists, checked against the model list."""
+"""Fallback models of each model, from LiteLLM's lists."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from unisono.core.route_protocol import RequestedRouting
 from unisono.errors import ConfigError, ConfigErrors
 
 ANY: Final = "*"
-"""Key for every model without its own list."""
+"""Key in a list of fallback models that means every model without a list of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """Fallback models of one model, in order.
+    """Fallback models of one model, in the order in which they are tried.
 
-    `fallbacks` apply if its own backends failed or have no slot, `larger` if the prompt is too long for those backends.
+    `fallbacks` are tried if the model's own backends have failed or have no free slot. `larger` are tried if the prompt
+    is too long for the model's own backends.
     """
 
     fallbacks: tuple[str, ...] = ()
     larger: tuple[str, ...] = ()
 
     def for_request(self, model: str, requested: RequestedRouting) -> StandIns:
-        """Return the fallback models of a request for `model`; its own replace the configured ones."""
+        """Return the fallback models for a request for `model`.
+
+        If the request names fallback models, they replace the configured `fallbacks`. There are no fallback models if
+        the request forbids them or names a deployment.
+        """
         if requested.no_fallbacks or requested.deployment:
             return NO_STAND_INS
         if requested.fallbacks is None:
@@ -38,9 +43,10 @@ NO_STAND_INS: Final = StandIns()
 
 
 def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str]) -> dict[str, StandIns]:
-    """Return the fallback models by model.
+    """Return the fallback models of each model that has any, by the name of the model.
 
-    Raises ConfigError for an unknown name or a second list.
+    `groups` are the names of all models. Raises ConfigError if a list contains an unknown name, or if a model has two
+    lists.
     """
     known = _Names(groups, aliases, {entry.model_name: entry.mode for entry in config.model_list})
     fallbacks: Mapping[str, Sequence[str]] = {}
@@ -55,8 +61,8 @@ def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str])
         default = _default(config, known)
     errors.raise_all()
     found = {
-        # The most specific list applies: the model's own, then `*`, then `default_fallbacks`. The lists for all models
-        # may name the model itself, and models of other modes.
+        # The most specific list applies: the model's own, then that of `*`, then `default_fallbacks`. The last two may
+        # contain the model itself and models of other modes, which are left out.
         model: StandIns(
             tuple(known.suitable(model, fallbacks.get(model, fallbacks.get(ANY, default)))),
             tuple(known.suitable(model, larger.get(model, larger.get(ANY, ())))),
@@ -73,7 +79,7 @@ class _Names:
     modes: Mapping[str, ModelMode]
 
     def suitable(self, model: str, names: Iterable[str]) -> Iterator[str]:
-        """Yield the names that can stand in for a model."""
+        """Yield those of the models `names` that can be fallback models of `model`."""
         return (name for name in names if name != model and self.modes[name] is self.modes[model])
 
     def resolve(self, name: str, path: str) -> str:
@@ -88,24 +94,27 @@ class _Names:
             for model, names in row.items():
                 entry_path = f"{path}[{index}].{model}"
                 targets = [self.resolve(name, f"{entry_path}[{at}]") for at, name in enumerate(names)]
-                # An alias and its model have one list, so a list under each of the two names is a contradiction.
+                # A model can have a list under its name or under an alias, but not under both.
                 origin = model if model == ANY else self.resolve(model, entry_path)
                 for at, target in enumerate(targets):
                     if origin != ANY and self.modes[target] is not self.modes[origin]:
                         raise ConfigError(
-                            f"{entry_path}[{at}]: `{target}` has the mode `{self.modes[target]}` and cannot stand in "
-                            f"for a model of the mode `{self.modes[origin]}`; remove it"
+                            f"{entry_path}[{at}]: `{target}` has the mode `{self.modes[target]}` and cannot replace "
+                            f"a model of the mode `{self.modes[origin]}`; remove `{target}` from the list"
                         )
                 if origin in found:
                     raise ConfigError(
-                        f"{entry_path}: a second list for the model `{origin}`; merge it into the first one"
+                        f"{entry_path}: this is a second list for the model `{origin}`; merge the two lists"
                     )
                 found[origin] = targets
         return found
 
 
 def _sections(config: Config) -> tuple[tuple[str, Fallbacks], ...]:
-    """Sections that may contain the lists; the first one with a list wins."""
+    """Return the sections that may contain the lists.
+
+    The section that takes precedence is first.
+    """
     return ("router_settings", config.router_settings), ("litellm_settings", config.litellm_settings)
 
 

@@ -1,4 +1,4 @@
-"""Section of continuous fidelity."""
+"""Section `fidelity`: continuous comparison of backends with a reference backend."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class FidelityThresholds(Section):
-    """Limits of what rounding explains."""
+    """Limits for differences that rounding can explain."""
 
     agreement: Share = 0.995
-    """Least share of tokens where both backends prefer the same one."""
+    """Minimum share of positions at which both backends consider the same token the most likely."""
     divergence: Annotated[float, Field(gt=0)] = 0.002
-    """Greatest mean divergence of the distributions, in nats."""
+    """Maximum mean divergence of the probability distributions, in nats."""
     implausible: Share = 0.0003
-    """Greatest share of tokens that the reference considers practically impossible.
-    Their probability is below one in a million."""
+    """Maximum share of generated tokens that the reference considers practically impossible.
+    A token is practically impossible if its probability is below one in a million."""
 
 
 class FidelitySettings(Section):
-    """Comparison of live answers with a reference, for one model."""
+    """Comparison of live answers with a reference backend, for one model."""
 
     reference: Name
-    """Backend of the same `model_name` that scores the answers of the others.
-    It must be able to score."""
+    """Reference backend of the same `model_name`, which scores answers of the other backends.
+    It must support scoring."""
     sample: Share = 0.01
-    """Share of the answers that are scored.
-    Backends with a warning are scored more often."""
+    """Share of the answers that are scored, from 0 to 1.
+    Answers of backends with a warning are scored more often."""
     budget: Count = 200_000
-    """Maximum tokens per hour, prompts included, that are scored.
-    Tokens that two backends score count twice. Each worker has the whole budget."""
+    """Maximum number of tokens to score per hour, including the tokens of prompts.
+    A token that two backends score is counted twice. Each worker has the whole budget."""
     thresholds: FidelityThresholds = Field(default_factory=FidelityThresholds)
     """Limits beyond which a backend gets a warning."""
     quarantine_s: Annotated[float, Field(ge=0)] = 900.0
-    """Time of the first quarantine, in seconds; it doubles each time.
+    """Duration of a backend's first quarantine, in seconds. Each further one is twice as long.
     With 0, there are only warnings."""

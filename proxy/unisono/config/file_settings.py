@@ -1,4 +1,4 @@
-"""Section for the files in requests."""
+"""Section for files that requests contain or name by URL."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ class FileSettings(Section):
     """Reading of the files in requests."""
 
     allowed_hosts: tuple[AllowedHostEntry, ...] = ()
-    """Hosts from which the gateway downloads files that requests name by URL.
+    """Hosts from which the gateway downloads files whose URLs are in requests.
     By default none."""
     max_bytes: Count = 10 * 1024 * 1024
     """Maximum size of a file, in bytes.
-    The base64 of a file in a request also counts for `max_body_bytes`."""
+    A file in a request is encoded as base64, whose size is also limited by `max_body_bytes`."""
     max_pages: Count = 500
     """Maximum number of pages of a PDF."""
     max_characters: Count = 1_000_000
-    """Maximum length of the text of a file, in characters."""
+    """Maximum length of the text in a file, in characters."""
     timeout_s: Seconds = 20.0
-    """Limit for the download of a file and for the extraction of its text, in seconds each."""
+    """Time limit in seconds for downloading a file, and the same limit for reading its text."""
     memory_bytes: Count = 256 * 1024 * 1024
-    """Memory of the process that reads an HTML or PDF file, in bytes.
-    Each worker runs up to two of them. macOS does not enforce the limit."""
+    """Maximum memory of a process that reads an HTML or PDF file, in bytes.
+    Each worker runs up to two such processes. macOS does not enforce the limit."""

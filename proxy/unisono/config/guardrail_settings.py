@@ -1,4 +1,4 @@
-"""Section `guardrails`: checks of requests and answers, in LiteLLM's form."""
+"""Section `guardrails`: checks of requests and answers, in the same form as in LiteLLM."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ class PatternSettings(Section):
     """Regular expression of a content filter."""
 
     pattern_type: Literal["prebuilt", "regex"]
-    """`prebuilt` for an expression that Unisono includes, `regex` for your own."""
+    """`prebuilt` for an expression that is part of Unisono, `regex` for your own expression."""
     pattern_name: Name | None = None
     """Name of a prebuilt expression, such as `email` or `us_ssn`.
     [hooks.md](hooks.md#check-content-with-guardrails) lists them."""
     pattern: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
     """Your own expression, in the syntax of RE2."""
     name: Name | None = None
-    """Name of your own expression, for clients. By default `regex` and its position."""
+    """Name of your own expression, which clients see. By default `regex` and its position."""
     action: Action = "BLOCK"
-    """`BLOCK` refuses the request or the answer, `MASK` replaces what matches."""
+    """`BLOCK` refuses the request or the answer, `MASK` replaces the matching text."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> PatternSettings:
         field = "pattern_name" if self.pattern_type == "prebuilt" else "pattern"
         if getattr(self, field) is None:
-            raise ValueError(f"`pattern_type: {self.pattern_type}` needs `{field}`")
+            raise ValueError(f"`pattern_type: {self.pattern_type}` requires `{field}`")
         return self
 
 
 class BlockedWord(Section):
-    """Keyword of a content filter. It matches in upper and lower case."""
+    """Keyword of a content filter. Upper and lower case are not distinguished."""
 
     keyword: Annotated[str, Field(min_length=1, max_length=1_000)]
     """The word or phrase. It also matches inside longer words."""
     action: Action = "BLOCK"
     """`BLOCK` refuses the request or the answer, `MASK` replaces the keyword."""
     description: str | None = None
-    """Description for people; no effect."""
+    """Description for people. It has no effect."""
 
 
 class GuardrailParams(Section):
@@ -64,9 +64,9 @@ class GuardrailParams(Section):
     """`litellm_content_filter` (expressions and keywords) or `presidio` (a Presidio service).
     LiteLLM's other guardrails are not supported."""
     mode: Annotated[tuple[Mode, ...], BeforeValidator(_to_list), Field(min_length=1)]
-    """What is checked: requests (`pre_call`, `during_call`), answers (`post_call`), or a list.
-    Both modes for requests have the same effect: the request is checked before the model gets it. An item of a
-    streamed answer is buffered until it is complete and checked."""
+    """What to check: requests (`pre_call` or `during_call`), answers (`post_call`), or a list.
+    `pre_call` and `during_call` have the same effect: the request is checked before the model gets it. Each item of a
+    streamed answer is held back until it is complete and has been checked."""
     default_on: bool = False
     """True applies the guardrail to every request.
     False applies it only to requests that name it in `guardrails`, and to models that list it in
@@ -78,24 +78,24 @@ class GuardrailParams(Section):
     keyword_redaction_tag: str = "[KEYWORD_REDACTED]"
     """Replacement for keywords with the action `MASK`."""
     pattern_redaction_format: str = "[{pattern_name}_REDACTED]"
-    """Replacement for a match. `{pattern_name}` stands for the expression's name in upper case."""
+    """Replacement for a match. `{pattern_name}` becomes the expression's name in upper case."""
     presidio_analyzer_api_base: str | None = None
     """Address of Presidio's analyzer, such as `os.environ/PRESIDIO_ANALYZER_API_BASE`."""
     presidio_anonymizer_api_base: str | None = None
     """Address of Presidio's anonymizer. Required unless all entities are blocked."""
     presidio_language: Annotated[str, Field(min_length=2, max_length=16)] = "en"
-    """Language of the texts as a code of Presidio, such as `en`."""
+    """Language of the texts, as a language code of Presidio such as `en`."""
     presidio_score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Minimum confidence of a finding. By default the threshold of the analyzer."""
+    """Minimum confidence of a finding, from 0 to 1. By default the analyzer's own threshold."""
     pii_entities_config: dict[Name, Action] = Field(default_factory=dict)
-    """Action for each entity, such as `{CREDIT_CARD: BLOCK, EMAIL_ADDRESS: MASK}`.
-    Other entities are ignored. By default all entities are masked."""
+    """Action for each type of entity, such as `{CREDIT_CARD: BLOCK, EMAIL_ADDRESS: MASK}`.
+    Types that are not listed are ignored. By default all entities are masked."""
 
     @model_validator(mode="after")
     def _has_rules(self) -> GuardrailParams:
         if self.guardrail == CONTENT_FILTER:
             if not self.patterns and not self.blocked_words:
-                raise ValueError("the content filter has no rules; add `patterns` or `blocked_words`")
+                raise ValueError("the content filter has no rules; set `patterns` or `blocked_words`")
             return self
         masks = not self.pii_entities_config or "MASK" in self.pii_entities_config.values()
         needed = ("presidio_analyzer_api_base", *(["presidio_anonymizer_api_base"] if masks else []))
@@ -109,16 +109,16 @@ class GuardrailSettings(Section):
     """Check of requests and answers."""
 
     guardrail_name: Name
-    """Name, for `guardrails` in requests and in `litellm_params`.
-    The client sees it if the guardrail itself fails."""
+    """Name of the guardrail, used in `guardrails` of requests and of `litellm_params`.
+    An error message contains the name if the guardrail itself fails."""
     litellm_params: GuardrailParams
     """Kind of the guardrail, where it applies, and its rules."""
     guardrail_info: dict[str, JsonValue] = Field(default_factory=dict)
-    """Description for people; no effect."""
+    """Description for people. It has no effect."""
 
 
 def guardrails_of(raw: object) -> dict[str, bool]:
-    """Return, by the name of each guardrail of a file, whether Unisono supports it."""
+    """Return the names of all guardrails in a file, with True for supported guardrails."""
     found: dict[str, bool] = {}
     for _, entry in entries_of(raw, "guardrails"):
         name, params = entry.get("guardrail_name"), entry.get("litellm_params")

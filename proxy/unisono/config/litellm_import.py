@@ -1,7 +1,7 @@
 """Conversion of a LiteLLM configuration to a Unisono configuration.
 
-Settings without effect are listed in comments with the reason. References to the environment stay references, so no
-secret is read from the environment or written to the file.
+The result lists settings without effect in comments, with the reason. References to environment variables stay
+references. So no secret is read from the environment or written to the result.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NAMED: Final = re.compile(rf"{ENVIRONMENT_PREFIX}([^\s\"',}}\]]+)")
 
 
 def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
-    """Return the text of the configuration that is equivalent to a LiteLLM file.
+    """Return the text of a Unisono configuration that is equivalent to a LiteLLM file.
 
-    `kinds` maps the `api_base` of an entry to the backend kind of its server. Raises ConfigError if the file cannot
+    `kinds` maps the `api_base` of entries to the backend kinds of their servers. Raises ConfigError if the file cannot
     be read or the result is invalid.
     """
     raw = read(path).tree
     tree, left_out = effective_part(raw)
-    # The files that it included are part of the result.
+    # The content of included files is part of the result.
     tree.pop("include", None)
     translated: list[str] = []
     for index, entry in enumerate(tree.get("model_list") or []):
@@ -49,9 +49,9 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
                 "store.url: set REDIS_URL to redis://:PASSWORD@HOST:PORT, because a value cannot join variables"
             )
     text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
-    # Validate the result as at start. Every environment variable counts as set.
+    # Validate the result in the same way as at startup, with a value for every environment variable.
     loaded = parse(yaml.safe_load(text), dict.fromkeys(_NAMED.findall(text), "1"), keeps_protective=True)
-    # A warning that the result still causes is listed once, under the settings to review.
+    # A warning that the result causes too is listed only under the settings to review.
     left_out = tuple(line for line in left_out if line not in loaded.warnings)
     notes = (
         *_comment_block(LEFT_OUT, left_out),
@@ -62,9 +62,10 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
 
 
 def own_servers(path: Path) -> list[str]:
-    """Return the addresses of gpt-oss servers that the file calls `openai/...`.
+    """Return the addresses of gpt-oss servers whose models are configured as `openai/...`.
 
-    Their kind is unknown. Addresses in the environment are left out. Raises ConfigError.
+    The backend kinds of these servers are unknown. Addresses that are references to environment variables are left out.
+    Raises ConfigError if the file cannot be read.
     """
     tree, _ = effective_part(read(path).tree)
     params = [entry.get("litellm_params") or {} for entry in tree.get("model_list") or [] if _is_generic(entry)]
@@ -73,14 +74,17 @@ def own_servers(path: Path) -> list[str]:
 
 
 def _is_generic(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry is a gpt-oss model on a server of unknown kind."""
+    """Return whether an entry is a gpt-oss model that is configured as `openai/...`."""
     params = entry.get("litellm_params") or {}
     names = f"{entry.get('model_name')} {params.get('model')}".lower().replace("_", "-")
     return str(params.get("model", "")).startswith("openai/") and "gpt-oss" in names
 
 
 def _set_kind(entry: Mapping[str, Any], kinds: Mapping[str, str]) -> str | None:
-    """Write the kind of the server into an entry of unknown kind, and return it."""
+    """Replace `openai/` in an entry by the kind of its server.
+
+    Returns the kind, or None if it is unknown.
+    """
     params = entry.get("litellm_params") or {}
     kind = kinds.get(str(params.get("api_base"))) if _is_generic(entry) else None
     if kind is not None:
@@ -92,7 +96,10 @@ REDIS_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}REDIS_URL"
 
 
 def _store_url(raw: object) -> str | None:
-    """Return the address of the Redis that a file of LiteLLM uses; None if it uses none."""
+    """Return the address of the Redis server in a LiteLLM file; None if there is none.
+
+    Returns `REDIS_VARIABLE` if parts of the address are in different environment variables.
+    """
     sections = raw if isinstance(raw, Mapping) else {}
     router, settings = (sections.get(name) or {} for name in ("router_settings", "litellm_settings"))
     cache = settings.get("cache_params") or {} if isinstance(settings, Mapping) else {}
@@ -115,11 +122,11 @@ def _store_url(raw: object) -> str | None:
 
 
 def _as_ours(entry: dict[str, Any]) -> None:
-    """Replace LiteLLM's names by Unisono's, in place."""
+    """Convert an entry to the form of a Unisono file, in place."""
     params = entry.get("litellm_params")
     if not isinstance(params, dict):
         return
-    # The loader collects litellm's own options under `provider`. In a file they are siblings of the other keys.
+    # The loader collects the keys for litellm under `provider`. In a file they are directly in `litellm_params`.
     params |= params.pop("provider", {})
     kind, slash, name = str(params.get("model", "")).partition("/")
     if slash and kind in KIND_ALIASES:

@@ -1,7 +1,7 @@
-"""Classes of LiteLLM's keys that Unisono does not read.
+"""LiteLLM's keys that have no effect in Unisono, and how each key is treated.
 
-`litellm_keys.yaml` lists them by exact name. A key that a configuration model declares is supported and not listed. All
-other keys are errors.
+`litellm_keys.yaml` lists these keys by exact name. It does not list the keys that Unisono supports, which are the
+fields of the sections. A key that is neither supported nor listed is an error.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import yaml
 
 
 class KeyClass(Enum):
-    """Treatment at start of a key without effect."""
+    """Treatment of a key without effect at startup."""
 
     PROTECTIVE = "protective"  # the gateway does not start until the operator acknowledges the key
-    NOTED = "noted"  # a warning of its own
-    COSMETIC = "cosmetic"  # part of one summary
+    NOTED = "noted"  # the key has a warning of its own
+    COSMETIC = "cosmetic"  # one warning lists all such keys
 
 
 LITELLM = "this LiteLLM setting has no effect in Unisono"
@@ -28,12 +28,12 @@ LATER = "this setting is reserved and has no effect in this version"
 FRAGMENT = "this key has no effect itself; it may only contain YAML anchors"
 KEYS_FILE = Path(__file__).with_name("litellm_keys.yaml")
 
-# Values of a protective key that protect nothing.
+# Values of a protective key with which the key does not protect anything.
 NEUTRAL: Final[tuple[object, ...]] = (None, False, "", [], {})
-# Keys whose value `false` protects.
+# Keys that protect if their value is `false`.
 PROTECTIVE_IF_FALSE = frozenset({"available_on_public_internet"})
 
-# Keys of LiteLLM with lists of callbacks, and the callbacks that check requests or answers.
+# Keys of LiteLLM that contain lists of callbacks, and the callbacks that check requests or answers.
 CALLBACK_LISTS = ("callbacks", "success_callback", "failure_callback", "input_callback")
 PROTECTIVE_CALLBACKS = frozenset(
     (
@@ -53,16 +53,16 @@ FOREIGN_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
         STRATEGIES.split(), "is a LiteLLM strategy; `prefix-aware` is used instead"
     )
 }
-"""LiteLLM values that are replaced by the default, with the warning, by section and key."""
+"""Values of LiteLLM for which the default is used, each with a warning, by section and key."""
 
 
 UNSERVED = (
     "image_edit",
     *("batch", "realtime", "video_generation", "ocr", "search", "vector_store"),
 )
-"""Values of `model_info.mode` other than text generation."""
+"""Values of `model_info.mode` that Unisono does not support."""
 
-# Keys of Unisono that are reserved, by section.
+# Keys that are reserved for later versions of Unisono, by section.
 RESERVED: Mapping[str, tuple[str, ...]] = {"unisono": ("trust_proxy_headers",)}
 
 
@@ -75,7 +75,7 @@ def _listed() -> dict[str, Any]:
 
 @cache
 def keys_of(section: str) -> Mapping[str, KeyClass]:
-    """Return the listed keys of a section, a path with `[]` for any index."""
+    """Return the listed keys of a section; `section` is a path with `[]` instead of indices."""
     classes: dict[str, str] = _listed()["keys"].get(section, {})
     return {name: KeyClass(kind) for kind, names in classes.items() for name in names.split()}
 
@@ -86,17 +86,17 @@ def _router_only() -> frozenset[str]:
 
 
 def is_passed_to_litellm(key: str) -> bool:
-    """Return whether a key of an entry that litellm serves is passed to litellm."""
+    """Return whether `key`, in an entry that litellm serves, is passed to litellm."""
     return key not in _router_only()
 
 
 def default_reason(section: str, key: str, value: object) -> str | None:
-    """Return the reason why a value is replaced by the default; None if it is used."""
+    """Return the reason why the default is used instead of `value`; None if `value` is used."""
     return FOREIGN_VALUES.get((section, key), {}).get(value) if isinstance(value, str) else None
 
 
 def class_of(section: str, key: str, value: object) -> KeyClass | None:
-    """Return the class of a key without effect; None if the key is unknown."""
+    """Return how a key without effect is treated; None if the key is not listed."""
     found = keys_of(section).get(key)
     if key in CALLBACK_LISTS and any(_may_protect(name) for name in _names(value)):
         return KeyClass.PROTECTIVE
@@ -105,14 +105,17 @@ def class_of(section: str, key: str, value: object) -> KeyClass | None:
 
 
 def other_reason(section: str, key: str) -> str | None:
-    """Return the reason why a key that is not LiteLLM's has no effect; None if there is none."""
+    """Return the reason why a key that LiteLLM does not have has no effect.
+
+    None if it is unknown.
+    """
     if key in RESERVED.get(section, ()):
         return LATER
     return FRAGMENT if not section and key.startswith(("x-", ".")) else None
 
 
 def _may_protect(callback: str) -> bool:
-    """Return whether a callback checks requests or is code of the operator."""
+    """Return whether a callback checks requests or answers. The operator's own code may do so."""
     return callback in PROTECTIVE_CALLBACKS or "." in callback
 
 

@@ -1,7 +1,7 @@
-"""Loader of the configuration, the only reader of the environment.
+"""Loader of the configuration. No other code reads the environment variables of settings.
 
-Every error is a ConfigError that begins with the path of the key. It contains no value, because values may be secret.
-Known keys without effect are returned as warnings.
+Every error is a ConfigError whose message begins with the path of a key. The message contains no value, because values
+may be secret. Known keys without effect cause warnings, which are returned.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from unisono.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Loaded configuration, with warnings for the operator in the order of the file."""
+    """Loaded configuration, with warnings for the operator."""
 
     config: Config
     warnings: tuple[str, ...] = ()
@@ -52,14 +52,14 @@ class Loaded:
     file: ConfigFile = field(default_factory=lambda: ConfigFile({}))
 
     def explained(self, error: ConfigError) -> ConfigError:
-        """Return an error of building the gateway with its positions in the files."""
+        """Return an error from building the gateway, with indices and names as in the files."""
         return self.file.with_origins(ConfigError(*map(self.positions.in_file, error.messages)))
 
 
 def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
-    """Load the configuration file at `path`. Raises ConfigError.
+    """Load a configuration file. Raises ConfigError if the file is missing or invalid.
 
-    `environ` is the environment of the process by default.
+    `environ` replaces the environment of the process.
     """
     file = read(path)
     try:
@@ -71,11 +71,11 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
 def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = False) -> Loaded:
     """Validate a parsed file. Raises ConfigError with all errors, one per line.
 
-    With `keeps_protective`, protective settings that are not acknowledged are warnings.
+    If `keeps_protective` is True, protective settings that are not acknowledged cause warnings instead of errors.
     """
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration must be a mapping of sections, not {described(raw)}")
-    # As in LiteLLM, references in all other sections may name a variable of this section.
+    # As in LiteLLM, references may also name a variable from the section `environment_variables`.
     reading = _Reading(EnvironmentReferences({**environ, **own_environment(raw)}))
     tree = reading.all_of(raw)
     refuse_lone_surrogates(tree, "")
@@ -97,8 +97,8 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
 def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the part of a parsed file that has an effect, and warnings about all other keys.
 
-    References to the environment are not resolved. Unsupported protective settings stay, so that the result does not
-    start without a decision about them. Raises ConfigError.
+    References to environment variables are not resolved. Unsupported protective settings are kept, so that the gateway
+    does not start with the result until the operator decides about them. Raises ConfigError for invalid keys.
     """
     reading = _Reading(EnvironmentReferences({}, resolves=False))
     tree = reading.all_of(raw)
@@ -111,34 +111,34 @@ def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 @dataclass(slots=True)
 class _Reading:
-    """Pass over the parsed file, guided by the models.
+    """Walk through a parsed file along the sections (pydantic models).
 
-    It removes keys without effect, resolves references to the environment, and rejects unknown keys.
+    It removes keys without effect, resolves references to environment variables, and records unknown keys as errors.
     """
 
     references: EnvironmentReferences
     warnings: list[str] = field(default_factory=list)
-    cosmetic: list[str] = field(default_factory=list)  # paths of cosmetic keys, which one warning lists
-    protective: list[tuple[str, str]] = field(default_factory=list)  # paths of such keys, and without list indices
-    guardrails: Mapping[str, bool] = field(default_factory=dict)  # whether each one is supported
-    left_out: dict[str, set[int]] = field(default_factory=dict)  # positions of entries without effect, by list
+    cosmetic: list[str] = field(default_factory=list)  # paths of cosmetic keys
+    protective: list[tuple[str, str]] = field(default_factory=list)  # paths of protective keys, and without indices
+    guardrails: Mapping[str, bool] = field(default_factory=dict)  # names, with True for supported guardrails
+    left_out: dict[str, set[int]] = field(default_factory=dict)  # indices of entries without effect, by list
     credentials: Credentials = field(init=False)
 
     @property
     def errors(self) -> list[str]:
-        """Return the errors so far, among them those of references."""
+        """All errors so far, including those of references."""
         return self.references.errors
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """Return the line about cosmetic keys, if there are any."""
+        """Warning that lists all cosmetic keys; empty if there are none."""
         names = sorted({path.rpartition(".")[2] for path in self.cosmetic})
         return (f"LiteLLM settings without effect in Unisono: {', '.join(names)}",) if names else ()
 
     def all_of(self, raw: object) -> object:
         """Return the part of the file that has an effect, and add errors to `errors`.
 
-        Raises ConfigError for a file that contains itself.
+        Raises ConfigError if a YAML alias makes a value contain itself.
         """
         self.credentials = Credentials(credentials_of(raw, self.errors), self.references)
         self.guardrails = guardrails_of(raw)
@@ -158,13 +158,13 @@ class _Reading:
             return raw
         effective: dict[str, object] = {}
         more: dict[str, object] = {}
-        # litellm has options for every provider, so unknown keys of such entries are passed on.
+        # litellm has options for each provider, so unknown keys of an entry that litellm serves are passed to litellm.
         raw = self._with_canonical_keys(raw, model, path)
         handed = model is LitellmParams and is_of_litellm(raw.get("model"))
         for key, value in raw.items():
             key_path = f"{path}.{key}" if path else str(key)
-            # The keys of this section are names of variables, so none is unknown. Its values are plain text, in which
-            # references are not resolved.
+            # In this section, any key is valid, because keys are names of variables. References in its values are not
+            # resolved.
             if not path and key == "environment_variables":
                 effective[str(key)] = dict(own_environment(raw))
                 continue
@@ -183,18 +183,17 @@ class _Reading:
                     effective[str(key)] = value
             elif (why := default_reason(_general(path), str(key), value)) is not None:
                 self.warnings.append(f"{key_path}: `{value}` {why}")
-            # YAML parses a key without a value as null. It then counts as missing, unless null is a valid value of the
-            # key.
+            # YAML parses a key without a value as null. Such a key is treated as missing, unless null is a valid value.
             elif value is not None or _may_be_empty(model, str(key)):
                 effective[str(key)] = self._value(value, model, str(key), key_path)
         if model is LitellmParams and not handed and isinstance(address := effective.get("api_base"), str):
             effective["api_base"], route = without_route(address)
             if route:
-                self.warnings.append(f"{path}.api_base: ends in `{route}`, which is a route and was ignored; remove it")
+                self.warnings.append(f"{path}.api_base: the API route `{route}` at the end was ignored; remove it")
         return {**effective, PROVIDER: more} if more else effective
 
     def _with_canonical_keys(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
-        """Replace synonyms of keys. Both names of a key are an error."""
+        """Replace synonyms of keys. It is an error if a section has both names of a key."""
         if model is ModelEntry:
             return self._with_limits(raw, path)
         if model is not LitellmParams:
@@ -202,7 +201,7 @@ class _Reading:
         raw = self.credentials.added_to(raw, path)
         if "base_url" not in raw:
             return raw
-        # LiteLLM accepts both names. Two addresses would leave open which one is used.
+        # LiteLLM accepts both names. With two addresses, it would not be clear which one is used.
         if raw.get("api_base") is not None:
             self.errors.append(f"{path}.base_url: same setting as `api_base`; remove one of them")
             return {key: value for key, value in raw.items() if key != "base_url"}
@@ -211,7 +210,7 @@ class _Reading:
     def _with_limits(self, entry: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
         """Move `rpm` and `tpm` of an entry and of its `model_info` to `litellm_params`.
 
-        LiteLLM reads them in all three places.
+        LiteLLM accepts these keys in all three places.
         """
         params, info = entry.get("litellm_params"), entry.get("model_info")
         if not isinstance(params, Mapping):
@@ -254,23 +253,29 @@ class _Reading:
     def _effective(
         self, values: Sequence[object], path: str, has_effect: Callable[[object, str], bool]
     ) -> list[tuple[int, object]]:
-        """Return the elements of a list that have an effect, with their positions."""
+        """Return the elements of a list that have an effect, each with its index in the file."""
         kept = [(index, value) for index, value in enumerate(values) if has_effect(value, f"{path}[{index}]")]
         if missing := {*range(len(values))} - {index for index, _ in kept}:
             self.left_out[path] = missing
         return kept
 
     def _is_applied(self, name: object, path: str) -> bool:
-        """Return whether a guardrail of a model stays in the tree; add an error for an unknown one."""
+        """Return whether to keep the name of a guardrail in an entry.
+
+        Adds an error if the name is unknown.
+        """
         if not isinstance(name, str):
             return True
         if name not in self.guardrails:
             self.errors.append(f"{path}: unknown guardrail `{name}`; add it to `guardrails`")
-        # The entry of an unsupported guardrail decides whether the gateway starts without it.
+        # An unsupported guardrail needs no error here: its entry in `guardrails` causes one unless it is acknowledged.
         return self.guardrails.get(name, True) or not self.references.resolves
 
     def _is_supported(self, guardrail: object, path: str) -> bool:
-        """Return whether a guardrail stays in the tree. Record an unsupported one as protective."""
+        """Return whether to keep an entry of `guardrails`.
+
+        An unsupported guardrail is recorded as protective.
+        """
         params = guardrail.get("litellm_params") if isinstance(guardrail, Mapping) else None
         kind = params.get("guardrail") if isinstance(params, Mapping) else None
         if not isinstance(guardrail, Mapping) or not isinstance(kind, str) or kind in GUARDRAIL_KINDS:
@@ -280,7 +285,10 @@ class _Reading:
         return not self.references.resolves
 
     def _has_effect(self, entry: object, path: str) -> bool:
-        """Return whether an entry is neither blocked nor of an unsupported type, else warn about it."""
+        """Return whether an entry has an effect.
+
+        Adds a warning if the entry is blocked or has an unsupported mode.
+        """
         info = entry.get("model_info") if isinstance(entry, Mapping) else None
         if not isinstance(info, Mapping):
             return True
@@ -293,16 +301,16 @@ class _Reading:
         return False
 
     def _is_true(self, value: object) -> bool:
-        """Return whether a value means true, in any form that the validation accepts."""
+        """Return whether a value is true in any notation that the validation accepts, such as `yes`."""
         try:
             return TypeAdapter(bool).validate_python(self.references.peeked(value))
         except ValidationError:
-            return False  # the validation reports it
+            return False  # the validation reports the invalid value
 
     def _is_protective(self, section: str, key: str, path: str, value: object, fields: Sequence[str]) -> bool:
-        """Record a key without effect, or an error for an unknown key.
+        """Record a key that is not a field of its section: as a key without effect, or as an error.
 
-        Return whether the file that `import-litellm` writes has to keep the key.
+        Returns True if the key is protective and must be kept in the file that `import-litellm` writes.
         """
         match class_of(section, key, value):
             case KeyClass.PROTECTIVE:
@@ -322,13 +330,16 @@ class _Reading:
 
 
 def _may_be_empty(model: type[BaseModel], key: str) -> bool:
-    """Return whether null is a valid value of a key. Otherwise null counts as a missing key."""
-    # Types such as `int | None` name None among their arguments.
+    """Return whether null is a valid value of a key.
+
+    Otherwise a key with the value null is treated as missing.
+    """
+    # A type such as `int | None` has NoneType among its arguments.
     return type(None) in get_args(model.model_fields[key].annotation)
 
 
 def _general(path: str) -> str:
-    """Return a path without indices and names, such as `model_list[].unisono`."""
+    """Return a path without list indices and labels, such as `model_list[].unisono`."""
     if path.startswith("mcp_servers."):
         return "mcp_servers[]"
     head, bracket, rest = path.partition("[")

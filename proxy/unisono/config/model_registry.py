@@ -1,4 +1,4 @@
-"""Registry of models: groups, aliases, wildcards, and the default model."""
+"""Registry of the configured models, which finds the model for the name in a request."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ CLIENT_VISIBLE = (
     *("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools"),
     *("reasoning_budget", "recoveries", "forbidden_tools", "media", "media_model"),
 )
-"""Settings that clients can observe; equal for all entries of one `model_name`."""
+"""Settings whose effect clients can observe.
+
+They must be equal in all entries of a `model_name`.
+"""
 
 
 AUXILIARY_NAMES = frozenset({"codex-auto-review"})
-"""Model names that a program requests besides the model that its user selects."""
+"""Model names that client programs request in addition to the model that their user selects."""
 
 STATEFUL_PROVIDERS = ("openai", "azure")
-"""Providers whose Responses API stores responses."""
+"""Providers whose Responses API stores responses, so that later requests can refer to them."""
 
 MAX_NAME_LENGTH = 256
-"""Characters of an unknown name that an error repeats."""
+"""Maximum number of characters of an unknown model name that an error message repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Group of all entries with one `model_name`, which is its `name` in the pool."""
+    """All entries of `model_list` with the same `model_name`, which is the `name` of the group."""
 
     name: str
     entries: tuple[ModelEntry, ...]
@@ -41,17 +44,23 @@ class ServedModel:
 
     @property
     def access_groups(self) -> frozenset[str]:
-        """Names of groups that the model belongs to, for the permissions of keys."""
+        """Access groups of the model. A key with permission for one of them may use the model."""
         return frozenset(group for entry in self.entries for group in entry.model_info.access_groups)
 
     @property
     def max_input_tokens(self) -> int | None:
-        """Smallest configured context window, because any entry may answer; None if unset."""
+        """Smallest context window, in tokens, that an entry configures; None if no entry does.
+
+        It is the smallest one because any entry may answer a request.
+        """
         return min((e.model_info.max_input_tokens for e in self.entries if e.model_info.max_input_tokens), default=None)
 
 
 class ModelRegistry:
-    """Groups of a configuration by name. Raises ConfigError for contradicting entries."""
+    """Models of a configuration, by name.
+
+    Raises ConfigError for an unknown name, or for entries that contradict each other.
+    """
 
     def __init__(self, config: Config) -> None:
         self._groups = {model.name: model for model in _groups(config.model_list)}
@@ -75,7 +84,7 @@ class ModelRegistry:
             with errors:
                 self._check_media(entry, f"model_list[{index}].unisono")
         self.stand_ins: dict[str, StandIns] = {}
-        """Fallback models, by model."""
+        """Fallback models of each model that has any, by the name of the model."""
         with errors:
             self.stand_ins = stand_ins(config, tuple(self._groups), self._aliases)
         default = config.general_settings.completion_model
@@ -102,7 +111,7 @@ class ModelRegistry:
         """Check the vision model of an entry. Raises ConfigError."""
         name, describes = entry.unisono.media_model, entry.unisono.media == "describe"
         if describes and name is None:
-            raise ConfigError(f"{path}.media: `describe` needs a vision model; set `media_model`")
+            raise ConfigError(f"{path}.media: `describe` requires a vision model; set `media_model`")
         if name is None:
             return
         if not describes:
@@ -110,14 +119,16 @@ class ModelRegistry:
         model = self._groups[self.resolve_alias(name, f"{path}.media_model")]
         if _kinds(model) != {False} or "*" in model.name or model.mode is not ModelMode.CHAT:
             raise ConfigError(
-                f"{path}.media_model: `{name}` cannot describe images; use a pass-through model (no `*` in its name)"
+                f"{path}.media_model: `{name}` cannot describe images; use a pass-through chat model without `*` in "
+                "its name"
             )
 
     def resolve(self, requested: str | None) -> ServedModel:
-        """Return the group for a client's name. Raises UnknownModel.
+        """Return the model for the name in a request. Raises UnknownModel if there is none.
 
-        The order is alias, exact name, wildcard, default model. After these, a name in `AUXILIARY_NAMES` means the only
-        gpt-oss model. With several gpt-oss models, it is unknown.
+        The name is looked up as an alias, as an exact name, and with the wildcards, in this order. If nothing matches,
+        the default model is used. If there is no default model, a name in `AUXILIARY_NAMES` means the gpt-oss model,
+        provided that exactly one is configured.
         """
         if requested:
             name = self._aliases.get(requested, requested)
@@ -128,8 +139,8 @@ class ModelRegistry:
                     return self._groups[pattern]
         if self._default:
             return self._groups[self._default]
-        # Codex rejects every action that it cannot have reviewed. With several gpt-oss models, the choice is the
-        # operator's: an alias.
+        # Codex rejects every action for which the review fails, so its review model must exist. With several gpt-oss
+        # models, the operator has to choose one by an alias.
         if requested in AUXILIARY_NAMES and self._only_harmony:
             return self._only_harmony
         if not requested:
@@ -139,10 +150,10 @@ class ModelRegistry:
         raise UnknownModel(f"The model `{name}` does not exist here. Models: {known}.", param="model")
 
     def answer_mode(self, model: ServedModel, requested: RequestedRouting = NO_ROUTING) -> AnswerMode:
-        """Return the answer mode of a model: by the engine, by pass-through, or by both in order.
+        """Return whether the engine or pass-through answers requests, and which is tried first.
 
-        Harmony entries come before others, and a model's own entries before those of its fallback models. These are the
-        ones of the request, if it names some.
+        Harmony entries of the model are tried before its pass-through entries, and both before the fallback models. If
+        the request names fallback models, they replace the configured ones.
         """
         kinds = _kinds(model)
         stand_ins = self.stand_ins.get(model.name, StandIns()).for_request(model.name, requested)
@@ -152,9 +163,9 @@ class ModelRegistry:
         return AnswerMode.PASSING_THEN_ENGINE if True in others else AnswerMode.PASSING
 
     def stores_responses(self, model: ServedModel, requested: RequestedRouting = NO_ROUTING) -> bool:
-        """Return whether all requests reach the same provider, which stores responses.
+        """Return whether all requests for the model reach one provider that stores responses.
 
-        Only then can a request refer to a response stored there.
+        Only then can a request refer to a response that is stored at the provider.
         """
         return (
             len(model.entries) == 1
@@ -165,26 +176,26 @@ class ModelRegistry:
 
     @property
     def passes(self) -> bool:
-        """True if any model passes through."""
+        """True if at least one entry passes requests through."""
         return any(False in _kinds(model) for model in self._groups.values())
 
     def groups(self) -> Iterator[ServedModel]:
         yield from self._groups.values()
 
     def listed(self) -> Iterator[tuple[str, ServedModel]]:
-        """Yield every public name with its group: groups first, then aliases, no patterns."""
+        """Yield each public name with its model: models without wildcards first, then aliases."""
         for name, model in self._groups.items():
             if "*" not in name:
                 yield name, model
         for alias, name in self._aliases.items():
-            # A group with the name of an alias is already in the list. Requests with that name reach the target of the
-            # alias.
+            # If a model and an alias have the same name, the name is already listed. Requests with this name reach the
+            # target of the alias.
             if alias not in self._hidden and alias not in self._groups:
                 yield alias, self._groups[name]
 
 
 def _kinds(model: ServedModel) -> set[bool]:
-    """Return the `harmony` values of the entries."""
+    """Return which values `harmony` has in the entries of a model: True, False or both."""
     return {entry.harmony for entry in model.entries}
 
 
@@ -192,8 +203,8 @@ def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
     names = dict.fromkeys(entry.model_name for entry in entries)
     for name in names:
         indexed = [(index, entry) for index, entry in enumerate(entries) if entry.model_name == name]
-        # Clients do not choose among the entries of a model. Settings that they can observe must not depend on the
-        # entry that answers.
+        # A client cannot choose the entry that answers. So the settings whose effect it can observe must be the same in
+        # all entries.
         settings = indexed[0][1].unisono
         for index, entry in indexed[1:]:
             for field in CLIENT_VISIBLE:
@@ -212,7 +223,7 @@ def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
 
 
 def _check_defaults(name: str, indexed: list[tuple[int, ModelEntry]]) -> None:
-    """Raise ConfigError for different request defaults in the Harmony entries of a model."""
+    """Raise ConfigError if the Harmony entries of a model have different defaults for requests."""
     harmony = [(index, entry.litellm_params.request_defaults) for index, entry in indexed if entry.harmony]
     for index, defaults in harmony[1:]:
         first, expected = harmony[0]

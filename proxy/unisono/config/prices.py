@@ -1,4 +1,4 @@
-"""Prices of tokens and of other units, in LiteLLM's keys and in Unisono's."""
+"""Prices of tokens and of other units: LiteLLM's keys, and Unisono's section `price`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pydantic import Field
 
 from unisono.config.section import Section
 
-# At most 1 USD per token, so that sums in micro-USD stay within the integers of the stores.
+# At most 1 USD per token, so that the stores can represent sums in micro-USD as integers.
 PerToken = Annotated[float, Field(ge=0, le=1)]
-# At most 100 USD for an image or another unit, for the same reason.
+# At most 100 USD per image, query, second or character, for the same reason.
 PerUnit = Annotated[float, Field(ge=0, le=100)]
 PerMillion = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Costs(Section):
-    """Prices in LiteLLM's keys, in USD per token or other unit.
+    """Prices in LiteLLM's keys, in USD per token, image, query, second or character.
 
-    `unisono.price` wins for tokens.
+    For tokens, `unisono.price` takes precedence.
     """
 
     input_cost_per_token: PerToken | None = None
     """Price of a prompt token."""
     output_cost_per_token: PerToken | None = None
-    """Price of an answer token, reasoning included."""
+    """Price of an answer token, including reasoning tokens."""
     cache_read_input_token_cost: PerToken | None = None
-    """Price of a prompt token from the cache of a backend."""
+    """Price of a prompt token that a backend reads from its cache."""
     input_cost_per_query: PerUnit | None = None
-    """Price of a request for embeddings, scores or moderation, or of a reranker's search unit."""
+    """Price of a request for embeddings, scores or moderation, or of a search unit in reranking."""
     output_cost_per_image: PerUnit | None = None
     """Price of a generated image."""
     input_cost_per_image: PerUnit | None = None
@@ -39,22 +39,23 @@ class Costs(Section):
     input_cost_per_second: PerUnit | None = None
     """Price of a second of transcribed audio if `output_cost_per_second` is not set."""
     input_cost_per_character: PerUnit | None = None
-    """Price of a character of a text to speak or to embed."""
+    """Price of a character of text from which speech or an embedding is generated."""
 
     def get_price(self, key: str) -> float | None:
-        """Return the price of a key of LiteLLM."""
+        """Return the price in the field `key`; None if it is not set."""
         price: float | None = getattr(self, key)
         return price
 
 
-# Keys of the price of a unit. As in LiteLLM, the prices of its two sides are not added; the first one applies.
+# Keys with the price of a unit. As in LiteLLM, the prices for input and output are not added; the first key that is set
+# applies.
 UNIT_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "queries": ("input_cost_per_query",),
     "images": ("output_cost_per_image", "input_cost_per_image"),
     "seconds": ("output_cost_per_second", "input_cost_per_second"),
     "characters": ("input_cost_per_character",),
 }
-# Units by which models are billed, by their mode. Others are billed by tokens only.
+# Units by which models of a mode are billed. Models of all other modes are billed only by tokens.
 MODE_UNITS: Final[Mapping[str, tuple[str, ...]]] = {
     "embedding": ("queries", "characters"),
     "rerank": ("queries",),
@@ -69,12 +70,13 @@ MODE_UNITS: Final[Mapping[str, tuple[str, ...]]] = {
 class PriceSettings(Section):
     """Prices in USD per million tokens.
 
-    Without a price here, the keys of LiteLLM apply, then LiteLLM's price list if litellm is installed, else 0.
+    If a price is not set here, the price in LiteLLM's keys applies, then that in LiteLLM's price list if litellm is
+    installed. Otherwise the price is 0.
     """
 
     input: PerMillion | None = None
     """Price of prompt tokens."""
     output: PerMillion | None = None
-    """Price of answer tokens, reasoning included."""
+    """Price of answer tokens, including reasoning tokens."""
     cached_input: PerMillion | None = None
-    """Price of prompt tokens from the cache of a backend. By default `input`."""
+    """Price of prompt tokens that a backend reads from its cache. By default `input`."""

@@ -1,4 +1,4 @@
-"""Common types of all sections."""
+"""Base class and common types of the sections of the configuration."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Generous bounds that stores and clocks can still represent.
+# The upper bounds are generous, but stores and clocks can still represent the values.
 Seconds = Annotated[float, Field(gt=0, le=1e10)]
 Count = Annotated[int, Field(gt=0, le=10**12)]
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class Section(BaseModel):
-    """Section of the configuration: frozen, no unknown keys, no values in error messages."""
+    """Base class of all sections.
 
-    # Only the whole configuration is parsed, so its sections need no validators of their own.
+    Sections are frozen and reject unknown keys. Their error messages contain no values, which may be secret.
+    """
+
+    # Pydantic builds a validator only for `Config`, because only the whole configuration is parsed.
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",

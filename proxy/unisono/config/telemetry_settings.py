@@ -1,4 +1,4 @@
-"""Sections of OpenTelemetry spans and of recordings."""
+"""Sections for OpenTelemetry, the request log, request records and recordings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from unisono.config.section import Count, Name, Seconds, Section
 
 
 def _address(url: SecretStr) -> SecretStr:
-    """Reject an invalid address at start. Later, failed exports show in the metrics only."""
+    """Reject an invalid address at startup.
+
+    At run time, only the metrics would show the failed exports.
+    """
     parts = urlsplit(url.get_secret_value())
     if parts.scheme not in ("http", "https") or not parts.hostname or " " in url.get_secret_value():
         raise ValueError("must be an http or https URL, such as http://collector:4318/v1/traces")
@@ -21,16 +24,17 @@ def _address(url: SecretStr) -> SecretStr:
 class OtelSettings(Section):
     """Export of spans and metrics to an OpenTelemetry collector.
 
-    Requests, steps, tools and attempts on backends have spans.
+    There is a span for each request, step, tool call and attempt on a backend.
     """
 
     endpoint: Annotated[SecretStr, AfterValidator(_address)] | None = None
     """Full URL of the collector for traces, such as `http://collector:4318/v1/traces`.
-    By default the variables `OTEL_EXPORTER_OTLP_*` apply. The URL is secret because it may contain a password."""
+    By default the environment variables `OTEL_EXPORTER_OTLP_*` apply. The URL is treated as secret, because it may
+    contain a password."""
     headers: dict[Name, SecretStr] = Field(default_factory=dict)
     """Headers for the collector, such as its API key."""
     metrics: bool = False
-    """True also exports the metrics over OTLP. It needs `unisono.metrics`."""
+    """True also exports the metrics over OTLP. Requires `unisono.metrics`."""
     metrics_endpoint: Annotated[SecretStr, AfterValidator(_address)] | None = None
     """Full URL of the collector for metrics.
     By default `endpoint` with `/v1/metrics` instead of `/v1/traces`."""
@@ -39,27 +43,28 @@ class OtelSettings(Section):
     service_name: Name = "unisono"
     """Service name in spans and metrics."""
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Fraction of requests that are traced.
-    For a request with a `traceparent` header, the sampling flag in that header decides."""
+    """Fraction of the requests that are traced, from 0 to 1.
+    If a request has a `traceparent` header, the sampling flag in the header decides instead."""
     content: bool = False
     """True adds the messages of requests and answers to their spans.
-    `litellm_settings.turn_off_message_logging` prevents it."""
+    It has no effect if `litellm_settings.turn_off_message_logging` is true."""
     content_max_bytes: Annotated[int, Field(ge=1000)] = 65536
-    """Maximum size of the input messages of a span, in bytes.
-    The oldest messages are left out first."""
+    """Maximum size of the input messages in a span, in bytes.
+    If the messages are larger, the oldest ones are left out."""
     timeout_s: Seconds = 10.0
-    """Limit for a request to the collector, in seconds."""
+    """Time limit for a request to the collector, in seconds."""
     max_queue: Count = 8192
-    """Maximum spans that wait to be sent. Further spans are dropped and counted in the metrics."""
+    """Maximum number of spans that wait to be sent.
+    Further spans are dropped. The metrics count the dropped spans."""
 
     @model_validator(mode="after")
     def _has_metrics_endpoint(self) -> OtelSettings:
         if self.metrics and self.metrics_endpoint is None and self.endpoint is not None and not self.metrics_url():
-            raise ValueError("`metrics` needs `metrics_endpoint`, because `endpoint` does not end with /v1/traces")
+            raise ValueError("`metrics` requires `metrics_endpoint`, because `endpoint` does not end with /v1/traces")
         return self
 
     def metrics_url(self) -> str | None:
-        """Return the URL for metrics; None if the environment variables apply."""
+        """Return the URL for metrics; None if the environment variables of OpenTelemetry apply."""
         if self.metrics_endpoint is not None:
             return self.metrics_endpoint.get_secret_value()
         traces = "" if self.endpoint is None else self.endpoint.get_secret_value()
@@ -75,16 +80,17 @@ RequestField = (
 
 
 class RequestLogSettings(Section):
-    """Log of requests: one line per request, refused ones too, without content."""
+    """Log of requests, including refused ones: one line per request, without content."""
 
     enabled: bool = True
     """False logs no requests."""
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Fraction of the successful requests that are logged. Failed requests are always logged."""
+    """Fraction of the successful requests that are logged, from 0 to 1.
+    Failed requests are always logged."""
     fields: tuple[RequestField, ...] | None = None
-    """Fields of a line in JSON. By default all that have a value."""
+    """Fields of a line in the JSON format. By default all fields that have a value."""
     probes: bool = False
-    """True also logs successful requests for health, metrics and the web page."""
+    """True also logs successful requests to the health checks, the metrics and the web page."""
 
 
 class RequestRecordSettings(Section):
@@ -94,27 +100,28 @@ class RequestRecordSettings(Section):
     """
 
     keep: Annotated[int, Field(ge=0)] = 100_000
-    """Maximum number of records. The oldest are deleted. 0 stores none."""
+    """Maximum number of records. The oldest records are deleted. 0 stores no records."""
     ttl_s: Seconds = 30 * 86400.0
-    """Lifetime of a record, in seconds."""
+    """Time after which a record is deleted, in seconds."""
 
 
 class RequestFileSettings(Section):
     """Records of requests as JSON lines, with the fields of the request log.
 
-    Only the gateway's own user may read the files. Several processes may share them.
+    Only the user account of the gateway may read the files. Several processes may share the files.
     """
 
     path: Name
-    """Current file. Its folder must exist. Older files have the suffixes `.1`, `.2` and so on."""
+    """Path of the current file. Its folder must exist.
+    Older files have the suffixes `.1`, `.2` and so on."""
     max_bytes: Count = 100 * 1024 * 1024
     """Size at which a file is rotated, in bytes."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Maximum number of files, with the current one. The oldest is deleted."""
+    """Maximum number of files, including the current one. The oldest file is deleted."""
 
 
 def _restore_off(value: object) -> object:
-    """Restore `off`, which YAML parses as false."""
+    """Convert false back to `off`, because YAML parses `off` as false."""
     return "off" if value is False else value
 
 
@@ -125,12 +132,13 @@ class TraceSettings(Section):
     """Recordings of answers in the store, token by token. They contain the conversations."""
 
     mode: TraceMode = "off"
-    """Answers that are recorded: `off` none, `all` every answer.
-    `recoveries` records answers with a recovery, a failure, a failover, or an unmet requirement of the request."""
+    """Which answers to record: `off` for none, `all`, or `recoveries`.
+    `recoveries` records an answer if it had a recovery, a failure or a failover, or did not meet a requirement of the
+    request."""
     ttl_s: Seconds = 7 * 86400.0
-    """Lifetime of a recording, in seconds."""
+    """Time after which a recording is deleted, in seconds."""
     max_bytes: Count = 1024 * 1024
     """Maximum size of a recording as JSON, in bytes.
-    Larger recordings are shortened, the middle of prompts first."""
+    A larger recording is shortened, beginning with the middle of its prompts."""
     keep: Count = 200
-    """Maximum recordings per tenant. The oldest are deleted."""
+    """Maximum number of recordings per tenant. The oldest recordings are deleted."""

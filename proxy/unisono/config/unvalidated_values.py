@@ -1,4 +1,4 @@
-"""Values of a parsed file before its validation: list entries, and names of types."""
+"""Functions for values of a parsed configuration file that is not validated yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def described(value: object) -> str:
 
 
 def entries_of(raw: object, section: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the entries of the list `section` that are mappings, with their positions."""
+    """Yield the entries of the list `section` that are mappings, each with its 0-based index."""
     listed = raw.get(section) if isinstance(raw, Mapping) else None
     for index, entry in enumerate(listed if isinstance(listed, list) else []):
         if isinstance(entry, Mapping):

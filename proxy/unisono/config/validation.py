@@ -1,4 +1,4 @@
-"""Validation of a parsed configuration, with all errors in one message."""
+"""Validation of a parsed configuration. One exception reports all errors."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from unisono.core.json_syntax import is_well_formed
 from unisono.errors import ConfigError, well_formed
 
 PROVIDER = "provider"
-"""Field of `LitellmParams` for the keys that are passed to litellm."""
+"""Field of `LitellmParams` that contains the keys that are passed to litellm."""
 
 _ELEMENT = re.compile(r"\b(model_list|guardrails)\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class FilePositions:
-    """Positions in the file of the elements of its lists, from which the loader left out some.
+    """Mapping of list indices in the validated configuration to those in the file.
 
-    `left_out` maps the name of a list to the positions of the elements that are only in the file.
+    The indices differ because the loader leaves out elements without effect. `left_out` maps the name of a list to the
+    indices of these elements in the file, from 0.
     """
 
     left_out: Mapping[str, Set[int]] = field(default_factory=dict)
 
     def in_file(self, message: str) -> str:
-        """Return a message about the configuration with the positions in the file."""
+        """Replace the list indices in a message about the configuration by those in the file."""
         return _ELEMENT.sub(self._element, message) if self.left_out else message
 
     def _element(self, found: re.Match[str]) -> str:
@@ -41,12 +42,15 @@ class FilePositions:
 
 
 def validated(tree: object, errors: Sequence[str], positions: FilePositions) -> Config:
-    """Return the configuration. Raises ConfigError with `errors` and those of the validation."""
+    """Return the validated configuration.
+
+    Raises ConfigError if the validation finds errors. The exception also contains `errors`, the errors found before.
+    """
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
         found = list(errors)
-        # One error per key: pydantic reports one for each type that a value may have.
+        # Report one error per key, although pydantic reports an error for each type that a value may have.
         places = {line.partition(":")[0] for line in errors}
         # The input is excluded, because it may contain a secret.
         for each in error.errors(include_url=False, include_input=False, include_context=False):
@@ -60,9 +64,9 @@ def validated(tree: object, errors: Sequence[str], positions: FilePositions) -> 
 
 
 def _place(loc: tuple[int | str, ...], tree: object, *, is_missing: bool) -> tuple[int | str, ...]:
-    """Return the part of an error's location that exists in the file.
+    """Return the part of pydantic's error location that exists in the file.
 
-    The rest of the location names a type that the value may have.
+    The location may end with the name of one of the types that the value may have, which is not a key in the file.
     """
     node: Any = tree
     for depth, part in enumerate(loc):
@@ -77,27 +81,27 @@ def _path(loc: Sequence[int | str]) -> str:
     text = ""
     for part in loc:
         if part == PROVIDER:
-            # In the file these keys are one level up.
+            # In the file, the keys in `provider` are one level up.
             continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.lstrip(".")
 
 
 def _sentence(message: str) -> str:
-    # Lists are validated as tuples, a term that YAML does not have.
+    # Lists are validated as tuples, but users of YAML only know lists.
     message = message.removeprefix("Value error, ").replace("a valid tuple", "a list")
     return message[:1].lower() + message[1:]
 
 
 def refuse_lone_surrogates(value: object, path: str) -> None:
-    """Raise ConfigError for text that is not valid Unicode, because it cannot be sent."""
+    """Raise ConfigError if a text in `value` is not valid Unicode and cannot be sent."""
     match value:
         case str() if not is_well_formed(value):
             raise ConfigError(f"{path}: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes")
         case Mapping():
             for key, inner in value.items():
                 key_path = f"{path}.{key}".lstrip(".")
-                # The key may be the invalid text itself. The message with its path must be valid Unicode all the same.
+                # The key itself may be the invalid text, but the error message must be valid Unicode.
                 refuse_lone_surrogates(key, well_formed(key_path))
                 refuse_lone_surrogates(inner, key_path)
         case list():

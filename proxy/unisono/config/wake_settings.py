@@ -1,4 +1,4 @@
-"""Section of backends that sleep."""
+"""Section `wake`, for backends that are not always running."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def _check_url(url: SecretStr) -> SecretStr:
 
 
 class WakeSettings(Section):
-    """Call that wakes a backend: a URL or a command."""
+    """How to wake a backend: a URL or a command."""
 
     url: Annotated[SecretStr, AfterValidator(_check_url)] | None = None
-    """URL that gets a POST request."""
+    """URL to which the gateway sends a POST request."""
     command: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Program and its arguments, run without a shell and with a small environment.
-    It may return before the backend is ready."""
+    """Program and its arguments, run without a shell and with few environment variables.
+    It may exit before the backend is ready."""
     timeout_s: Seconds = 300.0
-    """Longest time until the backend is ready, in seconds. Requests wait for it."""
+    """Maximum time until the backend is ready, in seconds. Requests wait during this time."""
 
     @model_validator(mode="after")
     def _has_one_call(self) -> WakeSettings:

@@ -1,6 +1,7 @@
 """Download of files from the hosts that the operator allows.
 
-The SSRF guard checks every URL, also those of redirects. Only the addresses that it returned are dialled.
+The SSRF guard checks every URL, including those of redirects. Connections use only the addresses that the guard
+returned.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ USER_AGENT: Final = "unisono"
 
 
 class DownloadFailed(Exception):
-    """Reason why a file was not downloaded, for the client; `is_forbidden` if it may never be."""
+    """A file was not downloaded. The message is the reason, for the client.
+
+    `is_forbidden` is True if the URL is not allowed.
+    """
 
     def __init__(self, reason: str, *, is_forbidden: bool = False) -> None:
         super().__init__(reason)
@@ -42,7 +46,10 @@ class Downloader:
         self._timeout_s = timeout_s
 
     async def download(self, url: str, name: str) -> InputFile:
-        """Return the file at a URL with a name. Raises DownloadFailed."""
+        """Return the file at `url` under the name `name`.
+
+        Raises DownloadFailed if it cannot be downloaded.
+        """
         import aiohttp
 
         try:
@@ -51,7 +58,7 @@ class Downloader:
         except TimeoutError:
             raise DownloadFailed(f"the file was not downloaded within {self._timeout_s:g} s") from None
         except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError, ValueError):
-            # The client must not learn from the reason what the network contains.
+            # The exact reason is not reported, because it could reveal hosts in the operator's network.
             raise DownloadFailed("the file cannot be downloaded") from None
 
     async def _follow(self, url: str, name: str) -> InputFile:
@@ -73,7 +80,7 @@ class Downloader:
         if answer.status != 200:
             raise DownloadFailed(f"the server of the file answered with HTTP status {answer.status}")
         if answer.headers.get("content-encoding", "identity").lower() != "identity":
-            raise DownloadFailed("the server of the file compresses it without being asked to")
+            raise DownloadFailed("the server sent the file compressed although compression was not requested")
         data = bytearray()
         async for chunk in answer.content.iter_chunked(65_536):
             data += chunk
@@ -92,9 +99,9 @@ def _charset(answer: aiohttp.ClientResponse) -> str:
 
 @asynccontextmanager
 async def _opened(target: DialTarget) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Send a GET request to the addresses of a target.
+    """Send a GET request to the checked addresses of a target and yield the answer.
 
-    It uses no proxy, no cookies and no decompression.
+    The request uses no proxy and no cookies. The answer is not decompressed.
     """
     import aiohttp
     from aiohttp.abc import AbstractResolver

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ExtractProblem(StrEnum):
-    """Reason that the extracting process reports, or that its end shows."""
+    """Reason that the extracting process reports, or that follows from how the process ended."""
 
     BROKEN = "broken"
     ENCRYPTED = "encrypted"

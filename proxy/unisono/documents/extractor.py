@@ -1,7 +1,7 @@
 """Extraction of text from HTML and PDF files in a separate process, one per file.
 
-The parsers are large and their input is hostile. The process has limits on memory, time, output and files, and no
-environment. It is killed with its group at the end, at its time limit, or if the request is cancelled.
+The parsers are large and their input may be hostile. The process has limits on memory, time, output and files, and an
+empty environment. Its process group is killed at the end, at its time limit, or if the request is cancelled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from unisono.documents.formats import FileFormat
 from unisono.errors import FilesBusy, well_formed
 
 WORKER: Final = Path(__file__).with_name("worker.py")
-# Concurrent processes, and files that wait for one. Beyond that, requests are refused.
+# Maximum number of concurrent processes, and of files that wait for a process. Further files are refused.
 AT_ONCE = 2
 MAX_WAITING = 64
 # Time in seconds to start the process, in addition to the limit for the file itself.
 START_S: Final = 5.0
 READ_BYTES: Final = 65_536
-# Result without its text, and the maximum bytes of a character in JSON.
+# Maximum bytes of a result without its text, and of one character in JSON.
 RESULT_BYTES = 1_000
 CHARACTER_BYTES = 6
 
@@ -38,7 +38,7 @@ CHARACTER_BYTES = 6
 class FileLimits:
     """Limits for one file, in bytes, pages, characters of its text and seconds.
 
-    `memory` is for the process that reads it.
+    `memory` limits the memory of the process that reads the file, in bytes.
     """
 
     max_bytes: int = 10 * 1024 * 1024
@@ -49,14 +49,17 @@ class FileLimits:
 
     @property
     def resources(self) -> dict[str, int]:
-        """Resource limits of the process. It writes no files and starts no processes."""
+        """Resource limits of the process, which cannot write files or start processes."""
         cpu_s = max(1, int(self.timeout_s))
         return {"AS": self.memory, "CPU": cpu_s, "FSIZE": 0, "NOFILE": 64, "NPROC": 0, "CORE": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractedText:
-    """Text of a file, or a problem. `unread_pages` are pages of a PDF without text."""
+    """Text of a file, or a problem.
+
+    `unread_pages` is the number of pages of a PDF without readable text.
+    """
 
     text: str = ""
     unread_pages: int = 0
@@ -64,7 +67,10 @@ class ExtractedText:
 
 
 class TextExtractor:
-    """Runner of extracting processes."""
+    """Extractor that starts a process for each file.
+
+    At most `at_once` processes run at the same time, and at most `max_waiting` files wait for a process.
+    """
 
     def __init__(self, limits: FileLimits, at_once: int = AT_ONCE, max_waiting: int = MAX_WAITING) -> None:
         self._limits = limits
@@ -120,7 +126,8 @@ class TextExtractor:
             code = await asyncio.shield(process.wait())
         if output is None:
             return ExtractedText(problem=ExtractProblem.TOO_LONG)
-        # Either signal ends a process at its limit of CPU time. Without memory, it ends with a code.
+        # Each of these signals can end a process at its CPU time limit. At its memory limit, a process ends with a
+        # code.
         if code in (-signal.SIGXCPU, -signal.SIGKILL):
             return ExtractedText(problem=ExtractProblem.TOO_SLOW)
         return await asyncio.to_thread(_result, output)
@@ -153,11 +160,14 @@ async def _send(stdin: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def _result(output: bytes) -> ExtractedText:
-    """Parse the result. It is not trusted: the file may have taken over the process."""
+    """Parse the result.
+
+    The result is not trusted, because a hostile file may control the process.
+    """
     try:
         result = json.loads(output)
     except (ValueError, RecursionError):
-        # A process without memory ends without a result.
+        # A process that reaches its memory limit ends without a result.
         return ExtractedText(problem=ExtractProblem.TOO_LARGE)
     if not isinstance(result, dict):
         return ExtractedText(problem=ExtractProblem.BROKEN)

@@ -1,4 +1,4 @@
-"""Formats of files, and the decoding of text."""
+"""Formats of files, and decoding of text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TEXT_TYPE: Final = re.compile(
     r"text/.+|application/(json|jsonl|x-ndjson|ndjson|xml|csv|sql|javascript|x-javascript|typescript|yaml|x-yaml|toml"
     r"|x-sh|x-python|x-tex|[a-z0-9.-]+\+(json|xml|yaml))"
 )
-# Text formats whose markup hides the text.
+# Text formats with so much markup that the text is not readable.
 _UNREADABLE_TYPES: Final = frozenset({"text/rtf", "text/richtext"})
 _TEXT_SUFFIX_NAMES: Final = """
     txt text md markdown mdx rst adoc org tex json jsonl ndjson json5 csv tsv xml yaml yml toml ini cfg conf env
@@ -41,7 +41,7 @@ _CHARSET_NAMES: Final = """
     utf-8 ascii utf-16 utf-16-le utf-16-be utf-32 iso8859-1 iso8859-2 iso8859-15 cp1250 cp1251 cp1252 koi8-r gb18030 gbk
     big5 shift_jis euc_jp euc_kr
 """
-# Accepted character sets, by their Python names. Other codecs are no encodings, or take quadratic time.
+# Accepted character sets, by their Python names. Other codecs are not text encodings, or take quadratic time.
 CHARSETS: Final = frozenset(_CHARSET_NAMES.split())
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -51,24 +51,24 @@ _MARKS: Final = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _META_CHARSET: Final = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
-# Control characters that no text has, and NUL.
+# NUL and other control characters that text does not contain.
 _BINARY: Final = re.compile("[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 
 
 def format_of(file: InputFile) -> FileFormat | None:
-    """Return the format of a file, None for an unsupported one.
+    """Return the format of a file, or None if the format is not supported.
 
-    Its first bytes, its media type and its name decide, in this order.
+    The format is determined by the first bytes of the file, its media type and its name, in this order.
     """
     if file.data.startswith(PDF_MARK) or file.media_type in ("application/pdf", "application/x-pdf"):
         return FileFormat.PDF
     if file.media_type in _HTML_TYPES:
         return FileFormat.HTML
     if _TEXT_TYPE.fullmatch(file.media_type):
-        # Clients that do not know the type of an HTML file often call it plain text.
+        # Clients that do not know the type of an HTML file often send the type of plain text.
         is_html = _suffix(file.name) in _HTML_SUFFIXES
         return None if file.media_type in _UNREADABLE_TYPES else FileFormat.HTML if is_html else FileFormat.TEXT
-    # Browsers name the type of a program that opens the file, such as a spreadsheet for CSV.
+    # Browsers may send the type of the program that opens the file, such as that of a spreadsheet for a CSV file.
     suffix = _suffix(file.name)
     if suffix == "pdf":
         return FileFormat.PDF
@@ -83,9 +83,9 @@ def _suffix(name: str) -> str:
 
 
 def decoded(data: bytes, charset: str, *, is_html: bool = False) -> str | None:
-    """Decode by byte order mark, charset or `<meta>`, else as UTF-8.
+    """Decode text by its byte order mark, `charset` or `<meta>` element, otherwise as UTF-8.
 
-    Return None for data that is no such text. In HTML, invalid bytes become U+FFFD.
+    In HTML, invalid bytes become U+FFFD. Otherwise, return None if the data is not valid text in this encoding.
     """
     name = next((name for mark, name in _MARKS if data.startswith(mark)), None)
     if name is None and not charset and is_html and (found := _META_CHARSET.search(data[:4096])):

@@ -17,13 +17,14 @@ from unisono.documents.formats import SUPPORTED, FileFormat, decoded, format_of
 from unisono.documents.text_cache import TextCache
 from unisono.net.ssrf_guard import SsrfGuard
 
-# A file at a URL is downloaded again after this time. Until then, a history that is sent again renders alike.
+# Time in seconds after which a file at a URL is downloaded again. Until then, a conversation that is sent again renders
+# to the same prompt.
 URL_LIFETIME_S: Final = 600.0
-# Time until a file is tried again whose problem may be temporary.
+# Time in seconds after which a file with a possibly temporary problem is read again.
 RETRY_AFTER_S: Final = 60.0
-# Time for the files of a request to wait for processes.
+# Time in seconds for which the files of a request may wait for extracting processes.
 WAITING_S: Final = 10.0
-# Size in bytes from which data is hashed and decoded in a thread.
+# Data of at least this size, in bytes, is hashed and decoded in a thread.
 OFF_LOOP_BYTES: Final = 256 * 1024
 
 _PROBLEMS: Final = {
@@ -41,7 +42,10 @@ Result = TypeVar("Result")
 
 
 class DocumentReader:
-    """Reader with a cache of its own or of a predecessor with other limits."""
+    """Reader of files with `limits`.
+
+    `cache` may be that of a previous reader with different limits.
+    """
 
     def __init__(self, limits: FileLimits, guard: SsrfGuard, cache: TextCache | None = None) -> None:
         self._limits = limits
@@ -67,7 +71,7 @@ class DocumentReader:
         return text
 
     def _key(self, file: InputFile, tenant: str) -> bytes:
-        # Tenants share no texts: the time of an answer would reveal that another tenant has the same file.
+        # Tenants do not share texts. Otherwise a quick answer would reveal that another tenant has the same file.
         facts = (tenant, repr(self._limits), file.url, file.name, file.media_type, file.charset)
         head = "\0".join(facts).encode("utf-8", "replace")
         return sha256(b"%d\0%b%b" % (len(head), head, file.data)).digest()
@@ -84,7 +88,7 @@ class DocumentReader:
         return text, min(lifetime_s, URL_LIFETIME_S)
 
     async def _text(self, file: InputFile) -> tuple[FileText, float]:
-        """Return the text of a file with data, and its lifetime in the cache."""
+        """Return the text of a file with data, and its lifetime in the cache in seconds."""
         format, limits = format_of(file), self._limits
         if len(file.data) > limits.max_bytes:
             return FileText(problem=f"the file is larger than {limits.max_bytes:,} bytes"), inf
@@ -122,5 +126,5 @@ def _unsupported(file: InputFile) -> FileText:
 
 
 async def _off_loop(work: Callable[[], Result], data: bytes) -> Result:
-    """Return the result of `work`, which takes time for much data."""
+    """Return the result of `work`, which runs in a thread if `data` is large."""
     return await asyncio.to_thread(work) if len(data) >= OFF_LOOP_BYTES else work()

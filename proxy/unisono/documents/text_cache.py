@@ -11,14 +11,14 @@ from typing import Final
 from unisono.core.input_files import FileText
 
 MAX_CHARACTERS: Final = 16 * 1024 * 1024
-# Weight of an entry without its text, in characters.
+# Size that each entry adds to that of its text, in characters.
 ENTRY_CHARACTERS: Final = 1_000
 
 
 class TextCache:
     """Cache whose entries may expire.
 
-    `capacity` limits the characters of all texts. `clock` is in seconds.
+    `capacity` is the maximum size of all entries, in characters. `clock` returns seconds.
     """
 
     def __init__(self, capacity: int = MAX_CHARACTERS, clock: Callable[[], float] = monotonic) -> None:

@@ -1,8 +1,8 @@
 """Process that extracts the text of one file.
 
 It runs as `worker.py SETTINGS`, with the file on its standard input. SETTINGS is JSON with `format`, `charset`,
-`max_pages`, `max_characters`, and `limits` (resource name to number). The result is one JSON object on the standard
-output: `text` and `unread_pages`, or `problem`, a value of `ExtractProblem`.
+`max_pages`, `max_characters`, and `limits` (resource name to number). The result is one JSON object on standard output:
+`text` and, for a PDF, `unread_pages`, or `problem`, a value of `ExtractProblem`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 if __name__ == "__main__":
-    # An isolated interpreter does not find a package that is not installed.
+    # An isolated interpreter does not find this package if the package is not installed.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from unisono.documents.extract_problem import ExtractProblem
@@ -63,7 +63,7 @@ def pdf_text(data: bytes, settings: dict[str, Any]) -> dict[str, Any]:
     except (LimitReachedError, MemoryError):
         return {"problem": ExtractProblem.TOO_LARGE}
     except Exception as error:
-        # The library raises any exception for a broken file.
+        # The library may raise any exception for a broken file.
         log(error)
         return {"problem": ExtractProblem.BROKEN}
     if not any(texts):
@@ -72,9 +72,9 @@ def pdf_text(data: bytes, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _page_text(page: Any) -> str:
-    """Return the text of a page, or "" for a page that is broken or has none.
+    """Return the text of a page, or "" if the page is broken or has no text.
 
-    Raises the errors of limits.
+    Raises LimitReachedError or MemoryError if the page exceeds a limit.
     """
     from pypdf.errors import LimitReachedError
 
@@ -88,13 +88,13 @@ def _page_text(page: Any) -> str:
 
 
 def log(error: Exception) -> None:
-    """Write an error for somebody who runs this script by hand; the gateway discards it."""
+    """Write an error to standard error, for manual runs of this script. The gateway discards it."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    # The parent's death must end the work, and neighbours on this machine have priority.
+    # This process must end if the gateway dies, and other processes on this machine have priority.
     prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     prctl(SET_NO_NEW_PRIVILEGES, 1)
     os.nice(NICE)
@@ -103,7 +103,7 @@ def main() -> None:
         OOM_SCORE.write_text("1000")
     is_pdf = settings["format"] == FileFormat.PDF
     if is_pdf:
-        # Limits for the import would only depend on its version.
+        # The import precedes the limits, because its use of resources depends only on the library's version.
         import pypdf  # noqa: F401
     limit(settings["limits"])
     try:

@@ -1,1 +1,1 @@
-"""Evaluation of models behind a gateway, with scorecards that can be compared."""
+"""Evaluation of the models of a gateway, with scorecards that can be compared."""

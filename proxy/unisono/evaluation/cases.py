@@ -1,7 +1,7 @@
-"""Cases of an evaluation: requests to Chat Completions, with what a correct answer has.
+"""Cases of an evaluation: Chat Completions requests, and properties of a correct answer.
 
-The bundled cases are our own. Those of the Berkeley Function Calling Leaderboard are read from the installed package
-`bfcl-eval` (Apache 2.0, https://github.com/ShishirPatil/gorilla), which is not imported.
+The bundled cases belong to this project. The cases of the Berkeley Function Calling Leaderboard are read from the
+installed package `bfcl-eval` (Apache 2.0, https://github.com/ShishirPatil/gorilla), which is not imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BFCL_CATEGORIES: Final = ("simple_python", "multiple", "parallel", "parallel_mul
 # Further categories with a single turn.
 MORE_CATEGORIES: Final = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance")
 BFCL_PREFIX: Final = "BFCL_v4_"
-# Types in these cases that JSON Schema does not have.
+# Type names in the cases of the leaderboard that JSON Schema does not have, and their replacements.
 BFCL_TYPES: Final = {"dict": "object", "float": "number", "tuple": "array"}
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 MAX_NAME_LENGTH: Final = 64
@@ -31,7 +31,7 @@ Json = Mapping[str, Any]
 
 
 class MissingCases(Exception):
-    """Raised if the cases of a suite are not installed; the message says what to do."""
+    """Raised if the cases of a suite cannot be read or run. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class ExpectedCall:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an answer must have. None and empty values are not checked.
+    """Required properties of an answer. Fields that are None, empty or False are not checked.
 
-    `calls` are all calls of the answer, in any order; an empty tuple forbids calls. With `is_exact`, the texts in their
-    arguments are compared exactly. `text` is a regular expression that is searched in the text, without regard to case.
-    The text is JSON and matches `schema`.
+    `calls` are all calls of the answer, in any order; an empty tuple forbids calls. With `is_exact`, texts in the
+    arguments of calls are compared exactly. `text` is a regular expression that must match somewhere in the answer's
+    text, without regard to case. If `schema` is given, the text must be JSON that is valid for this schema.
     """
 
     calls: tuple[ExpectedCall, ...] | None = None
@@ -63,7 +63,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Request body without model and sampling, and what its answer must have."""
+    """Request body without model and sampling, and the required properties of its answer."""
 
     suite: str
     id: str
@@ -72,10 +72,11 @@ class Case:
 
 
 def load_cases(suite: str, limit: int | None, seed: int) -> list[Case]:
-    """Return the cases of a suite, or `limit` of them, the same ones for the same seed.
+    """Return the cases of a suite, at most `limit` (None: all).
 
-    The suites are `compatibility`, `bfcl` (all `BFCL_CATEGORIES`, with the limit for each), and `bfcl:CATEGORY`. Raises
-    MissingCases, and ValueError for an unknown suite.
+    The same seed selects the same cases. The suites are `compatibility`, `bfcl` (all `BFCL_CATEGORIES`, with `limit`
+    for each category), and `bfcl:CATEGORY`. Raises MissingCases if the cases are not installed, and ValueError for an
+    unknown suite.
     """
     if suite == BUNDLED:
         return _some(bundled_cases(), limit, seed)
@@ -113,7 +114,10 @@ def _bundled(row: Json) -> Case:
 
 
 def bfcl_folder() -> Path:
-    """Return the folder of the data of `bfcl-eval`. Raises MissingCases."""
+    """Return the data folder of `bfcl-eval`.
+
+    Raises MissingCases if the package is not installed.
+    """
     try:
         return Path(str(distribution("bfcl-eval").locate_file("bfcl_eval/data")))
     except PackageNotFoundError:
@@ -144,7 +148,7 @@ def _rows(path: Path) -> Iterator[Json]:
 
 
 def _lines(text: str) -> list[str]:
-    # Texts in JSON may contain other line separators.
+    # `splitlines` would also split at other line separators, which texts in JSON may contain.
     return [line for line in text.split("\n") if line]
 
 
@@ -166,12 +170,12 @@ def _tool(function: Json) -> Json:
 
 
 def _tool_name(name: str) -> str:
-    """Return a name that the API accepts."""
+    """Return a tool name that the API accepts: invalid characters replaced, and truncated."""
     return _NOT_IN_NAMES.sub("_", name)[:MAX_NAME_LENGTH]
 
 
 def _json_schema(schema: Any) -> Any:
-    """Return a schema with the types of JSON Schema."""
+    """Convert a schema of the leaderboard to JSON Schema, by replacing the names of types."""
     if isinstance(schema, list):
         return [_json_schema(each) for each in schema]
     if not isinstance(schema, dict):

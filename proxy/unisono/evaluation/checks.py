@@ -11,7 +11,7 @@ from unisono.evaluation.cases import Case, Expected, ExpectedCall
 from unisono.schemas.validation import Validator
 
 MARKERS: Final = re.compile(r"<\|(?:start|end|message|channel|constrain|return|call)\|>")
-# Characters that make no difference between texts, as in the checker of the Berkeley Function Calling Leaderboard.
+# Characters that are ignored when texts are compared, as in the checker of the Berkeley Function Calling Leaderboard.
 IGNORED: Final = re.compile(r"[ ,./\-_*^]")
 MAX_SHOWN: Final = 120
 
@@ -19,7 +19,7 @@ Json = Mapping[str, Any]
 
 
 def fault_of(case: Case, message: Json) -> str:
-    """Return what is wrong with the message of an answer; empty if nothing is."""
+    """Describe the first fault in the message of an answer. Empty if the answer is correct."""
     text = message.get("content") or ""
     if MARKERS.search(text):
         return "the text contains special tokens of Harmony"
@@ -57,17 +57,17 @@ def _calls_fault(expected: Expected, wanted: Sequence[ExpectedCall], calls: Sequ
         return ""
     for each, row in zip(wanted, faults, strict=True):
         if "" not in row:
-            # The fault of a call to the same tool is the most informative, first of one that fits nothing else.
+            # Report the fault of a call to the same tool, preferably of a call that fits no other expected call.
             same = [to for to, (name, _) in enumerate(made) if name == each.name]
             same.sort(key=lambda to: any(not others[to] for others in faults))
             return row[same[0]] if same else f"no call of {each.name}"
-    return "two of the expected calls fit the same call only"
+    return "two expected calls are both matched by the same call only"
 
 
 def _can_be_paired(fitting: Sequence[Sequence[int]]) -> bool:
-    """Return whether each expected call can be paired with a call of its own that fits it.
+    """Return True if each expected call can be paired with a different call that fits it.
 
-    `fitting` has a row for each expected call, with the numbers of the calls that fit it.
+    `fitting` contains a row for each expected call, with the indexes of the calls that fit it.
     """
     rows: dict[int, int] = {}
 
@@ -92,17 +92,17 @@ def _call_fault(wanted: ExpectedCall, name: str, arguments: Any, *, is_exact: bo
         accepted = wanted.arguments[argument]
         if not (value in accepted if is_exact else is_accepted(value, accepted)):
             return f"{name}: {argument} is {_shown(json.dumps(value, ensure_ascii=False))}"
-    # Without an accepted value, an argument must be missing.
+    # An argument without accepted values must be missing.
     required = [each for each, values in wanted.arguments.items() if values and "" not in values]
     missing = [each for each in required if each not in arguments]
     return f"{name} lacks {', '.join(missing)}" if missing else ""
 
 
 def is_accepted(value: Any, accepted: Sequence[Any]) -> bool:
-    """Return whether a value equals one of the accepted ones.
+    """Return True if a value equals one of the accepted values.
 
-    Texts are compared without case and punctuation. An accepted object has a list of accepted values for each of its
-    fields, and an accepted list may have objects.
+    Texts are compared without case and punctuation. An accepted object contains a list of accepted values for each
+    field. An accepted list may contain such objects.
     """
     return any(_equals(value, each) for each in accepted)
 

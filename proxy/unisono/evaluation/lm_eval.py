@@ -1,6 +1,6 @@
 """Tasks of lm-eval as runs of a scorecard.
 
-lm-eval (MIT, https://github.com/EleutherAI/lm-evaluation-harness) runs as a program of its own, in any environment.
+lm-eval (MIT, https://github.com/EleutherAI/lm-evaluation-harness) runs as a separate program, in any environment.
 Only tasks that generate text are possible through Chat Completions.
 """
 
@@ -25,14 +25,14 @@ MAX_ERROR: Final = 2_000
 async def run_task(
     task: str, settings: Settings, target: EvaluationTarget, program: str, *, limit: int | None, include: Path | None
 ) -> list[Run]:
-    """Run a task on a target, and return a run for each filter of its answers.
+    """Run a task on a target. Return a run for each filter that lm-eval applies to answers.
 
-    `program` is the command of lm-eval, and `include` a folder with further tasks. Raises MissingCases if it cannot run
-    or fails.
+    `program` is the command of lm-eval. `limit` is the maximum number of cases (None: all), and `include` a folder with
+    further tasks. Raises MissingCases if lm-eval cannot be started or fails.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
-        # The key is in this file, which only its owner can read, instead of the arguments, which every user can.
+        # The key is in this file, which only its owner can read. Every user can read the arguments of a process.
         file = folder / "config.yaml"
         file.touch(0o600)
         file.write_text(json.dumps(_config(task, settings, target, folder, limit, include)))
@@ -55,7 +55,7 @@ async def run_task(
                 process.kill()
         samples = await asyncio.to_thread(_samples, folder)
         if process.returncode or not samples:
-            # lm-eval logs its options, with the key.
+            # lm-eval logs its options, including the key.
             text = output.decode(errors="replace").strip().replace(settings.key or "\0", "***")
             raise MissingCases(f"lm-eval returned no samples: {text[-MAX_ERROR:]}")
     return [*_runs(task, target, samples)]
@@ -92,12 +92,12 @@ def _config(
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
-    """Return the samples of all tasks of a group, with unique ids."""
+    """Return the samples of all tasks in a group of tasks, with unique ids."""
     paths = sorted(folder.rglob("samples_*.jsonl"))
     return [
         {**row, "doc_id": f"{path.stem.removeprefix('samples_').rpartition('_')[0]}/{row['doc_id']}"}
         for path in paths
-        # Texts may contain other line separators.
+        # `splitlines` would also split at other line separators, which texts may contain.
         for row in map(json.loads, filter(None, path.read_text("utf-8").split("\n")))
     ]
 
@@ -114,5 +114,5 @@ def _result(row: dict[str, Any]) -> CaseResult:
     # The first metric of a task is its main one.
     metric = row["metrics"][0]
     if (value := row[metric]) not in (0, 1):
-        raise MissingCases(f"The metric '{metric}' of lm-eval is not right or wrong, but {value}; choose another task.")
+        raise MissingCases(f"The metric '{metric}' of lm-eval must be 0 or 1, but is {value}; choose a different task.")
     return CaseResult(str(row["doc_id"]), "" if value else f"{metric} is 0")

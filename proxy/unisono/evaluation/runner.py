@@ -22,13 +22,13 @@ from unisono.evaluation.checks import fault_of
 from unisono.evaluation.scorecard import CaseResult, EvaluationTarget, Run
 
 MAX_FAULT: Final = 300
-# Statuses that every further request would have too: a wrong key, a forbidden model or deployment, a wrong name.
+# Statuses that all further requests would get too: for a wrong key, a forbidden model or deployment, a wrong name.
 HOPELESS: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How cases are sent. `timeout_s` is the limit of one answer in seconds."""
+    """Settings for sending cases. `timeout_s` is the time limit for one answer in seconds."""
 
     url: str
     key: str
@@ -40,24 +40,27 @@ class Settings:
 
 
 class EvaluationRefused(Exception):
-    """Raised if the gateway refuses the key, model or deployment, with its message."""
+    """Raised with the gateway's message if the gateway refuses the key, model or deployment."""
 
 
 class OtherRun(Exception):
-    """Raised if finished cases belong to a run with other settings; names the settings."""
+    """Raised if finished cases belong to a run with different settings.
+
+    The message names these settings.
+    """
 
 
 class FinishedCases:
     """Finished cases in a file: the settings in the first line, then one JSON array per line.
 
-    A line has the suite, target and result of cases that were finished together. A partly written line counts as none
-    of them.
+    A line contains the suite, target and result of each case that was finished together. A partly written line is
+    ignored.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Open the file, or create it. Raises OtherRun."""
+        """Open the file, or create it. Raises OtherRun if it was written with different settings."""
         self._results: dict[tuple[str, EvaluationTarget, str], CaseResult] = {}
-        # Texts in JSON may contain other line separators.
+        # `splitlines` would also split at other line separators, which texts in JSON may contain.
         lines = path.read_text("utf-8").split("\n") if path.is_file() else []
         if lines and (before := json.loads(lines[0])) != settings:
             raise OtherRun(", ".join(name for name in settings if before.get(name) != settings[name]))
@@ -85,7 +88,7 @@ class FinishedCases:
         return self._results.get((suite, target, id))
 
     def runs_of(self, suite: str, target: EvaluationTarget) -> list[Run]:
-        """Return the finished runs of a suite and its parts, which are named `SUITE/PART`."""
+        """Return the finished runs of a suite, and of its parts, which are named `SUITE/PART`."""
         found: dict[str, list[CaseResult]] = {}
         for (name, of_target, _), result in self._results.items():
             if of_target == target and (name == suite or name.startswith(f"{suite}/")):
@@ -93,7 +96,7 @@ class FinishedCases:
         return [Run(name, target, results) for name, results in found.items()]
 
     def add(self, *runs: Run) -> None:
-        """Add the results of runs, all or none of which a later process reads."""
+        """Add the results of runs in one line. A later process reads either all or none of them."""
         for run in runs:
             self._results.update(((run.suite, run.target, result.id), result) for result in run.results)
         self._write([(run.suite, asdict(run.target), asdict(result)) for run in runs for result in run.results])
@@ -113,9 +116,9 @@ async def run_cases(
     progress: FinishedCases,
     finished: Callable[[], None] = lambda: None,
 ) -> list[Run]:
-    """Send all cases to all targets, except finished ones. Calls `finished` after each case.
+    """Send all cases to all targets, except finished cases. Calls `finished` after each case.
 
-    Raises EvaluationRefused.
+    Raises EvaluationRefused if the gateway refuses the key, a model or a deployment.
     """
     free = asyncio.Semaphore(settings.concurrency)
     headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
@@ -186,4 +189,4 @@ async def _answered(
         )
         return CaseResult(case.id, name[:MAX_FAULT], has_failed=True)
     except (ValueError, LookupError, TypeError, AttributeError):
-        return CaseResult(case.id, "the answer has not the form of Chat Completions", has_failed=True)
+        return CaseResult(case.id, "the answer does not have the form of Chat Completions", has_failed=True)

@@ -1,4 +1,4 @@
-"""Scorecards, their comparison, and their forms for readers. Pure."""
+"""Scorecards, their comparison, and their output as JSON, table and HTML. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.fidelity.statistics import Difference, Estimate, Group, paired_diff
 
 OBJECT: Final = "unisono.scorecard"
 VERSION: Final = 1
-# Largest p-value of a difference that is not considered chance.
+# Differences with a p-value below this are significant: they are not considered chance.
 SIGNIFICANT: Final = 0.05
 STYLE: Final = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}"
@@ -24,7 +24,7 @@ STYLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTarget:
-    """Model, with one of its deployments and an effort; empty for any, and for the default."""
+    """Evaluated model, with a deployment (empty: any) and an effort (empty: the default)."""
 
     model: str
     deployment: str = ""
@@ -35,8 +35,8 @@ class EvaluationTarget:
 class CaseResult:
     """Result of a case. `fault` is empty if the answer is correct.
 
-    `has_failed` means that there is no answer: an error, or none in time. `duration_s` is in seconds. Duration and
-    tokens are 0 if they are not known.
+    `has_failed` is True if there is no answer, because of an error or the time limit. `duration_s` is in seconds.
+    Duration and tokens are 0 if they are unknown.
     """
 
     id: str
@@ -105,7 +105,7 @@ def to_json(card: Scorecard) -> dict[str, Any]:
 
 
 def of_json(text: str) -> Scorecard:
-    """Read a scorecard. Raises ValueError for anything else."""
+    """Read a scorecard. Raises ValueError for a text that is not a scorecard of this version."""
     try:
         raw = json.loads(text)
         if (raw["object"], raw["version"]) != (OBJECT, VERSION):
@@ -127,7 +127,7 @@ ROW_NAMES: Final = ("suite", "model", "deployment", "effort", "correct", "share"
 
 
 def to_rows(card: Scorecard) -> list[tuple[str, ...]]:
-    """Return a row for each run; tokens and time are those of an average answer."""
+    """Return a row for each run. Tokens and time are averages per answer."""
     return [
         (
             run.suite,
@@ -181,9 +181,10 @@ def _faults_html(run: Run) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Difference of two runs, over the cases that both have.
+    """Difference between two runs, over the cases that both runs contain.
 
-    `lost` are the ids of cases that only the first one answered correctly, `won` the opposite.
+    `lost` are the ids of cases that only the first run answered correctly, `won` those of cases that only the second
+    run answered correctly.
     """
 
     suite: str
@@ -206,8 +207,8 @@ class RunComparison:
 def compare(before: Scorecard, after: Scorecard) -> list[RunComparison]:
     """Compare the runs of two scorecards.
 
-    If both have one run of a suite, these are compared. Otherwise runs with the same model, deployment and effort are
-    paired, and the rest by effort and position.
+    If each scorecard has exactly one run of a suite, these two are compared. Otherwise runs with the same model,
+    deployment and effort are paired. The remaining runs are paired by effort, in the order of the scorecards.
     """
     found = []
     for suite in dict.fromkeys(run.suite for run in after.runs):

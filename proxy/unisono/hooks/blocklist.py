@@ -1,6 +1,6 @@
 """Hook against forbidden expressions: refuses the request or annotates the answer.
 
-The expressions run in time linear in the text. Clients learn an expression's name but never the expression itself.
+The expressions run in time linear in the text. An error contains the name of an expression, but never the expression.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ AT_ONCE: Final = 2_000
 class Blocklist(Hook):
     """Blocklist with options `patterns`, `action` and `where`.
 
-    `patterns` maps names for clients to expressions. `action` is `refuse` or `annotate`. `where` is a list of `input`
-    (all text that the model would read), `output` (all text that it wrote), or both.
+    `patterns` maps names, which clients see, to regular expressions. `action` is `refuse` or `annotate`. `where` is a
+    list that contains `input` (all text that the model would read), `output` (all text that the model wrote), or both.
     """
 
     def __init__(self, options: Mapping[str, object]) -> None:
@@ -51,7 +51,7 @@ class Blocklist(Hook):
         return _annotation(OUTPUT, found)
 
     async def _matches(self, texts: Iterable[str]) -> list[str]:
-        """Return the names of expressions that match anywhere."""
+        """Return the names of expressions that match in any text, in their configured order."""
         unmatched = dict(self._patterns)
         found: set[str] = set()
         work = 0
@@ -68,7 +68,7 @@ class Blocklist(Hook):
 
 
 def _texts(conversation: Conversation) -> Iterator[str]:
-    """Yield the texts of the client, its tools and the model, and the instructions."""
+    """Yield all texts of a conversation, from its instructions to its prefill."""
     yield conversation.preamble.instructions
     for item in conversation.items:
         match item:

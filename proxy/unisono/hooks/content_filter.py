@@ -1,6 +1,6 @@
 """Hook that blocks or masks expressions and keywords in requests and answers.
 
-The expressions are run by RE2, in time linear in the text. Clients learn the name of a rule, but not the rule.
+The expressions are run by RE2, in time linear in the text. An error contains the name of a rule, but not the rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 from unisono.hooks.text_guardrail import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
 
-# Characters between two yields to the event loop.
+# Searched characters between two yields to the event loop.
 CHARACTERS_AT_ONCE: Final = 200_000
 
 _CARD: Final = {
@@ -25,7 +25,7 @@ _CARD: Final = {
     "discover": r"6(?:011|5\d\d)(?:[ -]?\d{4}){3}",
 }
 _OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-# Expressions by LiteLLM's names.
+# Prebuilt expressions, by their names in LiteLLM.
 PREBUILT: Final[Mapping[str, str]] = {
     **{name: rf"\b{number}\b" for name, number in _CARD.items()},
     "credit_card": rf"\b(?:{'|'.join(_CARD.values())})\b",
@@ -83,13 +83,16 @@ class ContentFilter(TextGuardrail):
                     raise Blocked(f"The {subject} contains blocked content: {rule.name}.", param=field)
             elif rule.expression.search(searched) is not None:
                 tag = rule.tag
-                # A function, because a tag given as text could contain group references such as `\1`.
+                # The replacement is a function, because a text could contain group references such as `\1`.
                 searched = text = rule.expression.sub(lambda _, tag=tag: tag, searched)
         return text
 
 
 def _entries(key: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the path and the content of each entry of a list."""
+    """Yield the path and the content of each entry in a list of rules.
+
+    Raises ConfigError for an invalid entry.
+    """
     if not isinstance(value, list | None):
         raise ConfigError(f"{key}: must be a list")
     for index, entry in enumerate(value or ()):
@@ -106,8 +109,8 @@ def _pattern_rules(entries: Iterator[tuple[str, Mapping[str, Any]]], tag: str) -
             name = str(entry.get("pattern_name"))
             if name not in PREBUILT:
                 raise ConfigError(
-                    f"{path}.pattern_name: no prebuilt expression `{name}`; use one of {', '.join(sorted(PREBUILT))}, "
-                    "or `pattern_type: regex` with your own `pattern`"
+                    f"{path}.pattern_name: unknown prebuilt expression `{name}`; "
+                    f"use one of {', '.join(sorted(PREBUILT))}, or `pattern_type: regex` with your own `pattern`"
                 )
             expression = PREBUILT[name]
         else:
@@ -133,7 +136,7 @@ def _compiled(expression: str, path: str) -> Any:
         raise ConfigError(f"{path}: the expression is not valid in RE2: {reason}") from None
     if not expression or compiled.search("") is not None:
         raise ConfigError(
-            f"{path}: the expression matches the empty text, so it would match every text; "
+            f"{path}: the expression matches an empty text, so it would match every text; "
             "require at least one character"
         )
     return compiled

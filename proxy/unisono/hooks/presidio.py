@@ -1,4 +1,4 @@
-"""Hook that blocks or masks personal data, which a Presidio service finds.
+"""Hook that blocks or masks personal data, with a Presidio service that finds the data.
 
 The service has two parts: the analyzer finds entities, and the anonymizer masks them. Both have an HTTP API:
 https://microsoft.github.io/presidio/api-docs/api-docs.html
@@ -16,9 +16,10 @@ import orjson
 from unisono.errors import ConfigError
 from unisono.hooks.text_guardrail import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
 
-# Maximum size of an answer of the service, in bytes.
+# Maximum size of an answer from the service, in bytes.
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
-# Cache of analyzed texts: every turn of a conversation sends the earlier texts again.
+# Limits of the cache of analyzed texts. It is useful because every turn of a conversation sends all earlier texts
+# again.
 MAX_CACHED_TEXTS: Final = 2_000
 MAX_CACHED_CHARACTERS: Final = 20_000
 
@@ -30,7 +31,7 @@ class Presidio(TextGuardrail):
     names of entities to BLOCK or MASK; without it, all entities are masked.
     """
 
-    # One after another, the texts of a long conversation would take longer than the hook may take.
+    # If the texts of a long conversation were checked one after another, the hook would exceed its time limit.
     CHECKS_AT_ONCE = 16
 
     def __init__(self, options: Mapping[str, object]) -> None:
@@ -46,7 +47,7 @@ class Presidio(TextGuardrail):
         if self._anonymizer is None and (not self._actions or MASK in self._actions.values()):
             raise ConfigError("anonymizer: missing; set its address, or let all `entities` have the action BLOCK")
         self._session: aiohttp.ClientSession | None = None
-        # Checked texts with their masks, the least recently used first.
+        # Masked texts by original text, the least recently used first.
         self._cache: OrderedDict[str, str] = OrderedDict()
 
     async def aclose(self) -> None:
@@ -56,7 +57,8 @@ class Presidio(TextGuardrail):
     async def checked_text(self, text: str, subject: str, field: str | None = None) -> str:
         """Return the text with masked entities.
 
-        Raises Blocked, the client errors of aiohttp, and ValueError for an invalid answer of the service.
+        Raises Blocked if the text contains an entity with the action BLOCK, aiohttp.ClientError if the service cannot
+        be reached, and ValueError for an invalid answer of the service.
         """
         if not text.strip():
             return text
@@ -94,9 +96,12 @@ class Presidio(TextGuardrail):
         return str(masked["text"])
 
     async def _post(self, url: str, body: Mapping[str, Any]) -> Any:
-        """Send a request and return the JSON of the answer."""
+        """Send a POST request and return the parsed JSON of the answer.
+
+        Raises ValueError for an invalid answer.
+        """
         if self._session is None:
-            # The environment may name a proxy.
+            # `trust_env` uses the proxy that the environment may name.
             self._session = aiohttp.ClientSession(trust_env=True, connector=aiohttp.TCPConnector(limit=32))
         async with self._session.post(url, json=body, allow_redirects=False) as answer:
             if answer.status != 200:

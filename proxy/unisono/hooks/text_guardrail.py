@@ -18,7 +18,7 @@ INPUT, OUTPUT = "input", "output"
 DIRECTIONS = (INPUT, OUTPUT)
 # Actions of LiteLLM's guardrails.
 BLOCK, MASK = "BLOCK", "MASK"
-# Field of each surface's request that contains the conversation.
+# For each API surface, the request field that contains the conversation.
 FIELD: Final = {
     "chat": "messages",
     "responses": "input",
@@ -33,7 +33,7 @@ FIELD: Final = {
     "transcriptions": "prompt",
 }
 
-# Returns the text that replaces a text, possibly the same. Raises `Refused` for a text that must not be used.
+# Function that checks a text. It returns the text or a masked replacement, or raises `Refused`.
 Check = Callable[[str], Awaitable[str]]
 
 
@@ -44,7 +44,10 @@ class Blocked(Refused):
 
 
 def directions_of(value: object) -> frozenset[str]:
-    """Return the checked directions. Raises ConfigError."""
+    """Return the directions that the option `where` selects.
+
+    Raises ConfigError if its value is invalid.
+    """
     if not isinstance(value, list) or not value or any(place not in DIRECTIONS for place in value):
         raise ConfigError(f"where: must be a list of {' or '.join(DIRECTIONS)}, or both")
     return frozenset(map(str, value))
@@ -53,11 +56,11 @@ def directions_of(value: object) -> frozenset[str]:
 async def checked(
     conversation: Conversation, check: Check, *, field: str | None = None, at_once: int = 1
 ) -> Changes | None:
-    """Check every text of a conversation, and return the changes; None if there are none.
+    """Check every text of a conversation, and return the changes, or None if nothing changes.
 
-    Up to `at_once` texts are checked at the same time. Tool declarations are not checked. Raises `Refused`, also if the
-    check would change the prefill: the text with which the client starts the answer. `field` is the request's field
-    with the conversation.
+    Up to `at_once` texts are checked at the same time. Tool declarations are not checked. Raises the `Refused` of the
+    check. Also raises `Refused` if the check would change the prefill, which is the text with which the client starts
+    the answer. `field` is the request field that contains the conversation, for the error.
     """
     prefill = conversation.prefill or ""
     texts = [partial(check, conversation.preamble.instructions), partial(check, prefill)]
@@ -79,7 +82,10 @@ async def checked(
 
 
 async def _in_order(checks: Sequence[Callable[[], Awaitable[Any]]], at_once: int) -> list[Any]:
-    """Return the results of the checks. Raises the error of the first check that failed."""
+    """Return the results of the checks in their order.
+
+    Raises the error of the first check in this order that fails.
+    """
     if at_once == 1:
         return [await check() for check in checks]
     slots = asyncio.Semaphore(at_once)
@@ -110,15 +116,18 @@ async def _checked_item(item: Item, check: Check) -> Item:
 
 
 def without_surrogates(text: str) -> str:
-    """Replace lone surrogates by `?`, because RE2 and services reject them. The length stays."""
+    """Replace lone surrogates by `?`, because RE2 and services reject them.
+
+    The length stays the same.
+    """
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class TextGuardrail(Hook):
-    """Hook that checks each text by itself.
+    """Hook that checks each text independently.
 
-    Its option `where` is a list of `input` and `output`. `CHECKS_AT_ONCE` is the number of texts of a request that are
-    checked at the same time.
+    The option `where` is a list that contains `input`, `output` or both. `CHECKS_AT_ONCE` is the number of texts of a
+    request that are checked at the same time.
     """
 
     CHECKS_AT_ONCE: ClassVar[int] = 1
@@ -130,10 +139,10 @@ class TextGuardrail(Hook):
 
     @abstractmethod
     async def checked_text(self, text: str, subject: str, field: str | None = None) -> str:
-        """Return the text with masks.
+        """Return the text, with forbidden parts masked. Raises Blocked if the text must not be used.
 
-        Errors begin with `subject`, which is `request` or `answer`. `field` is the request's field, for `param` of the
-        error. Raises Blocked.
+        `subject` is `request` or `answer`, for the message of the error. `field` is the request field that contains the
+        text, for `param` of the error.
         """
 
     async def before(self, request: Request) -> Changes | None:

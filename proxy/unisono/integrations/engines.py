@@ -1,7 +1,7 @@
 """Engines embedded in another process: one per backend, all on one loop in their own thread.
 
-They serve synchronous callers and callers on any event loop, however short-lived. An engine is built at first use; the
-least recently used idle ones are closed above a limit.
+Callers may be synchronous, or run on any event loop, even a short-lived one. An engine is built at first use. If there
+are too many engines, the least recently used idle ones are closed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OwnLoop:
         return self._loop is not None
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start `work` on the loop. Cancelling the returned future cancels it."""
+        """Start `work` on the loop. Cancelling the returned future cancels `work`."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -87,7 +87,7 @@ class Engines:
 
     @asynccontextmanager
     async def at(self, where: Where) -> AsyncIterator[GenerationService]:
-        """Yield the engine for a backend, which stays open inside the context.
+        """Yield the engine for a backend. The engine stays open inside the context.
 
         Raises ConfigError for an invalid model or address.
         """
@@ -121,7 +121,7 @@ def config_of(where: Where) -> Config:
     entry = {
         "model_name": where.model,
         "litellm_params": {name: value for name, value in params.items() if value is not None},
-        # Use of this integration implies the Harmony engine.
+        # Models of this integration always use the Harmony engine.
         "model_info": {"harmony": True},
     }
     return parse({"model_list": [entry]}, {}).config
@@ -135,12 +135,12 @@ def _open(where: Where) -> _OpenEngine:
 
 
 class Site:
-    """Engines on their own loop, for callers on another loop or without one."""
+    """Engines on their own event loop, for callers on a different loop or without a loop."""
 
     def __init__(self) -> None:
         self._start()
         if hasattr(os, "register_at_fork"):
-            # The child process has no thread, and open connections belong to the parent.
+            # After a fork, the child process does not have the thread, and open connections belong to the parent.
             os.register_at_fork(after_in_child=self._start)
 
     def _start(self) -> None:

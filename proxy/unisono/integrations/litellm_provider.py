@@ -39,13 +39,13 @@ T = TypeVar("T")
 
 PROVIDER: Final = "unisono"
 
-# Parameters for LiteLLM itself, or at another place in the request.
+# Parameters that are not copied into the body: LiteLLM uses them itself, or they are set separately.
 LITELLMS_OWN: Final = frozenset({"max_retries", "stream", "stream_options", "extra_body", "model", "messages"})
 
 DATA: Final = b"data: "
 ENDED: Final = b"[DONE]"
 
-# Configuration path of LiteLLM parameters. Removed from error messages, since users have no such file.
+# Prefix of field names in errors of the configuration. It is removed, because users of LiteLLM have no such file.
 OURS: Final = "model_list[0].litellm_params."
 
 # LiteLLM's exceptions by status; any other status is an `InternalServerError`.
@@ -75,7 +75,7 @@ class LitellmCall:
 
 
 class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent during type checks
-    """LiteLLM's four completion methods. Each raises LiteLLM's exceptions."""
+    """LiteLLM's four completion methods. They raise LiteLLM's exceptions."""
 
     def __init__(self, site: Site | None = None) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent dur
 
 
 class Stream:
-    """Streamed answer on the engines' loop, read in batches from another thread or loop.
+    """Streamed answer on the engines' loop, read in batches from a different thread or loop.
 
     A reader that stops reading pauses the stream.
     """
@@ -160,7 +160,10 @@ class Stream:
             return await anext(self._batches, None)
 
     async def aclose(self) -> None:
-        """Free the backend, after a cancelled reader has released the stream."""
+        """Close the stream, which frees the backend.
+
+        Waits until a cancelled reader has released the stream.
+        """
         async with self._next_lock:
             await self._batches.aclose()
 
@@ -209,14 +212,14 @@ def to_call(
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert LiteLLM's own message objects, such as an answer that is sent back unchanged."""
+    """Convert LiteLLM's message objects, such as an answer that a user sends back unchanged."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_none=True)
     raise TypeError(type(value).__name__)
 
 
 def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
-    """Parse a call as a chat request. Raises the error that the request is refused with."""
+    """Parse a call as a chat request. Raises the error with which an invalid request is refused."""
     request = ChatRequest.model_validate(to_object(call.body))
     id = token_hex(16)
     generation = to_generation_request(
@@ -242,7 +245,10 @@ def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
 
 
 def to_response(completion: Mapping[str, Any]) -> ModelResponse:
-    """Build the response, with `unisono` in the message: LiteLLM has no other place for it."""
+    """Build the response.
+
+    The object `unisono` is in the message, because LiteLLM has no other place for it.
+    """
     choices = completion["choices"]
     fields = {"provider_specific_fields": {"unisono": completion["unisono"]}}
     first = {**choices[0], "message": {**choices[0]["message"], **fields}}
@@ -255,7 +261,7 @@ def to_chunk(chunk: Mapping[str, Any]) -> ModelResponseStream:
 
 
 def to_chunks(data: bytes) -> list[dict[str, Any]]:
-    """Return the JSON of several events."""
+    """Parse several server-sent events and return their JSON data."""
     lines = (line.removeprefix(DATA) for line in data.split(b"\n") if line.startswith(DATA))
     return [orjson.loads(line) for line in lines if line != ENDED]
 

@@ -1,4 +1,4 @@
-"""Admission of tool servers that requests name: one refusal text for every reason."""
+"""Check of the addresses of tool servers that requests name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_ALLOWED: Final = (
 
 
 async def admit(server: ToolServer, guard: SsrfGuard) -> DialTarget | None:
-    """Return the checked target of a server that a request named, None for the operator's own.
+    """Return the checked target of a server that a request named, None for a configured server.
 
     Raises `ToolServerNotAllowed` if the guard forbids the address. The error text is always the same, so that a client
     cannot explore the network with it.

@@ -1,7 +1,7 @@
 """List and call operations on an open MCP session, mapped to `core.tools` types.
 
-The SDK's own call method lists tools in between and runs the server's schemas, patterns included, over the results.
-This module sends the call and reads the answer directly.
+The SDK's own call method also lists the tools and validates results against the server's schemas, including regular
+expressions. This module sends only the call, and reads the answer without this validation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from unisono.mcp.tracing import child_of
 RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
 
 ERROR_BYTES: Final = 4096
-# Pause in seconds before a call is made again for a server that asked for nothing else.
+# Pause in seconds before a call is repeated for a server that requests a repetition without a question to the user. The
+# pause doubles with each repetition, up to `MAX_STATE_PAUSE_S`.
 STATE_PAUSE_S: Final = 0.05
 MAX_STATE_PAUSE_S: Final = 1.0
 INVALID_ANSWER: Final = "The tool server sent an invalid answer."
@@ -47,10 +48,11 @@ UNKNOWN: Final = "The tool may or may not have run."
 # Prefixes of messages that the SDK writes itself when it cannot parse the server's answer. The text after the prefix
 # describes SDK parsing and quotes the answer.
 NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
-# Prefixes of messages of the SDK about a lost answer. Servers use the same error code for errors of their own.
+# Prefixes of the SDK's messages about a lost answer. The error code does not suffice, because servers also use it for
+# their own errors.
 LOST: Final = ("Connection closed", "SSE stream ended")
 
-# HTTP statuses >= 500 that prove the call was not executed. Any other may come from a proxy.
+# HTTP statuses >= 500 that prove that the call was not executed. Other ones may be sent by a proxy after the execution.
 NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
 
 
@@ -58,7 +60,8 @@ NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
 class CallAttempt:
     """Result of a call over one connection.
 
-    `can_repeat`: the server provably executed nothing, so another connection may succeed.
+    `can_repeat` is True if the server provably did not execute the call, so that it can be repeated on a new
+    connection.
     """
 
     outcome: ToolOutcome
@@ -68,7 +71,8 @@ class CallAttempt:
 async def tools(session: McpSession, server: ToolServer, limits: McpLimits, until: float) -> tuple[HostedTool, ...]:
     """Return all tools of the server.
 
-    Raises the `ToolServerError` family, and `TimeoutError` at `until` (loop time).
+    Raises `ToolServerError` or a subclass if the server fails or exceeds a limit, and `TimeoutError` if the list is not
+    complete at `until` (time of the event loop).
     """
     name, exchange = f"The tool server {server.label!r}", Exchange()
 
@@ -101,7 +105,7 @@ async def _send_call(
     return await client.send_request(
         types.CallToolRequest(params=params),
         RESULT,
-        # The caller's own deadline expires first.
+        # This timeout of the SDK never ends the call, because `until` is earlier.
         request_read_timeout_seconds=until - asyncio.get_running_loop().time() + 60.0,
         progress_callback=None if on_progress is None else report,
     )
@@ -111,7 +115,9 @@ async def _send_call(
 class Call:
     """Call of a tool.
 
-    `until` is its limit as a time of the event loop, `within` the same limit as the end of a message.
+    `until` is the deadline as a time of the event loop. `within` is the same limit as the end of an error message, such
+    as "within 30 s". `answer` is the user's answer to the tool's previous question. With `can_ask`, the tool may ask
+    the user a question.
     """
 
     tool: str
@@ -124,14 +130,14 @@ class Call:
 
 
 async def call(session: McpSession, made: Call, limits: McpLimits) -> CallAttempt:
-    """Run a tool. Raises nothing but cancellation: every failure is reported as an outcome."""
+    """Run a tool. Every failure is returned as an outcome; only a cancellation is raised."""
     dialogue = Dialogue(made.answer, can_ask=made.can_ask)
     if dialogue.is_waiting():
-        # The server has asked several questions at once.
+        # The server sent several questions at once, and the user has not answered all of them yet.
         return CallAttempt(outcome_of(dialogue))
     with session.asking(dialogue):
         attempt = await _attempt(session, made, limits, dialogue)
-    # After a cancelled question, the result of the call does not matter.
+    # The tool asks a new question. The call will be repeated with the answer, so its current result is dropped.
     if dialogue.is_waiting():
         return CallAttempt(outcome_of(dialogue))
     if not dialogue.declined:
@@ -142,13 +148,14 @@ async def call(session: McpSession, made: Call, limits: McpLimits) -> CallAttemp
 
 async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue: Dialogue) -> CallAttempt:
     exchange, until = Exchange(arguments=made.arguments.text), made.until
-    # The SDK copies arguments into headers if a tool requests that. The body carries the model's text unchanged.
+    # From these arguments, the SDK only copies values into headers, if the tool requests it. The body contains the
+    # arguments as the unchanged text of the model.
     params = types.CallToolRequestParams(name=made.tool, arguments=mirrorable(made.arguments.members))
 
     async def work(client: ClientSession) -> CallToolResult | InputRequiredResult:
         result = await send_once(client)
         pause_s = STATE_PAUSE_S
-        # A server that asks nothing wants the call again, with its own state.
+        # An answer without questions requests the same call again, with the state that the server has sent.
         while isinstance(result, InputRequiredResult) and dialogue.read(result) and not dialogue.is_waiting():
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_STATE_PAUSE_S)
@@ -162,7 +169,8 @@ async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue:
         except MCPError as error:
             if error.code != types.HEADER_MISMATCH or client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
                 raise
-        # Newer servers require some arguments repeated in headers; their tool list names them.
+        # Newer servers require copies of some arguments in headers. The SDK finds their names in the tool list, which
+        # is therefore read before the call is repeated.
         async for _ in _pages(client, limits.pages):
             pass
         return await send()
@@ -228,12 +236,12 @@ def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServ
 def _refused(exchange: Exchange, error: MCPError, limits: McpLimits) -> CallAttempt:
     """Map an error to the call's outcome: refused, failed at the tool, never sent, or unknown."""
     status, problem = exchange.status, exchange.problem
-    # The SDK limits the size of an event, and has no error code of its own for one that is too large.
+    # The SDK reports an event that exceeds its size limit without a specific error code.
     if exchange.is_too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
         return CallAttempt(
             _failed(
                 f"The result of the tool cannot be read: {exchange.problem or too_large(limits.answer_bytes)}; "
-                "ask for less."
+                "request a smaller result."
             )
         )
     if not exchange.sent:

@@ -19,9 +19,10 @@ from unisono.mcp.exchange import Exchange
 def connection_error(
     server: ToolServer, exchange: Exchange, failure: BaseException | None, *, is_stopped: bool
 ) -> ToolServerError:
-    """Return the error for callers that wait for a connection.
+    """Return the error to raise for callers that wait for a connection.
 
-    `exchange` is the record of the handshake. `is_stopped`: the connection has ended or was asked to close.
+    `exchange` is the record of the handshake, and `failure` its exception, None if it is still running. `is_stopped` is
+    True if the connection has ended or is being closed.
     """
     name = f"The tool server {server.label!r}"
     if (refusal := credentials_error(name, exchange)) is not None:
@@ -44,11 +45,14 @@ def connection_error(
 
 
 def credentials_error(name: str, exchange: Exchange) -> ToolServerUnauthorized | None:
-    """Return the error for rejected credentials, or None; `name` is the subject of its text."""
+    """Return an error if the server rejected the credentials, otherwise None.
+
+    The text of the error begins with `name`.
+    """
     if exchange.status not in (401, 403):
         return None
     return ToolServerUnauthorized(
-        f"{name} rejected its credentials (HTTP {exchange.status}). Check the credentials for this server."
+        f"{name} rejected the credentials (HTTP {exchange.status}). Check the credentials for this server."
     )
 
 

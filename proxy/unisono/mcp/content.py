@@ -1,6 +1,6 @@
-"""Conversion of a server's answer into text for a model.
+"""Conversion of a tool server's answer into text for the model.
 
-Pure; resources that an answer links to are never fetched.
+Performs no I/O: resources to which an answer links are never fetched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHORT: Final = 200
 
 
 def to_outcome(result: CallToolResult | InputRequiredResult, most: int) -> ToolOutcome:
-    """Convert a call's result into an outcome of at most about `most` bytes of text."""
+    """Convert a call's result into an outcome; a text of more than `most` bytes is truncated."""
     if isinstance(result, InputRequiredResult):
         return ToolOutcome("The tool requested input that this gateway cannot provide.", is_error=True)
     parts = [to_text(block) for block in result.content]
@@ -63,9 +63,9 @@ def to_text(block: Block) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Truncate `text` to at most `most` bytes; a truncated text ends in a line that says so.
+    """Truncate `text` to `most` bytes of UTF-8, and add a line that reports the truncation.
 
-    The bytes that JSON escaping adds are limited to half of `most`.
+    The text is truncated further if JSON escaping would add more than half of `most` bytes.
     """
     encoded = text.encode("utf-8", "replace")
     room = encoded[:most]
@@ -94,9 +94,9 @@ def _resource(resource: TextResourceContents | BlobResourceContents) -> str:
 
 
 def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
-    """Return the JSON of the result, and its text; None and "" if there is none.
+    """Return the structured content of a result, and its JSON text; without any, None and "".
 
-    Above `most` bytes, the JSON is None. The text is always complete.
+    If the text has more than `most` bytes, the first value is None. The text is always complete.
     """
     if result.structured_content is None:
         return None, ""

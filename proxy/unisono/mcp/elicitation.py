@@ -1,8 +1,9 @@
 """Questions of a tool to the user during a call, which the protocol calls elicitations.
 
-New servers answer a call with the questions, and get the answers with a repetition of the call. Older ones ask while
-the call runs. The gateway then cancels the question and repeats the whole call with the answer, because no call can
-stay open until the user has answered. A server may also refuse a call until the user has visited a page.
+Newer servers answer a call with their questions. The gateway then repeats the call together with the answers. Older
+servers send a question while the call is running. The gateway cancels this question and later repeats the whole call,
+because no call can stay open until the user has answered. When the repeated call sends the same question, it gets the
+answer. A server may also refuse a call until the user has visited a page.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from unisono.core.tools import ToolOutcome
 MAX_QUESTIONS: Final = 16
 MAX_MESSAGE_CHARACTERS: Final = 4_000
 MAX_URL_CHARACTERS: Final = 2_048
-# Keys of the state with which a call continues.
+# Keys of the state that the client returns with an answer. The call continues from this state.
 _ASKED, _ANSWERS, _OPEN, _SERVER_STATE = "asked", "answers", "open", "server_state"
-# Beginning of the keys of pages, which the server does not learn.
+# Prefix of the keys of pages that the user has to visit. These keys are not sent to the server.
 _PAGE: Final = "page "
 
 
 class Dialogue:
     """Questions and answers of one call. Without `can_ask` every question is declined.
 
-    `question` is the one that the user has to answer before the call can be made again. `declined` are the messages of
-    questions that nobody was asked.
+    `answer` is the user's answer to the previous question, with the state of the call. `question` is the question that
+    the user has to answer before the call can be repeated, None if there is none. `declined` are the messages of
+    declined questions.
     """
 
     def __init__(self, answer: UserAnswer | None, *, can_ask: bool) -> None:
@@ -52,13 +54,13 @@ class Dialogue:
         self._ask_next()
 
     def is_waiting(self) -> bool:
-        """Return whether the user has to answer a question."""
+        """Return True if the user has to answer a question."""
         return self.question is not None
 
     def _ask_next(self) -> None:
-        """Ask the next question that the server has sent already."""
+        """Set `question` to the first open question without an answer, if there is one."""
         for key, written in self._open.items():
-            # The state comes from the client.
+            # The client returned the state, so its structure is checked.
             match written:
                 case [str(message), dict(schema), str(url)] if key not in self._answers:
                     self.question = self._asked(key, message, schema, url)
@@ -71,9 +73,10 @@ class Dialogue:
     # -- a server that asks while the call runs
 
     def reply(self, params: types.ElicitRequestParams) -> ElicitResult:
-        """Return the user's answer to a question.
+        """Return the user's answer to a question that the server sends during the call.
 
-        A new question is cancelled, and is the next one to ask.
+        A question without an answer is cancelled. The first such question becomes `question`. A question that cannot be
+        passed to the user is declined.
         """
         written = _written(params)
         key = json.dumps(written)
@@ -88,9 +91,9 @@ class Dialogue:
     # -- a server that answers a call with its questions
 
     def read(self, result: InputRequiredResult) -> bool:
-        """Remember the questions in the answer to a call.
+        """Store the questions in a server's answer to a call.
 
-        Returns False if they cannot be asked.
+        Returns False if a question cannot be passed to the user, or if there are too many.
         """
         requests = result.input_requests or {}
         forms = {key: request.params for key, request in requests.items() if isinstance(request, ElicitRequest)}
@@ -101,15 +104,15 @@ class Dialogue:
             return False
         self._server_state = result.request_state
         self._open = {key: list(_written(params)) for key, params in forms.items()}
-        # Answers to earlier questions were sent already, and a server may use a key again.
+        # Earlier answers are dropped: they were already sent, and the server may use their keys for new questions.
         self._answers = {}
         self._ask_next()
         return True
 
     def read_pages(self, error: types.ErrorData) -> bool:
-        """Remember the pages that the user has to visit first.
+        """Store the pages that the user has to visit before the server accepts the call.
 
-        Returns False if the user cannot be asked.
+        Returns False if the user cannot be sent to a page.
         """
         pages = [page for page in _pages(error) if _is_askable(page)]
         if not pages or not self._can_ask or len(self._answers) + len(pages) > MAX_QUESTIONS:
@@ -119,7 +122,7 @@ class Dialogue:
         return self.is_waiting()
 
     def params(self, params: types.CallToolRequestParams) -> types.CallToolRequestParams:
-        """Return the parameters of the call, with the answers to its server's questions."""
+        """Return the parameters of the call with the user's answers and the server's state."""
         keys = [key for key in self._open if key in self._answers and not key.startswith(_PAGE)]
         answers = {key: _result(self._answers[key]) for key in keys}
         state = self._server_state if isinstance(self._server_state, str) else None
@@ -127,23 +130,23 @@ class Dialogue:
 
 
 def outcome_of(dialogue: Dialogue) -> ToolOutcome:
-    """Return the outcome of a call whose tool asks the user."""
+    """Return the outcome of a call that waits for the user's answer."""
     question = dialogue.question
     assert question is not None
     page = f" The user is sent to {question.url}." if question.url else ""
-    text = f"The tool asks the user: {question.message}{page} The call is made again with the answer."
+    text = f"The tool asks the user: {question.message}{page} The call is repeated with the answer."
     return ToolOutcome(text, question=question)
 
 
 def text_on_declined(messages: list[str]) -> str:
-    """Return what the model reads about questions that nobody was asked."""
+    """Return the text that informs the model of declined questions."""
     return "\n".join(
         f"[The tool asked the user a question, which cannot be passed on here: {each}]" for each in messages
     )
 
 
 def _is_askable(params: types.ElicitRequestParams) -> bool:
-    """Return False for a page with an address that no user should open."""
+    """Return True for a form, and for a page with an HTTP address of acceptable length."""
     if not isinstance(params, ElicitRequestURLParams):
         return True
     return len(params.url) <= MAX_URL_CHARACTERS and params.url.lower().startswith(("https://", "http://"))
@@ -160,7 +163,7 @@ def _written(params: types.ElicitRequestParams) -> tuple[str, dict[str, Json], s
 def _result(known: Json) -> ElicitResult:
     fields = known if isinstance(known, dict) else {}
     try:
-        # It cannot be sent with an integer of more than 64 bits, or with half of a surrogate pair.
+        # The SDK cannot send integers of more than 64 bits or lone surrogates, and orjson rejects both.
         orjson.dumps(known)
         return ElicitResult.model_validate({"action": fields.get("action"), "content": fields.get("content")})
     except (ValidationError, orjson.JSONEncodeError):

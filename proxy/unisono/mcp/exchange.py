@@ -25,11 +25,11 @@ class Exchange:
     `problem` describes the failure in the gateway's own words and contains no secrets.
     """
 
-    # At least part of it may have reached the server: the transport has begun to write it.
+    # True once the transport has begun to write the message: a part of it may have reached the server.
     sent: bool = False
     # HTTP status of the answer, 0 for none.
     status: int = 0
-    # The answer's stream has ended or failed.
+    # True once the stream of the answer has ended or failed.
     ended: bool = False
     is_too_large: bool = False
     problem: str = ""
@@ -37,7 +37,8 @@ class Exchange:
     on_complete: Callable[[], object] | None = None
     # JSON that replaces the arguments of a tool call.
     arguments: str = ""
-    # No caller waits for an answer. The message is abandoned after a short timeout, since others queue after it.
+    # True if no caller waits for an answer. Because later messages wait for this one, it is abandoned after
+    # `McpLimits.aside_s`.
     aside: bool = False
     _is_aborted: bool = False
     _scopes: list[anyio.CancelScope] = field(default_factory=list)

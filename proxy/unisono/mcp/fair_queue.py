@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 
 class NoSlot(Exception):
-    """A call got no slot at a server."""
+    """A call got no slot at its server, because the queue was full or the deadline has passed."""
 
 
 class FairQueue:
@@ -21,7 +21,7 @@ class FairQueue:
     def __init__(self, places: int, waiting: int) -> None:
         self._free = places
         self._max_waiting = waiting
-        # By owner; an owner that was served moves to the end.
+        # Waiting calls by owner. An owner whose call got a slot moves to the end.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         # Calls that hold a slot or wait for one.
         self.users = 0

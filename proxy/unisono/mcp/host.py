@@ -1,8 +1,8 @@
 """Implementation of `core.tools.ToolHost` by MCP: lists and calls tools on remote servers.
 
-A list is cached until its server reports a change or it expires. A call queues at its server, is limited in size and
-time in both directions, and always returns an outcome. A call that may have been executed is never repeated; one that
-provably was not is retried once.
+A tool list is cached until its server reports a change or the list expires. A call waits for a slot at its server. Time
+and sizes of arguments and result are limited. A call always returns an outcome. It is repeated once if the server
+provably did not execute it, and never otherwise.
 """
 
 from __future__ import annotations
@@ -130,11 +130,11 @@ class McpHost(ToolHost):
                 await self._sessions.aclose()
 
     def _check(self, server: ToolServer) -> None:
-        """Raise the error for a server that no caller may use."""
+        """Raise an error if the definition of the server is invalid, or not permitted in a request."""
         check_headers(server.headers, server.authorization)
         stdio = server.transport is ToolTransport.STDIO
         if not server.configured and (stdio or server.command is not None or server.oauth is not None):
-            # Only the operator configures commands and the place of secrets.
+            # Only the operator may configure commands, and the OAuth servers that receive secrets.
             raise ToolServerNotAllowed(NOT_ALLOWED)
         if stdio != (server.command is not None) or stdio == bool(server.url):
             raise InvalidRequest(f"The tool server {server.label!r} needs either a URL or a command.")
@@ -241,9 +241,13 @@ class McpHost(ToolHost):
 
 
 def _limit(server: ToolServer, setting: str, limit_s: float, deadline: float | None) -> tuple[float, str]:
-    """Return when an exchange has to end, and the limit as the end of a message."""
+    """Return the end time of an exchange, and this limit as the end of an error message.
+
+    `setting` is the name of the option that sets `limit_s`. `deadline` is the caller's own limit (time of the event
+    loop).
+    """
     now = asyncio.get_running_loop().time()
-    # The caller may have limited its deadline to `limit_s` itself, a moment ago.
+    # The factor excludes a caller that has just computed its deadline from `limit_s` itself.
     if deadline is not None and deadline < now + 0.9 * limit_s:
         left_s = max(0.0, deadline - now)
         return deadline, f"within {seconds(left_s)}, the time left for the server tools of this answer"

@@ -74,7 +74,7 @@ READ_BYTES: Final = 64 * 1024
 PROGRESS: Final = "notifications/progress"
 TOOLS_CHANGED: Final = "notifications/tools/list_changed"
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-# Redirects of a request that was not executed. The others may also be the answer to one that was.
+# Redirects which mean that the request was not executed. After any other redirect, it may have been executed.
 UNEXECUTED_REDIRECTS: Final = frozenset({307, 308})
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -96,8 +96,8 @@ class HttpDispatcher(Dispatcher[TransportContext]):
     """Dispatcher that sends each request to the server at `path` in one HTTP exchange.
 
     `headers` are sent with each request. `changed` is called when the server reports a change of its tools. `is_stale`
-    is set when the server was not found at its address: the next connection has to resolve it again. `was_redirected`
-    is set when the server redirects to an address that may be followed.
+    is set when no connection to the server's addresses could be opened: the next connection has to resolve its name
+    again. `was_redirected` is set when the server redirects a request and redirects may be followed.
     """
 
     def __init__(self, path: Path, headers: Mapping[str, str], limits: McpLimits, changed: Callable[[], None]) -> None:
@@ -121,7 +121,8 @@ class HttpDispatcher(Dispatcher[TransportContext]):
     ) -> dict[str, Any]:
         """Send a request and return its result.
 
-        Raises `MCPError`, `NoAnswer` for an answer without a result, and `Redirected`.
+        Raises `MCPError` for an error of the server or the connection, `NoAnswer` if the answer contains no response to
+        the request, and `Redirected` if the server redirects the request without executing it.
         """
         exchange, options = CALL.get() or Exchange(), opts or {}
         request_id, progress = next(self._ids), options.get("on_progress")
@@ -135,7 +136,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
         message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": sent}
         body = encoded(message, exchange.arguments)
         head = f"{self._head}{_lines(options.get('headers', {}))}content-length: {len(body)}\r\n\r\n"
-        # `McpSession.request` limits the time.
+        # No time limit is needed here, because `McpSession.request` has one.
         answer = await self._exchange(head.encode("latin-1"), body, exchange, request_id, progress)
         if isinstance(answer, JSONRPCError):
             raise MCPError(code=answer.error.code, message=answer.error.message, data=answer.error.data)
@@ -166,7 +167,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
         exchange.sent = False
         try:
             connection = await self._pool.connection(self._connect_s)
-            # Until here, a deadline or the end of the session leaves the request unsent.
+            # If a deadline or the end of the session interrupts the code above, the request counts as unsent.
             exchange.sent = True
             response = await connection.send(head, body).with_head()
             try:
@@ -214,7 +215,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
         return message
 
     async def _error(self, response: HttpResponse, exchange: Exchange) -> JSONRPCError:
-        """Return the error in the body; if there is none, raise one for the status."""
+        """Return the JSON-RPC error in the body. Without one, raise `MCPError` for the HTTP status."""
         if response.content_type.startswith(JSON):
             try:
                 body = await self._body(response, exchange)
@@ -231,7 +232,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
     async def _answer_in_events(
         self, response: HttpResponse, exchange: Exchange, request_id: int, progress: ProgressFnT | None
     ) -> JSONRPCResponse | JSONRPCError:
-        """Return the response in a stream of events; report progress meanwhile."""
+        """Read the event stream up to the response and return it. Report progress notifications."""
         body = EventStreamBody(_Chunks(response, exchange, 4 * self._limits.answer_bytes), exchange, self._limits)
         # The server's headers are left out: events are always UTF-8, and httpx2 accepts only ASCII in headers.
         events = httpx2.Response(200, headers={"content-type": EVENTS}, stream=body, request=self._request)
@@ -303,7 +304,7 @@ def _basic_credentials(url: httpx2.URL) -> dict[str, str]:
 
 
 def _is_same(request_id: object, expected: int) -> bool:
-    """Return whether a server means the request; it may repeat the number as text."""
+    """Return True if an id from the server is that of our request, as a number or as text."""
     known = as_request_id(request_id)
     return known is not None and coerce_request_id(known) == expected
 
@@ -322,5 +323,5 @@ async def _report(progress: ProgressFnT, params: Mapping[str, Any], request_id: 
             text if isinstance(text, str) else None,
         )
     except Exception as error:
-        # Progress that cannot be reported does not end the call. A number may be too large for a float.
+        # The call continues although its progress cannot be reported, for example for a number too large for a float.
         log.warning("the progress of a tool call was not reported: %s", type(error).__name__)

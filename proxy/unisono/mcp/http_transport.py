@@ -1,8 +1,8 @@
 """HTTP transport to a tool server: dials only checked addresses and bounds every answer.
 
-Nothing raises into the SDK, where one failed request would end the connection for all. A failure is recorded in its
-exchange, and the SDK receives an answer with an error status. No proxy, no cookies, no compression. Redirects are
-followed only within one origin, and never for a server that a request named.
+No exception reaches the SDK, where one failed request would end the connection of all callers. A failure is recorded in
+its exchange, and the SDK receives an answer with an error status. Proxies, cookies and compression are not used.
+Redirects are followed only within one origin, and never for a server that a request named.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_tar
 STAND_IN: Final = 502
 # Suffix of the event that the HTTP library reports before it writes the first byte of a request.
 WRITING_BEGINS: Final = "send_request_headers.started"
-# Within the origin. The HTTP library counts token requests among them.
+# Maximum number of redirects within the origin. The HTTP library also counts requests for access tokens.
 MAX_REDIRECTS: Final = 10
 
 _UNSENT: Final = (
@@ -51,18 +51,19 @@ _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 @cache
 def default_tls() -> ssl.SSLContext:
-    """Return the context for servers of the usual certificate authorities.
+    """Return the TLS context that trusts the usual certificate authorities.
 
-    They are loaded once per process.
+    It is created once per process.
     """
     return httpx2.create_ssl_context(trust_env=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Address of a server, and its checked target if a request named it.
+    """Address of a server.
 
-    `issuer`: URL of its OAuth server.
+    `target` is the checked address if a request named the server, None for a configured server. `connect_s` is the
+    timeout for connecting, in seconds. `issuer` is the URL of the OAuth server, if any.
     """
 
     url: str
@@ -75,7 +76,8 @@ class Path:
 class HttpTransport(httpx2.AsyncBaseTransport):
     """Connections to one server.
 
-    A checked target is dialled only at its checked addresses, under its own name. Every body is bounded.
+    A checked target is reached only at its checked addresses, with its own name for TLS and the Host header. The size
+    of each answer is limited.
     """
 
     def __init__(self, path: Path, limits: McpLimits) -> None:
@@ -130,11 +132,11 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         async def note(event: str, _: object) -> None:
             if event.endswith(WRITING_BEGINS):
                 if exchange.is_aborted:
-                    # The caller has left, and counts the request as unsent.
+                    # The caller no longer waits, and treats the request as unsent.
                     raise ResponseRefused("the request was cancelled")
                 exchange.sent = True
 
-        # The status may be that of a redirect, which says nothing about the request that follows it.
+        # Reset the record, which may contain the status of a redirect. This request may follow that redirect.
         exchange.ended, exchange.status = False, 0
         request.extensions = {**request.extensions, "trace": note}
         try:
@@ -146,8 +148,8 @@ class HttpTransport(httpx2.AsyncBaseTransport):
     def _is_message(self, request: httpx2.Request) -> bool:
         """Return True for an MCP message or event stream.
 
-        False for OAuth token and discovery requests, and for a request to resume the answer to a message: what happens
-        to it says nothing about the message.
+        False for requests of OAuth tokens or metadata, and for a request that resumes the answer to a message: its
+        failure does not mean that the message failed.
         """
         if _origin(request.url) != _origin(self._endpoint) or "last-event-id" in request.headers:
             return False
@@ -157,7 +159,8 @@ class HttpTransport(httpx2.AsyncBaseTransport):
     def _max_body_bytes(self, request: httpx2.Request, response: httpx2.Response) -> int | None:
         """Return the maximum size of the body in bytes, or None for no limit.
 
-        The SDK bounds an event stream per event. One that answers a message must end; a GET listener need not.
+        The SDK limits each event of an event stream. A stream that answers a message is limited as a whole too. A
+        stream of notifications (GET) is not, because it may last forever.
         """
         if not _is_event_stream(response):
             return self._limits.answer_bytes
@@ -165,7 +168,7 @@ class HttpTransport(httpx2.AsyncBaseTransport):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """Body of at most `most` bytes that ends as soon as its exchange is aborted."""
+    """Body that raises `ResponseRefused` above `most` bytes or if its exchange is aborted."""
 
     def __init__(self, response: httpx2.Response, exchange: Exchange, most: int | None) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
@@ -187,7 +190,7 @@ class _Bounded(httpx2.AsyncByteStream):
             exchange.ended = True
             if isinstance(error, httpx2.HTTPError):
                 exchange.problem = exchange.problem or problem_of(error)
-                # The SDK expects a body to fail like this, and fails only this message.
+                # After this exception, the SDK fails only this message and continues the connection.
                 raise ResponseRefused(exchange.problem) from None
             raise
 
@@ -210,9 +213,9 @@ class _Bounded(httpx2.AsyncByteStream):
 class Outgoing(httpx2.AsyncClient):
     """HTTP client of the SDK; `send` always returns an answer.
 
-    `has_broken` is set by a failure that the older (SSE) transport does not survive. `is_stale` means that the server
-    was not found at its checked address: open requests may continue, but the next connection resolves and checks it
-    again.
+    `fragile` is True for the older (SSE) transport, which does not survive a failed request; `has_broken` is set by
+    such a failure. `is_stale` is set when no connection to the server's addresses could be opened: open requests may
+    continue, but the next connection has to resolve and check the server's name again.
     """
 
     def __init__(self, path: Path, limits: McpLimits, *, fragile: bool, **options: Any) -> None:
@@ -232,7 +235,10 @@ class Outgoing(httpx2.AsyncClient):
         self._listened_at = -limits.reconnect_s
 
     def build_request(self, method: str, url: httpx2.URL | str, *, json: Any = None, **how: Any) -> httpx2.Request:
-        """Build the request; a tool call is sent with the arguments of its exchange record."""
+        """Build a request.
+
+        The arguments of a tool call are replaced by the text in its exchange record.
+        """
         exchange = EXCHANGE.get()
         if exchange is None or not exchange.arguments or not isinstance(json, dict):
             return super().build_request(method, url, json=json, **how)
@@ -241,7 +247,10 @@ class Outgoing(httpx2.AsyncClient):
         return super().build_request(method, url, content=encoded(json, exchange.arguments), headers=headers, **how)
 
     async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
-        """Return the answer, or a replacement for a failed one. Raises nothing but cancellation."""
+        """Return the answer or, after a failure, an answer with status `STAND_IN`.
+
+        Raises only a cancellation.
+        """
         exchange = EXCHANGE.get() or Exchange()
         if request.method == "GET":
             await self._pace()
@@ -290,9 +299,9 @@ def problem_of(error: BaseException) -> str:
 
 
 async def _discovered(url: httpx2.URL) -> DialTarget:
-    """Check a URL from a configured server's OAuth metadata.
+    """Return the checked target of a URL from the OAuth metadata of a configured server.
 
-    It must resolve to a public address.
+    Raises `ResponseRefused` if the URL does not resolve to a public address.
     """
     try:
         return await public_target(str(url))

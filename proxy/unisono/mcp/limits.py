@@ -27,7 +27,7 @@ class McpLimits:
     pages: int = 64
     # Parts of one result, or tools on one page; each costs time to parse.
     entries: int = 1024
-    # Strings, punctuation marks and brackets of one message that are scanned at most.
+    # Maximum number of strings, punctuation marks and brackets that are scanned in one message.
     looked_through: int = 2_000_000
     # Cache lifetime of a list, unless its server reports a change earlier.
     list_ttl_s: float = 300.0
@@ -39,5 +39,5 @@ class McpLimits:
     closing_s: float = 2.0
     # Timeout for a server to accept a message that has no answer.
     aside_s: float = 10.0
-    # Minimum interval between two attempts to listen to one server.
+    # Minimum interval between two requests for the stream of notifications of one server.
     reconnect_s: float = 1.0

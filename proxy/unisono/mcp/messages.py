@@ -1,6 +1,7 @@
 """Serialization of messages, with tool call arguments as the exact text from the model.
 
-The SDK cannot send raw text. It receives only the small members, for the headers that some servers require.
+The SDK cannot send raw text. It receives only the small members of the arguments, which it copies into headers for
+servers that require this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Response bodies trimmed on their way to the SDK, whole or per event (see `json_trim`)."""
+"""Response bodies for the SDK, in which large JSON messages are trimmed."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from unisono.mcp.limits import McpLimits
 OFF_LOOP_BYTES: Final = 128 * 1024
 # Number of tokens that parse quickly.
 QUICK_TOKENS: Final = 20_000
-# Maximum tokens of one part of a result, and of the members beside the parts.
+# Maximum JSON tokens of one part of a result, and of each member of the message that has no other limit.
 MAX_PART_TOKENS: Final = 1_000
 RESULT: Final = b'"result"'
 CONTENT: Final = b'"content"'
 STRUCTURED: Final = b'"structuredContent"'
 TOOLS: Final = b'"tools"'
-# Maximum tokens of members with a higher limit than a part: schemas are long.
+# Maximum JSON tokens of members with a higher limit, because schemas are long.
 MAX_MEMBER_TOKENS: Final = {STRUCTURED: QUICK_TOKENS, TOOLS: 200_000}
-# Members of an object that are read.
+# Maximum number of members of an object that are read. Further members are dropped.
 MAX_MEMBERS: Final = 256
 # Space for the remark that a result was truncated.
 REMARK_BYTES: Final = 256
-# Replacement for bytes that are not a message.
+# Replacement for bytes that are not a JSON object. The SDK rejects it as invalid JSON.
 NOTHING: Final = b"{"
 
 # An unterminated string extends to the end of the data, so that no byte is scanned twice.
@@ -55,7 +55,10 @@ class TrimLimitReached(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """Entry of an array (without `key`) or member of an object, as raw bytes."""
+    """Entry of an array (without `key`) or member of an object, as raw bytes.
+
+    `tokens` is the number of its JSON tokens.
+    """
 
     key: bytes
     value: bytes
@@ -68,7 +71,7 @@ class Child:
 async def trim(data: bytes, limits: McpLimits) -> bytes:
     """Return a server's message trimmed to a size that can be parsed quickly.
 
-    Raises `TrimLimitReached` if the message has too many tokens, or a tool list that would have to be cut.
+    Raises `TrimLimitReached` if the message has too many JSON tokens, or a tool list that would have to be truncated.
     """
     if len(data) <= OFF_LOOP_BYTES:
         return data
@@ -90,8 +93,8 @@ def trim_in_thread(data: bytes, limits: McpLimits) -> bytes:
 def children(container: bytes, most: int, *, keep: int = MAX_MEMBERS) -> tuple[list[Child], int] | None:
     """Return the first `keep` children of a JSON object or array, and the number of all of them.
 
-    None for any other value. The bytes are scanned, not parsed. Raises `TrimLimitReached` for more than `most` JSON
-    tokens: strings, brackets, commas and colons.
+    Returns None for any other value. The bytes are scanned, not parsed. Raises `TrimLimitReached` for more than `most`
+    JSON tokens: strings, brackets, commas and colons.
     """
     found: list[Child] = []
     key, begin, depth, tokens, count = b"", 0, 0, 0, 0
@@ -135,7 +138,7 @@ def _result(result: Child, limits: McpLimits) -> Child:
         elif member.tokens <= MAX_MEMBER_TOKENS.get(member.key, MAX_PART_TOKENS):
             retained.append(member)
         elif member.key == TOOLS:
-            # A truncated list would be wrong.
+            # A truncated list of tools would be used as if it were complete.
             raise TrimLimitReached(MAX_MEMBER_TOKENS[TOOLS])
     if structured and not parts:
         # The model receives this text if there is no other content, truncated to its beginning.
@@ -146,7 +149,7 @@ def _result(result: Child, limits: McpLimits) -> Child:
 
 
 def _parts(content: Child, limits: McpLimits) -> list[Child]:
-    """Return the parts of a result, up to the limit."""
+    """Return the parts of a result within the limits, and a remark if parts are left out."""
     found, count = children(content.value, limits.looked_through, keep=limits.entries) or ([], 0)
     retained = [part for part in found if part.tokens <= MAX_PART_TOKENS]
     if len(retained) < count:
@@ -233,9 +236,9 @@ class WholeBody(_Body):
 
 
 class EventStreamBody(_Body):
-    """Body of messages in events.
+    """Body with one message in each event.
 
-    An event over the limit passes unchanged, and the SDK rejects it.
+    An event that exceeds the size limit is passed on untrimmed, and the SDK rejects it.
     """
 
     def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: McpLimits) -> None:

@@ -1,7 +1,7 @@
 """Connection to one tool server, opened, maintained and closed by a task of its own.
 
-The SDK's scopes must be left by the task that entered them, so only that task enters any. Each request also runs in
-its own task, which the caller may abandon at any moment. A failure here affects this server only.
+The SDK's cancel scopes must be left by the task that entered them, so only this task enters them. Each request also
+runs in its own task, which the caller may abandon at any moment. A failure here affects this server only.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ for _talkative in ("mcp", "httpx2", "httpcore2"):
 T = TypeVar("T")
 
 ANSWER_GRACE_S: Final = 0.5
-# Event loop iterations after an answer ended, before its request counts as unanswered. They follow `ANSWER_GRACE_S`:
-# on a busy loop an answer may take longer from the transport to its caller.
+# Number of event loop iterations between the end of an answer's body and the decision that the request got no answer.
+# They begin after `ANSWER_GRACE_S`, because on a busy event loop an answer may take longer to reach its caller.
 ANSWER_GRACE_ITERATIONS: Final = 1000
 
-# Errors with HTTP status 400 from a server that speaks the negotiated protocol version.
+# Error codes that a server with the negotiated protocol version sends with HTTP status 400.
 CURRENT_ERRORS: Final = frozenset({HEADER_MISMATCH, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY, PARSE_ERROR})
 
 CLIENT: Final = Implementation(name="unisono", version="1")
@@ -106,18 +106,22 @@ class McpSession:
         return bool(self._running) or not self._requests.done()
 
     def retire(self) -> None:
-        """Make the session unusable for new requests; those in progress may finish."""
+        """Make the session unusable for new requests. Requests in progress may finish."""
         self._is_retired = True
 
     async def open(self) -> None:
-        """Wait until the connection is established. Raises the `ToolServerError` family."""
+        """Wait until the connection is established.
+
+        Raises `ToolServerError` or a subclass if this fails.
+        """
         await asyncio.shield(self._requests)
 
     async def request(self, work: Callable[[ClientSession], Awaitable[T]], exchange: Exchange, deadline: float) -> T:
-        """Return the result of `work`.
+        """Run `work` in its own task and return its result.
 
-        Raises every SDK error, `TimeoutError` at the deadline, and `NoAnswer`. A cancelled caller returns
-        immediately; the server is notified and the connection released in the background.
+        Raises errors of the SDK, `TimeoutError` at `deadline` (time of the event loop), and `NoAnswer` if the server's
+        answer contains no response. A cancellation takes effect immediately: the server is notified and the connection
+        is released in the background.
         """
         session = await asyncio.shield(self._requests)
         context = contextvars.copy_context()
@@ -129,7 +133,7 @@ class McpSession:
         if self._server.transport is ToolTransport.STREAMABLE_HTTP:
             exchange.on_complete = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
         elif self._server.transport is ToolTransport.SSE:
-            # The answer arrives on another stream, but a rejected message gets none.
+            # The answer arrives on a different stream. A message with an error status gets no answer there.
             exchange.on_complete = lambda: exchange.status >= 300 and task.cancel()
         try:
             done, _ = await asyncio.wait({task}, timeout=max(deadline - loop.time(), 0.0))
@@ -140,7 +144,7 @@ class McpSession:
             _abort_task(task, exchange)
             raise TimeoutError
         if task.cancelled():
-            # A message that is still unsent must not be sent later: its call counts as not executed.
+            # A message that is still unsent must not be sent later, because its call is reported as not executed.
             exchange.abort()
             raise NoAnswer
         return task.result()
@@ -159,7 +163,7 @@ class McpSession:
         except MCPError as error:
             is_current = session.protocol_version in MODERN_PROTOCOL_VERSIONS
             if is_current and exchange.status == 400 and error.code not in CURRENT_ERRORS:
-                # Perhaps another server has replaced this one, and speaks older versions only.
+                # The server may have been replaced by one that supports only older protocol versions.
                 self.retire()
             raise
 
@@ -173,7 +177,7 @@ class McpSession:
             self._dialogues.remove(dialogue)
 
     async def _on_question(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-        # A question does not name its call. With several calls, it is not clear which one it belongs to.
+        # A question does not name its call. With several calls in progress, its call is unknown.
         if len(self._dialogues) != 1:
             return ElicitResult(action="decline")
         return self._dialogues[0].reply(params)
@@ -195,10 +199,10 @@ class McpSession:
         self._running.discard(task)
         self.used_at = asyncio.get_running_loop().time()
         if not task.cancelled():
-            task.exception()  # retrieve it: the caller may have left
+            task.exception()  # marks it as retrieved, because the caller may no longer wait
 
     async def _live(self) -> None:
-        """Open the connection, maintain it until it ends or is asked to close, then close it."""
+        """Open the connection, maintain it until it ends or `aclose` is called, then close it."""
         scope = self._scope
         scope.deadline = anyio.current_time() + self._server.timeouts.connect_s
         failure: BaseException | None = None
@@ -219,7 +223,7 @@ class McpSession:
                 self._requests.set_exception(
                     connection_error(self._server, self._opening, failure, is_stopped=self._stop.is_set())
                 )
-                self._requests.exception()  # retrieve it: the caller may have left
+                self._requests.exception()  # marks it as retrieved, because no caller may wait
         if failure is not None:
             log.info(
                 "the connection to a tool server failed: %s",
@@ -235,7 +239,7 @@ class McpSession:
                 self._stop,
                 entries=self._limits.entries,
             ),
-            # The SSE transport predates the newer handshake.
+            # The SSE transport is older than the newer handshake.
             mode="legacy" if self._server.transport is ToolTransport.SSE else "auto",
             # The connection timeout bounds the handshake, and the caller's deadline bounds a list.
             read_timeout_seconds=self._server.timeouts.connect_s + self._server.timeouts.list_s,
@@ -252,8 +256,8 @@ class McpSession:
     async def _session_for_requests(self, client: Client) -> AsyncIterator[ClientSession]:
         """Provide the session that sends lists and calls.
 
-        It is the client's own, or one that does without the SDK's transport. Only the client's follows redirects, gets
-        access tokens, and speaks older versions of the protocol.
+        This is the client's own session, or a session with `HttpDispatcher` instead of the SDK's transport. Only the
+        client's own session follows redirects, gets access tokens, and supports older versions of the protocol.
         """
         server, negotiated = self._server, client.session.discover_result
         if (
@@ -308,7 +312,7 @@ class McpSession:
             yield inbox, outbox
 
     async def _maintain(self, client: Client) -> None:
-        """Maintain the connection until it ends, and listen for changes of its tools meanwhile."""
+        """Maintain the connection until it ends, and listen for changes of the server's tools."""
         capabilities = client.server_capabilities.tools
         listening = (
             client.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -328,10 +332,13 @@ class McpSession:
         self._stop.set()
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe to changes, as newer servers require. On failure, lists expire by age alone."""
+        """Subscribe to changes of the tools, as newer servers require.
+
+        If this fails, cached tool lists only expire by age.
+        """
         pause_s = self._limits.reconnect_s
         while True:
-            # Not the record of the handshake: this request stays open.
+            # This request stays open, so it must not use the record of the handshake.
             CALL.set(None)
             try:
                 async with client.listen(tools_list_changed=True) as changes:
@@ -343,7 +350,7 @@ class McpSession:
             except (MCPError, TimeoutError):
                 return
             except SubscriptionLost:
-                # Changes that happened in between are not reported again.
+                # The server does not report changes that happened during the interruption, so a change is assumed.
                 self._changed()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_RELISTEN_PAUSE_S)

@@ -59,7 +59,7 @@ class _PooledSession:
 class SessionPool:
     """Pool of sessions.
 
-    `changed` is called with a key when that server's tools have, or may have, changed.
+    `changed` is called with the key of a server (`key_of`) when the server's tools have, or may have, changed.
     """
 
     guard: SsrfGuard
@@ -77,7 +77,7 @@ class SessionPool:
     async def get(self, server: ToolServer) -> McpSession:
         """Return an open connection to `server`.
 
-        Raises `ToolServerNotAllowed` for a forbidden address, and the `ToolServerError` family if the connection fails.
+        Raises `ToolServerNotAllowed` for a forbidden address, and another `ToolServerError` if the connection fails.
         """
         key = key_of(server)
         lock = self._opening.setdefault(key, asyncio.Lock())
@@ -104,7 +104,7 @@ class SessionPool:
     async def _start(self, server: ToolServer, key: str) -> _PooledSession:
         tls = self.tls
         if tls is None and server.transport is not ToolTransport.STDIO:
-            # In a thread, since loading the certificate authorities takes up to a tenth of a second.
+            # Loading the certificate authorities takes up to a tenth of a second, so it runs in a thread.
             tls = await asyncio.to_thread(default_tls)
         target = await admit(server, self.guard)
         if self._closed:
@@ -136,7 +136,7 @@ class SessionPool:
     def _part(self, key: str) -> None:
         """Retire the connection of `key`.
 
-        It accepts no new requests, and those in progress may finish.
+        It accepts no new requests. Requests in progress may finish.
         """
         pooled = self._sessions.pop(key, None)
         if pooled is not None:
@@ -158,7 +158,7 @@ class SessionPool:
         self._collect()
 
     async def _sweep(self) -> None:
-        """Close idle and retired connections. Ends when none is left."""
+        """Close idle and retired connections regularly, until no connection is left."""
         loop = asyncio.get_running_loop()
         while self._sessions or self._retired:
             shortest = min((pooled.idle_s for pooled in self._sessions.values()), default=SWEEP_S)

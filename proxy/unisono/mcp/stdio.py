@@ -1,9 +1,9 @@
 """Tool server as a child process: one JSON message per line on standard input and output.
 
-The SDK's own transport accepts lines of any length and copies the partial line at every read. This one ends a server
-that exceeds the limit. The process leads its own process group, and the whole group is ended at shutdown, even if the
-gateway is killed. The process sees only the configured environment and a few harmless variables. Its standard error
-is logged, bounded.
+The SDK's own transport accepts lines of any length and copies the partial line at every read. This transport ends a
+server that exceeds the size limit. The process leads its own process group, and the whole group is ended at shutdown,
+even if the gateway is killed. The process sees only the configured environment and a few harmless variables. The
+beginning of its standard error is logged.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from unisono.mcp.subprocess_reaper import WATCH
 
 log = logging.getLogger(__name__)
 
-# Grace period between closing its input, SIGTERM and SIGKILL, in seconds.
+# Time in seconds for which a server may continue after its input is closed, and again after SIGTERM.
 GRACE_S: Final = 1.0
-# Lines of a program's standard error in the log; the rest is read and discarded.
+# Maximum number of logged lines of a server's standard error. Further lines are read and discarded.
 LOGGED_LINES: Final = 200
 LOGGED_CHARACTERS: Final = 500
 
@@ -65,7 +65,8 @@ async def process(command: Command, label: str, limits: McpLimits) -> AsyncItera
         asyncio.create_task(_log(child, label)),
     )
     try:
-        # No await before this: on cancellation the code below ends the group, and registration must not follow that.
+        # There must be no await before this line: after a cancellation there, the group would be registered after its
+        # end.
         WATCH.add(child.pid)
         yield inbox, outbox
     finally:
@@ -73,7 +74,7 @@ async def process(command: Command, label: str, limits: McpLimits) -> AsyncItera
         with anyio.CancelScope(shield=True):
             await _end(child)
             await asyncio.to_thread(WATCH.end, child.pid)
-            # No process holds the other ends now, unless one escaped the group.
+            # The pumps end now, because no process has the other ends of the pipes, unless a process left the group.
             await asyncio.wait(pumps, timeout=GRACE_S / 2)
             for pump in pumps:
                 pump.cancel()
@@ -93,7 +94,7 @@ async def _read(
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         await _messages(child.stdout, to_session, label, limits)
     to_session.close()
-    # A server that is blocked on its output does not notice that its input was closed.
+    # Read the rest, because a server that is blocked on its output does not notice that its input was closed.
     while await child.stdout.read(1 << 16):
         pass
 
@@ -141,7 +142,7 @@ async def _write(
         async for item in from_session:
             exchange = item.exchange if isinstance(item, OutgoingMessage) else Exchange()
             if exchange.is_aborted:
-                # The caller has left, and counts the message as unsent.
+                # The caller no longer waits, and treats the message as unsent.
                 continue
             message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
             exchange.sent = not child.stdin.is_closing()
@@ -169,7 +170,7 @@ async def _log(child: asyncio.subprocess.Process, label: str) -> None:
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Close its input and wait, then send SIGTERM, then SIGKILL to the whole group."""
+    """End a server: close its input, then send SIGTERM, then SIGKILL to its process group."""
     assert child.stdin is not None
     child.stdin.close()
     for signum in (None, signal.SIGTERM, signal.SIGKILL):
@@ -177,14 +178,14 @@ async def _end(child: asyncio.subprocess.Process) -> None:
             _signal(child, signum)
         if await _has_ended_in_time(child):
             break
-    # Its child processes may have outlived it.
+    # The server's own child processes may still run.
     _signal(child, signal.SIGKILL)
 
 
 async def _has_ended_in_time(child: asyncio.subprocess.Process) -> bool:
-    """Return True if the process ended in time.
+    """Return True if the process ends within `GRACE_S`.
 
-    Other processes may hold its pipes open, so only the process itself is watched.
+    Only the process itself is watched, because other processes may hold its pipes open.
     """
     for _ in range(int(GRACE_S / 0.01)):
         if child.returncode is not None:

@@ -1,4 +1,7 @@
-"""Bridge between the SDK's transports and sessions: detects stream ends, attaches records."""
+"""Bridge between the SDK's transports and sessions.
+
+It detects the end of a stream, and attaches exchange records to messages.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ class _Outbox(_Stream):
         exchange = (CALL.get() if is_request else None) or Exchange(aside=not is_request)
         token = EXCHANGE.set(exchange)
         try:
-            # Only the transport knows when it writes the message. An earlier message may share this record.
+            # The transport sets this when it writes the message. An earlier message with this record may have set it.
             exchange.sent = False
             await self._inner.send(OutgoingMessage(item.message, item.metadata, exchange))
         finally:

@@ -1,8 +1,9 @@
-"""Reaper that ends tool server processes however the gateway ends.
+"""Reaper that kills tool server processes if the gateway itself is killed.
 
-At an orderly shutdown the gateway ends them itself. A killed gateway cannot, and a busy server does not notice that
-its input is closed. So one small process receives the list of process groups, and ends the remaining ones when its
-input closes with the gateway. It exists while there is any group.
+At an orderly shutdown the gateway ends these processes itself. A killed gateway cannot do so, and a busy server does
+not notice that its input is closed. Therefore a small watcher process receives the list of process groups. When the
+gateway ends, the input of the watcher closes, and the watcher kills the remaining groups. It runs only while there are
+groups.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 WATCHING: Final = """
 import os, signal, sys
-# This process ends when its input closes. A signal to all processes must not end it before those it watches.
+# This process ends when its input closes. A signal to all processes must not end it before the watched processes.
 for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     signal.signal(each, signal.SIG_IGN)
 groups = set()
@@ -40,16 +41,16 @@ class Watch:
         self._watcher: subprocess.Popen[bytes] | None = None
 
     def add(self, group: int) -> None:
-        """Watch `group`. Raises OSError if the watching process cannot be started."""
+        """Watch `group`. Raises OSError if the watcher process cannot be started."""
         with self._lock:
             self._groups.add(group)
             if self._watcher is None or not _send(self._watcher, b"+%d\n" % group):
-                # The previous watcher has died, and its list with it.
+                # There is no watcher, or it has died, and its list of groups is lost.
                 self._end()
                 self._start()
 
     def end(self, group: int) -> None:
-        """Stop watching `group`. May block briefly for the last one."""
+        """Stop watching `group`. After the last group, wait until the watcher process has ended."""
         with self._lock:
             self._groups.discard(group)
             if not self._groups:

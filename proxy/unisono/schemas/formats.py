@@ -1,4 +1,4 @@
-"""Checks of the string formats of strict schemas; any other format is an annotation."""
+"""Checks of the string formats that strict schemas may use. Any other format is not checked."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Check of texts against grammars from clients: regular expressions and Lark grammars.
 
-Neither can keep the process busy. Regular expressions run in linear time, and llguidance, with which OpenAI checks such
-grammars too, counts the work of a Lark grammar. It is also the reason for the dependency: Lark's own library runs
-expressions of the grammar on Python's engine, which can take exponential time, and which no thread can interrupt.
+No grammar can keep the process busy. Regular expressions run in linear time. Lark grammars run in llguidance, which
+limits their work; OpenAI uses the same library for such grammars. Lark's own library is not used: it runs the regular
+expressions of a grammar on Python's engine, which can take exponential time and cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from unisono.schemas.patterns import BadPattern, Expression
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Maximum characters of a Lark grammar. The one of Codex has 700.
+# Maximum characters of a Lark grammar. For comparison, the grammar of Codex has 700.
 MAX_GRAMMAR_CHARACTERS: Final = 16_000
-# Maximum characters of a text that is checked. llguidance takes about 4 µs for each.
+# Maximum characters of a text that is checked. llguidance takes about 4 µs per character.
 MAX_TEXT_CHARACTERS: Final = 32_000
-# Maximum validation steps of a regular expression, of about a microsecond.
+# Maximum validation steps of a regular expression. A step takes about a microsecond.
 MAX_STEPS: Final = 100_000
 MAX_CACHED_GRAMMARS: Final = 32
 
@@ -28,7 +28,7 @@ MISMATCH: Final = "The text does not match the grammar of the tool."
 
 
 class BadGrammar(ValueError):
-    """Reason why a grammar cannot be enforced."""
+    """A grammar cannot be enforced. The message is the reason."""
 
 
 def check_grammar(grammar: TextGrammar) -> None:
@@ -53,7 +53,7 @@ def text_violation(grammar: TextGrammar, text: str) -> str | None:
     matcher = _matcher(grammar.definition).deep_copy()
     content = [*text.encode(errors="surrogatepass")]
     consumed = matcher.try_consume_tokens(content)
-    # An error is a used-up limit. A wrong text is none.
+    # An error means that a limit was reached. A text that does not match is not an error.
     if matcher.is_error():
         return None
     return None if consumed == len(content) and matcher.is_accepting() else MISMATCH
@@ -61,13 +61,16 @@ def text_violation(grammar: TextGrammar, text: str) -> str | None:
 
 @lru_cache(MAX_CACHED_GRAMMARS)
 def _whole(pattern: str) -> Expression:
-    """Return the expression for a whole text. Raises BadPattern."""
+    """Return an expression that matches if `pattern` matches the whole text. Raises BadPattern."""
     return Expression(rf"\A(?:{pattern})\z")
 
 
 @lru_cache(MAX_CACHED_GRAMMARS)
 def _matcher(definition: str) -> LLMatcher:
-    """Return the matcher of a Lark grammar at its start. Raises BadGrammar."""
+    """Return a matcher for a Lark grammar, in its initial state.
+
+    Raises BadGrammar for an invalid grammar.
+    """
     from llguidance import LLMatcher
 
     if len(definition) > MAX_GRAMMAR_CHARACTERS:
@@ -85,7 +88,7 @@ def _matcher(definition: str) -> LLMatcher:
 
 @cache
 def _bytes() -> tuple[LLTokenizer, LLParserLimits]:
-    """Return a vocabulary of single bytes, and the limits of work."""
+    """Return a tokenizer with one token per byte, and the limits on the work of a matcher."""
     from llguidance import LLParserLimits, LLTokenizer
 
     # With the library's own limits, an ambiguous grammar of two lines takes minutes for 3,000 characters. With these,

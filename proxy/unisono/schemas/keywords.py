@@ -26,9 +26,9 @@ class Subschemas(Enum):
 class Keyword:
     """One keyword.
 
-    `is_permitted` checks a value without subschemas, and `expected` describes the permitted values. `SHAPES` does both
-    for values with subschemas. `strict` keywords belong to the subset for strict schemas. The schemas of an `in_place`
-    keyword apply to the same value as their parent schema.
+    `is_permitted` checks a value without subschemas, and `expected` describes the permitted values. For values with
+    subschemas, the table `SHAPES` contains both. Keywords with `strict` may be used in strict schemas. The subschemas
+    of a keyword with `in_place` apply to the same value as their parent schema.
     """
 
     subschemas: Subschemas = Subschemas.NONE
@@ -134,7 +134,7 @@ REFUSED: Mapping[str, str] = {
     "dependencies": "it belongs to an older draft; use dependentRequired or dependentSchemas",
 }
 
-# Checks and descriptions of values that contain schemas.
+# For values that contain schemas: the check of a value, and a description of the permitted values.
 SHAPES: Mapping[Subschemas, tuple[Callable[[object], bool], str]] = {
     Subschemas.ONE: (_is_schema, "a schema"),
     Subschemas.LIST: (

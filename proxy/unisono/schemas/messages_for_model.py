@@ -1,7 +1,8 @@
 """Messages about schema violations, worded for a model that corrects its answer.
 
-The engine uses only whether there is a violation. Safe for untrusted texts and schemas: work is limited, no expression
-runs on a backtracking engine, and messages quote at most short parts of an answer. The schema must have passed `check`.
+The engine only uses the fact that there is a violation, not its message. The functions are safe for untrusted texts and
+schemas: work is limited, no expression runs on a backtracking engine, and messages quote at most short parts of an
+answer. The schema must have passed `check`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MAX_REPORTED = 5
 def violation(schema: Mapping[str, object] | TextGrammar, text: str) -> str | None:
     """Describe how `text` violates `schema`; None if it is valid.
 
-    An answer that exceeds the validation limits counts as invalid; its message demands a smaller one.
+    An answer that exceeds the validation limits is treated as invalid, with a message that requests a smaller answer.
     """
     if isinstance(schema, TextGrammar):
         return text_violation(schema, text)
@@ -79,7 +80,7 @@ def _integer(text: str) -> int:
         raise ValueError("too many digits")
     digits = text.removeprefix("-")
     value = 0
-    # `int` rejects strings of more than 4,300 digits; the way through Decimal takes ten times as long.
+    # `int` rejects strings of more than 4,300 digits, and conversion with Decimal takes ten times as long.
     for start in range(0, len(digits), DIGITS_PER_CONVERSION):
         piece = digits[start : start + DIGITS_PER_CONVERSION]
         value = value * 10 ** len(piece) + int(piece)

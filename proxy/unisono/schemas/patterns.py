@@ -1,8 +1,8 @@
 """Regular expressions from clients, run by an engine that takes time linear in the text.
 
-The engine is Rust's, as bundled with pydantic; Python's can take exponential time. It lacks look-around and back
-references, which no backend grammar supports either. Its time is also linear in the size of the expression, and it
-cannot be interrupted. The costs of compilation and matching are therefore estimated from the expression.
+The engine is that of Rust, which pydantic includes. Python's own engine can take exponential time. Rust's engine lacks
+look-around and back references, which no backend grammar supports either. Its time is also linear in the size of the
+expression, and it cannot be interrupted. Therefore the costs of compilation and matching are estimated in advance.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_CHARACTERS: Final = 1_000
 # Maximum work of compiling one expression, in units of about a microsecond.
 MAX_WORK: Final = 100_000
 
-# Product of text characters and expression positions that counts as one validation step.
+# Product of text characters and expression positions that takes as long as one validation step.
 _MATCHING_PER_STEP: Final = 2_000
-# Work from which a compiled expression takes megabytes, so that few are cached.
+# With at least this work, a compiled expression takes megabytes, so only a few such expressions are cached.
 _LARGE: Final = 5_000
 _CACHED, _LARGE_CACHED = 64, 8
 
@@ -53,14 +53,14 @@ _IN_CLASS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _NON_ASCII = re.compile(r"\\[xuU]|[^\x00-\x7f]")
-# Work of a range of non-ASCII characters when case is ignored.
+# Compilation work of a range of non-ASCII characters if case is ignored.
 _CASE_FOLDING_WORK: Final = 2_500
-# Work of classes with several ranges; the word characters of Unicode form hundreds.
+# Compilation work of character classes. The word characters of Unicode form hundreds of ranges.
 _CLASS_WORK: Final = {"word": 350, "digit": 15, "space": 3, "any": 3}
 
 
 class BadPattern(ValueError):
-    """Reason why an expression is rejected."""
+    """An expression is rejected. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Size:
 
 
 def size_of(pattern: str) -> Size:
-    """Estimate the size, rather too high than too low. Raises BadPattern for ambiguous syntax."""
+    """Estimate the size, too high rather than too low. Raises BadPattern for ambiguous syntax."""
     sums, last, at, ignores_case = [Size()], Size(), 0, False
     while at < len(pattern):
         if flags := _FLAGS.match(pattern, at):
@@ -111,9 +111,12 @@ def size_of(pattern: str) -> Size:
 
 
 def _check_flags(flags: str) -> bool:
-    """Return True if the flags ignore case. Raises BadPattern for the flag x."""
+    """Return True if the flags include `i`, which ignores case.
+
+    Raises BadPattern for the flag `x`.
+    """
     if "x" in flags:
-        raise BadPattern("its flag x is not available")
+        raise BadPattern("it uses the flag x")
     return "i" in flags
 
 
@@ -130,7 +133,10 @@ def _class_work(pattern: str, at: int) -> tuple[int, int]:
 
 
 class Expression:
-    """Compiled expression. Raises BadPattern if the engine cannot run it."""
+    """Compiled expression.
+
+    Raises BadPattern if the expression is too large, or the engine does not support it.
+    """
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > MAX_CHARACTERS:

@@ -17,7 +17,7 @@ from unisono.schemas.patterns import BadPattern, Expression
 
 # Maximum nesting depth of schemas.
 MAX_LEVELS = 64
-# Subschemas of one schema, because each of them is visited.
+# Maximum number of schemas in one document, because each of them is visited.
 MAX_SCHEMAS = 10_000
 MAX_PROPERTIES = 5_000
 # Maximum values of all enums together.
@@ -34,10 +34,11 @@ Location: TypeAlias = tuple[str, ...]
 
 
 def check(schema: object, path: str, *, strict: bool = False) -> None:
-    """Raise InvalidRequest with the path, below `path`, of an unsupported keyword.
+    """Raise InvalidRequest if a schema is not supported.
 
-    With `strict`, the schema must belong to OpenAI's subset for strict schemas: the root is an object, every object is
-    closed and requires all its properties, and only keywords marked `strict` in the table occur.
+    The error names the keyword by its path below `path`. With `strict`, the schema must belong to OpenAI's subset for
+    strict schemas: the root is an object, every object is closed and requires all its properties, and only keywords
+    marked `strict` in the table occur.
     """
     if not isinstance(schema, Mapping):
         raise _refused(path, "must be a JSON schema, which is an object")
@@ -54,7 +55,10 @@ def _refused(param: str, fault: str) -> InvalidRequest:
 
 @dataclass(slots=True)
 class _Survey:
-    """State of the check of one document; `schemas` has all its schemas by location."""
+    """State of the check of one document.
+
+    `schemas` contains all schemas in the document by location.
+    """
 
     path: str
     strict: bool
@@ -89,7 +93,7 @@ class _Survey:
         return ".".join((self.path, *location))
 
     def check_keyword(self, location: Location, name: str, value: object) -> Keyword | None:
-        """Check one keyword; return None for one that does not constrain values."""
+        """Check one keyword. Return None for a keyword that does not constrain values."""
         param = self.param((*location, name))
         if name in REFUSED:
             raise _refused(param, f"is not supported: {REFUSED[name]}")
@@ -115,7 +119,10 @@ class _Survey:
         if name != "oneOf" or "discriminator" not in schema:
             return False
         if not is_tagged_union(schema, self.schemas[()]):
-            fault = "has branches that the discriminator does not tell apart; give its property other constants in each"
+            fault = (
+                "has branches that its discriminator cannot distinguish; "
+                "set the discriminator's property to a different constant in each branch"
+            )
             raise _refused(self.param((*location, name)), fault)
         return True
 

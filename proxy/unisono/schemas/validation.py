@@ -12,11 +12,11 @@ from unisono.schemas.formats import has_format
 from unisono.schemas.patterns import Expression
 from unisono.schemas.values import hashable, is_number, is_type, quoted
 
-# Maximum steps: keywords evaluated, plus work of equal cost.
+# Maximum number of steps. A step is the evaluation of one keyword, or other work that takes about as long.
 MAX_STEPS = 200_000
 # Maximum depth of nested schema evaluations: far below the recursion limit of Python.
 MAX_DEPTH = 128
-# Values of an `enum` in a message for the model.
+# Maximum number of values of an `enum` in a message for the model.
 MAX_LISTED_VALUES = 20
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -325,5 +325,5 @@ CHECKS: Mapping[str, Check] = {
     "exclusiveMaximum": _bound(operator.lt, "below"),
     "multipleOf": _multiple_of,
 }
-# Keywords that the checks of `if`, `contains` and `$ref` read.
+# Keywords without their own check, because the checks of `if`, `contains` and `$ref` read them.
 READ_BY_OTHERS = frozenset({"then", "else", "minContains", "maxContains", "$defs", "definitions"})

@@ -34,9 +34,10 @@ def is_type(name: str, value: object) -> bool:
 
 
 def hashable(value: object, count_step: Callable[[], None]) -> object:
-    """Return a hashable that is equal for equal JSON: 1 and 1.0 are equal, 1 and true are not.
+    """Return a hashable object that is equal for equal JSON values.
 
-    Calls `count_step` for every nested value. Recursive: the depth of `value` must be bounded.
+    1 and 1.0 are equal, 1 and true are not. Calls `count_step` for every nested value. The function is recursive, so
+    the depth of `value` must be limited.
     """
     count_step()
     if isinstance(value, bool):
@@ -49,7 +50,10 @@ def hashable(value: object, count_step: Callable[[], None]) -> object:
 
 
 def quoted(value: object) -> str:
-    """Return short JSON, the beginning of a long string, or the kind of any other value."""
+    """Return a value as short text for a message.
+
+    This is the JSON of a short value, the beginning of a long string, or only the kind of any other value.
+    """
     if isinstance(value, str) and len(value) > MAX_QUOTED:
         return orjson.dumps(value[:MAX_QUOTED] + "...").decode()
     if isinstance(value, Mapping):

@@ -13,7 +13,7 @@ from unisono.core.state_store import Retention, Store
 from unisono.errors import ConfigError
 from unisono.store.codec import StateLimits
 
-# Schemes of the addresses of stores.
+# URL schemes that `store.url` accepts.
 _REDIS = [
     f"{name}{tls}{way}" for name in ("redis", "valkey") for tls in ("", "s") for way in ("", "+sentinel", "+cluster")
 ]
@@ -29,11 +29,11 @@ def open_store(
     replicas: int | None = None,
     or_memory: bool = False,
 ) -> Store:
-    """Create the store for an address.
+    """Create the store for an address. `Store.start` opens it; this function does no I/O.
 
     Accepts `memory://`, `sqlite:///path` (a leading `~` is the user's home directory), or any address of `RedisStore`.
-    With `or_memory`, memory replaces a file that cannot be created or written, with a warning. Accesses neither network
-    nor disk, which `start` does. Raises `ConfigError`.
+    With `or_memory`, a SQLite store uses memory and warns if its file cannot be created or written. `deadline_s` and
+    `replicas` apply to `RedisStore` only. Raises `ConfigError` for an unsupported or malformed address.
     """
     scheme, found, _ = url.partition("://")
     if not found:
@@ -59,7 +59,8 @@ def sqlite_path(url: str) -> Path | None:
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
         return None
-    # sqlite:///home/me/state.db is absolute, as after three slashes everywhere; ~ is the home directory.
+    # Three slashes begin an absolute path: sqlite:///home/me/state.db. In sqlite:///~/state.db, ~ is the home
+    # directory.
     path = unquote(rest)
     if not path.startswith("/") or path == "/":
         raise ConfigError(

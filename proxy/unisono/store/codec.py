@@ -81,7 +81,7 @@ def _decoding(read: Callable[[Record], object], *parts: bytes) -> object:
 
 
 def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
-    """Encode an item. Raises `StoreTooLarge`."""
+    """Encode an item. Raises `StoreTooLarge` if the result exceeds `bounds.item` bytes."""
     data = _dump(_item(item))
     if len(data) > bounds.item:
         raise StoreTooLarge(
@@ -91,12 +91,15 @@ def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
 
 
 def decode_item(data: bytes) -> StoredItem:
-    """Decode an item. Raises `StoreUnreadable`."""
+    """Decode an item. Raises `StoreUnreadable` if it is damaged or of a newer version."""
     return cast("StoredItem", _decoding(_to_item, data))
 
 
 def encode_items(key: str, items: Sequence[StoredItem], bounds: StateLimits) -> bytes:
-    """Encode the items of a response under `key`, `input` or `output`. Raises `StoreTooLarge`."""
+    """Encode items of a response as a record with one field, `key`: `input` or `output`.
+
+    Raises `StoreTooLarge` if an item exceeds `bounds.item` bytes.
+    """
     parts = [encode_item(item, bounds) for item in items]
     return b'{"v":%d,"%s":[%s]}' % (VERSION, key.encode(), b",".join(parts))
 
@@ -122,7 +125,10 @@ def encode_head(response: StoredResponse) -> bytes:
 
 
 def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[bytes, bytes, bytes]:
-    """Encode a response as head, input and output. Raises `StoreTooLarge`."""
+    """Encode a response as three records: head, input and output.
+
+    Raises `StoreTooLarge` if an item exceeds `bounds.item` bytes, or the three records exceed `bounds.response`.
+    """
     parts = (
         encode_head(response),
         encode_items("input", response.input, bounds),
@@ -137,7 +143,10 @@ def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[byte
 
 
 def decode_response(head: bytes, data: bytes, output: bytes) -> StoredResponse:
-    """Decode a response. Raises `StoreUnreadable`."""
+    """Decode the three records of a response.
+
+    Raises `StoreUnreadable` if one is damaged or of a newer version.
+    """
     return cast("StoredResponse", _decoding(_to_response, data, output, head))
 
 
@@ -161,7 +170,7 @@ def _to_response(record: Record) -> StoredResponse:
 
 
 def encode_conversation(conversation: StoredConversation) -> bytes:
-    """Encode the head without its revision, which the store manages."""
+    """Encode a conversation without its items and revision, which are stored separately."""
     return _dump(
         {
             "id": conversation.id,
@@ -173,7 +182,7 @@ def encode_conversation(conversation: StoredConversation) -> bytes:
 
 
 def decode_conversation(data: bytes, revision: int) -> StoredConversation:
-    """Decode a conversation. Raises `StoreUnreadable`."""
+    """Decode a conversation. Raises `StoreUnreadable` if it is damaged or of a newer version."""
     return cast(
         "StoredConversation",
         _decoding(
@@ -191,7 +200,7 @@ def decode_conversation(data: bytes, revision: int) -> StoredConversation:
 
 # Fields of a key that are stored unchanged.
 PLAIN = ("id", "tenant", "created_at", "name", "ending", "expires_at", "revoked_at", "raw", "revision")
-# Those of later versions, which older records lack.
+# Further such fields, which later versions added. Older records lack them.
 ADDED_PLAIN = ("user", "budget", "metadata", "is_blocked", "updated_at", "created_by", "once")
 # Fields of an entry of the directory that are stored unchanged.
 ENTRY_PLAIN = (
@@ -216,7 +225,7 @@ def encode_key(record: KeyRecord) -> bytes:
 def _limits(limits: KeyLimits) -> Record:
     period = limits.budget_period
     plain = {key: getattr(limits, key) for key in KeyLimits.__slots__ if key not in ("budget_period", "soft_budget")}
-    # Earlier versions read no limits with a field that they do not know.
+    # Written only if it is set, because earlier versions cannot read limits with an unknown field.
     soft = {} if limits.soft_budget is None else {"soft_budget": limits.soft_budget}
     return {**plain, **soft, "budget_period": [period.kind, period.seconds]}
 
@@ -226,7 +235,7 @@ def _names(names: frozenset[str] | None) -> Json:
 
 
 def decode_key(data: bytes) -> KeyRecord:
-    """Decode a key. Raises `StoreUnreadable`."""
+    """Decode a key. Raises `StoreUnreadable` if it is damaged or of a newer version."""
     return cast("KeyRecord", _decoding(_to_key, data))
 
 
@@ -258,7 +267,10 @@ def encode_entry(entry: DirectoryEntry) -> bytes:
 
 
 def decode_entry(data: bytes) -> DirectoryEntry:
-    """Decode an entry of the directory. Raises `StoreUnreadable`."""
+    """Decode an entry of the directory.
+
+    Raises `StoreUnreadable` if it is damaged or of a newer version.
+    """
     return cast("DirectoryEntry", _decoding(_to_entry, data))
 
 
@@ -273,7 +285,7 @@ def encode_audit(audit: AuditRecord) -> bytes:
 
 
 def decode_audit(data: bytes) -> AuditRecord:
-    """Decode an audit record. Raises `StoreUnreadable`."""
+    """Decode an audit record. Raises `StoreUnreadable` if it is damaged or of a newer version."""
 
     def read(record: Record) -> AuditRecord:
         fields: dict[str, Any] = {key: record[key] for key in AuditRecord.__slots__}

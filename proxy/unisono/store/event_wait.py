@@ -1,4 +1,4 @@
-"""Waiting for new log events: a writer wakes readers in its process; readers in others poll."""
+"""Waiting for new log events: writers wake readers in their own process, others poll."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ POLL_INTERVAL_S = 1.0
 
 
 class Waiting:
-    """Readers of this process that wait for new events, by the key of the log.
+    """Readers in this process that wait for new events, grouped by the key of the log.
 
-    A writer calls `wake` after each write. A key without readers has no entry.
+    A writer calls `wake` after each write to a log. `key in waiting` is True while the log has waiting readers.
     """
 
     def __init__(self) -> None:
@@ -48,11 +48,14 @@ class Waiting:
 async def until_some(
     read: Callable[[], Awaitable[EventPage | None]], woken: asyncio.Event, wait_s: float
 ) -> EventPage | None:
-    """Read until there are events, the log has ended, or `wait_s` seconds have passed."""
+    """Call `read` until there are events, the log has ended, or `wait_s` seconds have passed.
+
+    Writers in this process set `woken`. Returns the last page, or None if `read` finds no log.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while True:
-        # Cleared before the read: a write during the read ends the wait at once.
+        # Clear the event before the read, so that a write during the read ends the following wait at once.
         woken.clear()
         page = await read()
         remaining_s = deadline - loop.time()

@@ -1,7 +1,8 @@
 """Startup and health monitoring of a store, in parallel with requests that need no state.
 
-A store that is unavailable at startup is retried, and later failures are detected. Each change is logged once. The
-store's warnings are logged after each start.
+If the store cannot be started, the monitor tries again until it succeeds. After that, regular checks detect failures.
+The log has one line each time the store becomes unavailable or available, and the warnings that the store returned when
+it was started.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from unisono.errors import StoreError, StoreUnavailable, UnisonoError
 
 log = logging.getLogger("unisono.store")
 
-# Time that the startup waits for the first attempt to end, in seconds.
+# Maximum time in seconds for which the startup of the gateway waits for the first attempt to start the store.
 PATIENCE_S = 3.0
 # Interval between two attempts to start the store, in seconds.
 START_RETRY_S = 2.0
@@ -30,7 +31,9 @@ REASONS = {"the store is full": "store_full", "the store currently rejects write
 class Upkeep:
     """Monitor that starts `store`, checks it regularly, and closes it.
 
-    `reason` is the code of the failure for readiness reports, empty while the store is usable. It refuses no request.
+    `reason` is the error code for readiness reports, empty while the store is usable. The monitor itself does not
+    refuse requests. `again_s` is the delay between attempts to start the store, and `look_s` the interval of checks, in
+    seconds.
     """
 
     def __init__(self, store: Store, *, again_s: float = START_RETRY_S, look_s: float = LOOK_S) -> None:
@@ -63,7 +66,7 @@ class Upkeep:
     async def _run(self) -> None:
         up = False
         while True:
-            # Cleared before the check: a write that fails during the check causes another one.
+            # Clear the event before the check, so that a write that fails during the check causes another check.
             self._is_doubted.clear()
             try:
                 if up:

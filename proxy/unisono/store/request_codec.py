@@ -10,7 +10,7 @@ import orjson
 
 from unisono.core.request_record import RequestRecord
 
-# Stands for the default of a field without one; equal to no value.
+# Replaces the default of fields that have none. It equals no value, so that these fields are always written.
 _NO_DEFAULT: Final = object()
 _DEFAULTS: Final = {name: RequestRecord._field_defaults.get(name, _NO_DEFAULT) for name in RequestRecord._fields}
 _TUPLES: Final = ("recoveries", "notes")
@@ -22,7 +22,7 @@ def encode_request(record: RequestRecord) -> bytes:
     try:
         return orjson.dumps(changed)
     except orjson.JSONEncodeError:
-        # A name that a client chose may have a lone surrogate.
+        # A name that a client chose may contain a lone surrogate.
         return orjson.dumps({name: _replaced(value) for name, value in changed.items()})
 
 

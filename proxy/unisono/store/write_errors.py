@@ -9,13 +9,13 @@ from unisono.store.codec import StateLimits
 
 REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {
     "missing": (NotFound, "nothing is stored under this id"),
-    "exists": (StoreConflict, "something else is already stored under this id"),
+    "exists": (StoreConflict, "a different object is already stored under this id"),
     "finished": (StoreConflict, "the response is finished and can no longer change"),
     "taken": (
         StoreConflict,
         "this process no longer holds the lease: another process took it over, or the response was cancelled",
     ),
-    "busy": (StoreConflict, "another response is in progress here; try again when it has finished"),
+    "busy": (StoreConflict, "another request is writing to this conversation or response; try again later"),
     "changed": (StoreConflict, "the conversation was changed by another request; read it again and retry"),
     "repeated": (StoreConflict, "the conversation already has an item with this id"),
     "gap": (StoreConflict, "the stored log ends before the position of this write"),

@@ -86,7 +86,8 @@ async def _answer(send: Send, status: int, body: bytes, headers: tuple[tuple[byt
 def application(server: ToolServer, host: str, *, key: str | None = None, remembers: bool = False) -> ASGIApp:
     """Return the server as an ASGI application with the single path `/mcp`.
 
-    Raises `ConfigError` for an address that other machines can reach if there is no key.
+    `host` is the address on which the application will listen. With `remembers`, protocol revisions without sessions
+    are refused. Raises `ConfigError` if other machines can reach `host` and there is no key.
     """
     if key is None and not is_loopback(host):
         raise ConfigError(f"{host}: other machines can reach this address, so a key is required; set --key-variable")
@@ -104,9 +105,9 @@ def application(server: ToolServer, host: str, *, key: str | None = None, rememb
 
 
 async def serve_http(app: ASGIApp, host: str, port: int, started: Callable[[str], None]) -> None:
-    """Serve until a signal arrives. `started` receives the URL. Port 0 selects a free port.
+    """Serve until a signal arrives. Port 0 selects a free port.
 
-    Raises `ConfigError` if the address cannot be bound.
+    `started` is called with the URL before the first request. Raises `ConfigError` if the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -1,7 +1,7 @@
 """Static files of the web page, served from the package: no build, no external URLs.
 
-They are served without a key, since a browser has none when it opens the page, and reveal nothing about the gateway.
-The page's data comes from routes that require a key. A file is read at its first request.
+The files are served without a key, because a browser has no key when it opens the page. They reveal nothing about the
+gateway. The data on the page is returned by routes that require a key. A file is read at its first request.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PAGE: Final = RouteTable("page", prefixes=("",))
 # Paths that need no key.
 PATHS: Final = frozenset({"/", "/docs", *(f"{PREFIX}{name}" for name in FILES if name != "index.html")})
 
-# The page executes and loads only its own files, and cannot be embedded. Recorded text can therefore run no script and
-# send no data away.
+# The page executes and loads only its own files, and cannot be embedded. Therefore recorded text cannot run a script or
+# send data to other servers.
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -80,13 +80,13 @@ async def get_reference(request: Request) -> Response:
 async def get_file(request: Request) -> Response:
     """Return a file of the page."""
     if (name := request.path_params["name"]) not in FILES:
-        raise NotFound("The page has no file of this name.")
+        raise NotFound("The page has no file with this name.")
     return _answer(request, name)
 
 
 def _answer(request: Request, name: str) -> Response:
     file = file_of(name)
-    # A proxy that compresses the file marks the tag as weak.
+    # A proxy that compresses the file adds W/ to the tag.
     tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
     if file.headers["etag"] in tags:
         return Response(status_code=304, headers=dict(file.headers))

@@ -39,7 +39,7 @@ _ASSISTANT = "<|start|>assistant"
 def inspected(request: InspectRequest) -> dict[str, Any]:
     """Inspect a `trace`, `text` or `tokens`.
 
-    Raises InvalidRequest for a trace that is damaged or of another version, and for text that cannot be tokenized.
+    Raises InvalidRequest for a trace that is damaged or has a different version, and for text that cannot be tokenized.
     """
     request.check()
     encoding = load_encoding()
@@ -53,7 +53,7 @@ def inspected(request: InspectRequest) -> dict[str, Any]:
 
 
 def _read(request: InspectRequest, encoding: Encoding) -> dict[str, Any]:
-    """Parse text as if sent by a text backend, or ids unchanged."""
+    """Parse token ids, or text as if a backend without token ids had sent the text."""
     if request.tokens is not None:
         prompt, output = _cut_ids(request.tokens, encoding, request.all_output)
         named = encoding.decode([token for token in request.tokens if _is_token(token)])
@@ -90,13 +90,14 @@ def _is_token(token: int) -> bool:
 
 
 def _cut_text(text: str, all_output: bool) -> tuple[str, str]:
-    """Split text into the prompt and the output that follows its open assistant header.
+    """Split text into the prompt, which ends with `<|start|>assistant`, and the output.
 
-    The output begins in the first assistant message after which no other role speaks.
+    The output begins with the first assistant message that is followed by assistant messages only. With `all_output`,
+    the prompt is empty.
     """
     if all_output:
         return "", text
-    # Several assistant messages after the last foreign one belong to the same answer.
+    # All assistant messages after the last message of a different role belong to the same answer.
     foreign = [found.end() for found in _FOREIGN.finditer(text)]
     begin = text.find(_ASSISTANT, foreign[-1] if foreign else 0)
     if begin < 0:

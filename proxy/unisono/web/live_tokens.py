@@ -1,4 +1,4 @@
-"""Segments of an answer in progress, in batches."""
+"""Stream of the segments of an answer in progress, in batches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unisono.harmony.encoding import load_encoding
 from unisono.web.recording_view import add_part
 from unisono.web.segments import Segment, Segments
 
-# Interval between two looks at the answer, in seconds.
+# Interval between two reads of the journal, in seconds.
 INTERVAL_S: Final = 0.04
-# Number of journal numbers that are converted in a thread. Fewer take about a millisecond.
+# Batches with more journal numbers are converted in a thread. This many take about a millisecond.
 OFF_LOOP_NUMBERS: Final = 1_000
-# Maximum time that one client watches an answer, in seconds.
+# Maximum time for which one client can watch an answer, in seconds.
 MAX_WATCH_S: Final = 1_800.0
 
 
@@ -24,7 +24,8 @@ async def live_segments(output: LiveOutput) -> AsyncIterator[list[Segment]]:
     """Yield the segments of an answer as its journal grows, until it has ended."""
     segments, position = Segments(load_encoding()), 0
     for _ in range(int(MAX_WATCH_S / INTERVAL_S)):
-        # Read first: what is written before the end is part of the last batch.
+        # The end is read before the journal, so that the last batch contains everything that was written before the
+        # end.
         has_ended = output.is_ended
         new = output.journal[position:]
         position += len(new)

@@ -1,6 +1,7 @@
 """Inspector view of a recording: steps with prompts and output, attempts, times, recoveries.
 
-A recording may be untrusted input. Malformed content is reported as damage, and the work is bounded by the size.
+A recording may be untrusted input. Malformed content is reported as damage. The work is limited by the size of the
+recording.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from unisono.errors import InvalidRequest, UnisonoError
 from unisono.harmony.encoding import Encoding
 from unisono.web.segments import Segment, Segments, describe_action, shortened
 
-# Fields of a recording that the page shows, by the type of their value. A new field of recordings is added here.
+# Fields of a recording that the page displays, grouped by the type of their value. Add new fields of recordings here.
 WORDS: Final = (
     "id", "gateway", "surface", "model", "outcome", "error", "finish", "backend", "unmet",
 )  # fmt: skip
@@ -36,7 +37,7 @@ def recounted(document: Mapping[str, Any], encoding: Encoding) -> dict[str, Any]
             "tools": [_tool(one) for one in document["tools"]],
             "left_out": [shortened(one) for one in document["left_out"]],
         }
-    # Anybody can upload a recording, so its values may have any type.
+    # Any client can upload a recording, so its values may have any type.
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, UnisonoError) as error:
         raise InvalidRequest("This recording is damaged.", param="trace") from error
 
@@ -73,7 +74,7 @@ def _number(value: object) -> int | float | None:
 
 
 def _item(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe an item; a recording contains its text only as tokens, in the output."""
+    """Describe an item without its text, which a recording contains only as output tokens."""
     return {
         "kind": shortened(record["closed"]),
         "name": shortened(record["name"]),

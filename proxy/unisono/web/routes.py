@@ -1,6 +1,6 @@
 """Authenticated routes of the web page: gateway status, recordings, forks, inspections.
 
-A recording is visible to its tenant only. Inspections run in a thread with limited concurrency and bounded input.
+A recording is visible to its tenant only. Inspections run in a thread. Their concurrency and their input are limited.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class InspectionReader:
         self._queued = 0
 
     async def inspect(self, request: InspectRequest) -> Mapping[str, Any]:
-        """Run an inspection. Raises InvalidRequest, and LimitReached if the queue is full."""
+        """Run an inspection.
+
+        Raises InvalidRequest for invalid input, and LimitReached if the queue is full.
+        """
         # Every queued inspection holds its recording in memory.
         if self._queued >= MAX_QUEUED_INSPECTIONS:
             raise LimitReached("Too many inspections are in progress; try again in a moment.", retry_after_s=1.0)
@@ -181,8 +184,8 @@ class Inspection(AnswerModel):
     left_out: list[str]
 
 
-# `dumped` writes the answers. As models, megabytes of tokens would block the event loop, and a status, which the page
-# requests every few seconds, would take three times as long.
+# These routes serialize their answers with `dumped` instead of models. With models, megabytes of tokens would block the
+# event loop, and a status, which the page requests every few seconds, would take three times as long.
 @WEB.add("GET", "/status", answer=GatewayStatus)
 async def get_status(
     deps: Deps, admin: Annotated[Administration, provided(Administration)], caller: CurrentCaller
@@ -211,9 +214,9 @@ async def get_trace(deps: Deps, caller: CurrentCaller, id: PathId) -> Response:
 
 
 class ForkRequest(OpenModel):
-    """Where an answer is forked, and what is different from there on.
+    """Position at which an answer is forked, and changes to the rest of the answer.
 
-    `at` counts the generated tokens of the `step`, or of all steps, from 0.
+    `at` is the 0-based index of a generated token: within `step`, or within all steps if `step` is null.
     """
 
     at: Annotated[int, Field(ge=0, le=LARGEST)]
@@ -227,9 +230,9 @@ class ForkRequest(OpenModel):
 class TraceFork(AnswerModel):
     """Token ids of a fork.
 
-    `generated` are those of the step before it, `recorded` those that followed, and `forked` the new ones.
-    `first_difference` counts like `at`; null if both answers are the same. `forked` is null if a guardrail masked the
-    answer.
+    `generated` are the recorded tokens of the step before the fork, `recorded` those after it, and `forked` the new
+    tokens. `forked` is null if a guardrail masked the answer. `first_difference` is an index like `at`, or null if both
+    answers are the same.
     """
 
     object: Literal["unisono.fork"]
@@ -268,10 +271,10 @@ async def fork_trace(
     try:
         answer = await completions.complete_own(request, body)
     except UnisonoError as error:
-        # The body has neither field: both come from the recording.
+        # The request body has no field `prompt` or `model`, because both are values of the recording.
         error.param = "id" if error.param in ("prompt", "model") else error.param
         raise
-    # A guardrail that masked the text removed the tokens.
+    # If a guardrail has masked the text, the answer has no token ids.
     forked: list[int] | None = answer["choices"][0]["token_ids"]
     different = None if forked is None else first_difference(start.recorded, forked)
     return _json(
@@ -317,14 +320,14 @@ async def inspect(
     """Parse a recording, Harmony text or token ids, and return the output with its recoveries."""
     inspection.check()
     if inspection.id is not None:
-        # The id is resolved with the tenant of the caller, so other tenants' recordings are not found.
+        # The recording is searched in the tenant of the caller, so other tenants' recordings are not found.
         inspection = InspectRequest(trace=await _document(deps.traces, caller, inspection.id))
     return _json(await deps.inspections.inspect(inspection))
 
 
 async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, Any]:
     """Load a recording. Raises NotFound, or InvalidRequest if it is damaged or not supported."""
-    # No other id can exist in the store.
+    # Ids of any other form cannot exist in the store.
     found = await traces.trace(caller.tenant, id) if POSSIBLE.fullmatch(id) else None
     if found is None:
         raise NotFound("The recording does not exist: it may have expired, or the answer was not recorded.")

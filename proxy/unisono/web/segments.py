@@ -1,7 +1,7 @@
 """Conversion of tokens into displayable segments: text, special tokens, repairs, remarks.
 
-A piece of text is one token, or the tokens that form one character. Segments are plain JSON. Invalid token ids are
-marked as such and raise nothing.
+Segments are plain JSON. A text segment consists of pieces: a piece is one token, or several tokens that form one
+character. Invalid token ids are marked as invalid and do not raise an exception.
 """
 
 from __future__ import annotations
@@ -78,13 +78,19 @@ class Segments:
         )
 
     def pop_new(self) -> list[Segment]:
-        """Return the segments added since the last call."""
+        """Return the segments since the last call.
+
+        An incomplete character at the end becomes U+FFFD.
+        """
         self._flush()
         out, self._segments = self._segments, []
         return out
 
     def pop_complete(self) -> list[Segment]:
-        """Return the segments added since the last call, without an incomplete character."""
+        """Return the segments since the last call.
+
+        An incomplete character at the end is returned later.
+        """
         out, self._segments = self._segments, []
         return out
 
@@ -134,9 +140,10 @@ class Segments:
 
 
 def body_of(header: str, *, role_given: bool) -> str:
-    """Classify a message by its header: an assistant channel, a tool call, or another role.
+    """Classify a message by its header: an assistant channel, a tool call, or a different role.
 
-    Markers in the header are sentinels, as written by `header_text`. `role_given`: the header begins with the role.
+    Special tokens in the header are replaced by sentinels, as by `header_text`. `role_given` is True if the header
+    begins with the role.
     """
     first = _FIRST.match(header)
     role = first[0] if first else ""

@@ -1,6 +1,7 @@
-"""Tokens of an answer as comments in its own stream, on request.
+"""Tokens of an answer as comments in the stream of the answer, if the request asks for them.
 
-The stream always comes from the process that generates the answer, unlike the answer to another request.
+The process that streams the answer also generates it. A separate request for the tokens could reach a different
+process.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from unisono.errors import InvalidRequest
 from unisono.observe.recording import dumped
 from unisono.web.live_tokens import live_segments
 
-# Header with which a streaming request asks for its tokens, and the only value.
+# Header with which a streaming request asks for the tokens, and the header's only value.
 TOKENS_HEADER: Final = "x-unisono-tokens"
 IN_COMMENTS: Final = "comments"
-# Name of the header as ASGI gives it.
+# Name of the header in an ASGI scope.
 _TOKENS_HEADER_BYTES: Final = TOKENS_HEADER.encode()
 
 

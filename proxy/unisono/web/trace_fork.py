@@ -1,4 +1,4 @@
-"""Fork of a recording: a changed prompt up to one of its generated tokens."""
+"""Fork of a recording: its prompt, possibly changed, and generated tokens to a position."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MORE_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ForkChanges:
-    """Where an answer is forked, and what is different from there on.
+    """Position at which an answer is forked, and changes to its prompt.
 
-    `position` counts the generated tokens of the `step`, or of all steps, from 0. None leaves the recorded effort and
-    tool result.
+    `position` is the 0-based index of a generated token: within `step`, or within all steps if `step` is None. For
+    `effort` and `tool_result`, None means the recorded value.
     """
 
     position: int
@@ -53,7 +53,7 @@ def _unchanged(document: Document, changes: ForkChanges) -> Fork:
     if any(token is None for at in first for token in prompts[at]):
         raise InvalidRequest(
             "The recording is incomplete because of its size limit and cannot be forked; "
-            "raise `unisono.traces.max_bytes` for later ones.",
+            "raise `unisono.traces.max_bytes` for later recordings.",
             param="id",
         )
     return fork_at(
@@ -71,7 +71,7 @@ def generated_by_step(document: Document) -> list[list[int]]:
                 steps.append([])
                 is_edited = False
             case JournalEntry(value=value):
-                # After these, the tokens continue another prompt.
+                # After these edits, the tokens continue a different prompt.
                 is_edited = is_edited or not {"moved", "left", "unread"}.isdisjoint(value)
             case list() | tuple() if not is_edited:
                 steps[-1] += part

@@ -226,7 +226,7 @@ def test_the_code_runs_as_it_stands(stage: dict[str, str], opened: Opened, surfa
         open_setting(page, "Tools")
         page.get_by_role("button", name="Weather").click()
         open_setting(page, "MCP servers")
-        page.get_by_label("Servers, one in a line").fill("docs")
+        page.get_by_label("Servers, one per line").fill("docs")
     open_setting(page, "More parameters")
     # A field that no client library knows.
     page.get_by_label("Further fields, as JSON").fill('{"tags": ["code"]}')

@@ -18,7 +18,7 @@ def tool_page(stage: dict[str, str], opened: Opened, approval: str, size: str = 
     if size == "phone":
         page.get_by_text("Settings", exact=True).click()
     open_setting(page, "MCP servers")
-    page.get_by_label("Servers, one in a line").fill("docs")
+    page.get_by_label("Servers, one per line").fill("docs")
     page.get_by_label("Approval", exact=True).select_option(approval)
     return page
 
@@ -75,6 +75,6 @@ def test_a_call_runs_without_approval(stage: dict[str, str], opened: Opened, sur
 
 def test_an_unknown_server_names_its_field(stage: dict[str, str], opened: Opened) -> None:
     page = tool_page(stage, opened, "always")
-    page.get_by_label("Servers, one in a line").fill("nobody")
+    page.get_by_label("Servers, one per line").fill("nobody")
     answer = ask(page, "say lookup", API="responses")
     assert "tools.0.server_label" in answer.locator(".trouble").inner_text()

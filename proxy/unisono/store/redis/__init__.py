@@ -1,8 +1,9 @@
 """Shared store: Redis 6.2+ or Valkey, standalone, with Sentinel, or as a cluster.
 
-Gateway replicas need to share nothing else. Each operation has a short deadline and is never repeated blindly. Each
-write is one idempotent script on one hash slot. Pointers (the location of an item, the conversation of a response) are
-written after their targets and before the write is acknowledged.
+Replicas of the gateway need to share nothing but this store. Each operation has a short deadline. The store repeats no
+operation itself; callers may, because each write of a record is one idempotent script on one hash slot. Pointers (the
+location of an item, the conversation of a response) are written after their targets and before the write is
+acknowledged.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from unisono.store.redis.server_checks import check_servers
 from unisono.store.redis.traces import RedisTraces
 
 METADATA_TRIES = 5
-# Number of items from which a response is encoded in a thread, to keep the loop free.
+# A response with at least this number of items is encoded in a thread, so that it does not block the event loop.
 OFF_LOOP_ITEMS = 1000
 
 
 class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
     """Store on a Redis or Valkey server.
 
-    `url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2, also with the
-    scheme valkey. `deadline_s` limits one operation. `replicas` is the number of replicas that must acknowledge a
-    write; None means one if the primary has any. Raises `ConfigError` for an invalid address.
+    `url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2; `valkey` may
+    replace `redis` in the scheme. `deadline_s` limits each operation, in seconds. `replicas` is the number of replicas
+    that must acknowledge a write; None means one if the primary has any. Raises `ConfigError` for an invalid address.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             await self._encoded(beginning)
         else:
             await self._link.check_replicas()
-        # A write that changes nothing, as the key never exists. A server that is full, read-only or cannot persist
-        # refuses it like any other.
+        # This write changes nothing, because XX requires a key that never exists. A server that is full, read-only or
+        # unable to persist refuses it like any other write.
         await self._link.write(("SET", keys.NEVER, "", "XX"))
 
     async def create(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
@@ -103,7 +104,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         log: LogWrite = NOTHING_LOGGED,
         revision: int | None = None,
     ) -> None:
-        # The order of the arguments is that in which the script reads them.
+        # The script reads its arguments in this order.
         head, input, output = await self._encoded(response)
         anchor, retention = response.anchor, self._retention
         named = [*keys.response(tenant, anchor, response.id), *keys.lease(tenant, anchor)]
@@ -123,9 +124,9 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             *of_log(log),
         ]
         await self._link.act(response_scripts.SAVE, [*named, *keys.conversation(tenant, anchor)], args)
-        # An item is found by its id alone, and a response by an id of its own, although it lies under its
-        # conversation. A pointer may exist without its target, but a target is never acknowledged without its
-        # pointer.
+        # Readers know only the id of an item or response, but the keys of a response contain its anchor: the id of its
+        # conversation, or its own id without one. Pointers map the ids to those keys. A pointer may exist without its
+        # target, but a write is acknowledged only after its pointers are written.
         ttl = milliseconds(retention.response_s)
         pointers = self._index_commands(tenant, response.input + response.output, ["r", anchor, response.id], ttl)
         if anchor != response.id:
@@ -145,7 +146,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
     async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
         if not ids:
             return ()
-        # Most responses lie under their own id. One round trip reads them, and tells where the others lie.
+        # Most responses are stored under their own id. One round trip reads these, and the anchors of the others.
         commands: list[Command] = [_record(tenant, id, id) for id in ids]
         commands += [("GET", keys.anchor(tenant, id)) for id in ids]
         answers = await self._link.read(*commands)
@@ -170,7 +171,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         if place is None:
             return None
         kind, *where = orjson.loads(place)
-        # Pointers name a conversation, or the anchor and the id of a response.
+        # A pointer is ["c", conversation id] or ["r", anchor, response id].
         if kind == "c":
             return await self.conversation_item(tenant, where[0], item)
         (record,) = await self._link.read(_record(tenant, *where))
@@ -187,7 +188,8 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
     async def is_log_complete(self, lease: Lease, response: str) -> bool:
         named = [*keys.response(lease.tenant, lease.anchor, response), *keys.lease(lease.tenant, lease.anchor)]
         is_complete, history = await self._link.act(response_scripts.INHERIT, named, [str(lease.fence)])
-        # A pooled connection may lead to a former primary, which lacks the owner's writes to the new one.
+        # A pooled connection may lead to a former primary, which lacks the writes that the previous owner of the lease
+        # made on the new primary.
         if bytes(history).decode() != await self._link.current_history(named[0]):
             raise StoreUnavailable("a failover of the store is in progress; try again")
         return bool(is_complete)

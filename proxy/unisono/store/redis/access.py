@@ -1,6 +1,6 @@
-"""Virtual keys, the directory and audit records in Redis, in one hash slot.
+"""Virtual keys, the directory and audit records in Redis.
 
-One script therefore changes an object, and adds its audit record, atomically.
+All are in one hash slot, so that one script can change an object and add its audit record atomically.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ return {'ok'}
 
 
 class KeptKeys:
-    """Part of the Redis store that implements `core.access.KeyStore`: virtual keys."""
+    """Part of the Redis store that implements `core.access.KeyStore`."""
 
     _link: Link
 
@@ -82,7 +82,7 @@ class KeptKeys:
         return None if data is None else codec.decode_key(data)
 
     async def key_of(self, digest: str) -> KeyRecord | None:
-        # A change may occur between the two reads: compare the digest with those of the record.
+        # The key may be changed between the two reads. The record must therefore still contain the digest.
         (key,) = await self._link.read(("HGET", KEY_DIGESTS, digest))
         if key is None:
             return None

@@ -27,8 +27,9 @@ local function drop_before(minute, first, sums)
   end
 end
 
--- Returns the requests and tokens of the last minute, and the last second of each. Fields r1700000000 and t1700000000
--- are the amounts of one second; 'oldest' is the first second that may have them; 'requests' and 'tokens' are sums.
+-- Returns the numbers of requests and tokens in the last minute, and for each the last second that has any. In the
+-- hash, the fields r1700000000 and t1700000000 are the requests and tokens of one second; 'oldest' is the first second
+-- that may have such fields; 'requests' and 'tokens' are the sums over all seconds.
 local function read_minute(minute, second)
   local head = redis.call('HMGET', minute, 'oldest', 'requests', 'tokens', 'last_requests', 'last_tokens')
   local function number(n) return tonumber(head[n] or 0) end
@@ -61,7 +62,7 @@ local function read_minute(minute, second)
   return sums
 end
 
--- A second has no tokens left: if it was the last one with tokens, find the one before it.
+-- Called when the second `at` has no tokens left. If `at` is 'last_tokens', finds the previous second with tokens.
 local function forget_second(minute, at)
   if tonumber(redis.call('HGET', minute, 'last_tokens') or 0) ~= at then return end
   local oldest = tonumber(redis.call('HGET', minute, 'oldest'))
@@ -69,10 +70,11 @@ local function forget_second(minute, at)
   redis.call('HSET', minute, 'last_tokens', math.max(at, oldest - 1))
 end
 
--- Milliseconds until a second leaves the window.
+-- Milliseconds until the second `at` leaves the window; 0 if `at` is 0, which means no second.
 local function until_free(at, now) return at > 0 and (at + window + 1) * 1000 - now or 0 end
 
--- Milliseconds until the amount `much` of a kind is free again; called for refused requests only.
+-- Milliseconds until at least `much` requests (kind 'r') or tokens (kind 't') have left the window. This is slow, so it
+-- is called for refused requests only.
 local function frees(minute, kind, much, now)
   local seconds, amounts, fields = {}, {}, redis.call('HGETALL', minute)
   for n = 1, #fields, 2 do
@@ -110,8 +112,8 @@ for n = 1, #KEYS, 4 do
 end
 local now = clock()
 local second = math.floor(now / 1000)
--- A full server rejects only the first write of a script, and only one that may need memory. A reservation must not
--- be made if its settlement would be rejected.
+-- A server without free memory checks only the first write of a script, and only if this write may need memory. Adding
+-- 0 here makes such a server reject the reservation, because it would also reject the settlement.
 redis.call('HINCRBY', claims[1].minute, 'requests', 0)
 
 local answers = {}
@@ -145,7 +147,8 @@ local function find_room(claim, used_tokens, used_cost)
   return room
 end
 
--- Returns the limit that refuses a claim, and the milliseconds until it no longer does. Sets the claim's room.
+-- Returns the limit that refuses a claim and, if known, the milliseconds until it would accept the claim. Returns nil
+-- if no limit refuses. Sets claim.room to the permitted output tokens if the claim has a budget.
 local function refusal(claim)
   local sums, tokens = claim.sums, claim.tokens
   if not claim.owed then
@@ -159,7 +162,7 @@ local function refusal(claim)
     end
     if claim.parallel and redis.call('ZCARD', claim.open) >= claim.parallel then return 'parallel' end
   end
-  -- A soft budget refuses nothing, but its state is reported.
+  -- A soft budget never refuses a claim, but its state is reported.
   if not claim.token_budget and not claim.reads_spent then return end
   local sum = redis.call('HMGET', claim.spent, 'tokens', 'cost')
   local spent_tokens, spent_cost = tonumber(sum[1] or 0), tonumber(sum[2] or 0)
@@ -184,12 +187,12 @@ for n, claim in ipairs(claims) do
   claim.sums = read_minute(claim.minute, second)
   local there = redis.call('HGET', claim.held, claim.once)
   if there then
-    -- The claims were reserved together before.
+    -- This call repeats an earlier one, which reserved all claims. Return the same statuses.
     add_status(claim, '', nil, tonumber(string.match(there, ':(-?%d+)$')))
   else
     local refused, again = refusal(claim)
     if refused then
-      -- The refusal is the last answer, at the position of its claim.
+      -- Return the statuses of the claims up to the refused one, so that the last status is the refusal.
       answers = {}
       for before = 1, n - 1 do add_status(claims[before], '') end
       add_status(claim, refused, again)
@@ -209,7 +212,7 @@ for _, claim in ipairs(claims) do
   end
   sums.requests = sums.requests + 1
   sums.tokens = sums.tokens + tokens
-  -- The clock may have been set back.
+  -- Minimum and maximum are needed because the clock may have been set back.
   sums.oldest = math.min(sums.oldest, second)
   sums.last_requests = math.max(sums.last_requests, second)
   if tokens > 0 then sums.last_tokens = math.max(sums.last_tokens, second) end
@@ -229,7 +232,8 @@ return {'ok', answers}
 """
 )
 
-# A cluster cannot reserve in several slots at once: the claims before a refused one are undone.
+# Undoes the reservation of one claim. In a cluster, claims in several slots are reserved one after the other; if one is
+# refused, the claims before it are undone.
 UNDO_CLAIM = Script(
     CLAIMS
     + """
@@ -269,8 +273,8 @@ SETTLE = Script(
 local ledger, mark, served_ledger, minute, open, held, spent = unpack(KEYS)
 local model, served, settled_ms, claimed, once = arg(), arg(), arg(), arg() == '1', arg()
 local past_ms, used = tonumber(arg()), arg()
--- The mark holds the amounts that are counted, as '<name>=<amount>'. An empty one is of an earlier version, which
--- counted everything at once.
+-- The mark holds the amounts of this settlement that are already counted, as '<name>=<amount>'. Earlier versions
+-- counted all amounts at once and then wrote an empty mark.
 local mark_before = redis.call('GET', mark)
 local counted, added, amounts, has_more = {}, {}, {}, not mark_before
 for name, amount in string.gmatch(mark_before or '', '(%a+)=(%d+)') do counted[name] = tonumber(amount) end
@@ -284,8 +288,8 @@ local begun = 0
 if has_more then
   redis.call('SET', mark, table.concat(amounts, ' '), 'PX', settled_ms)
   local known = redis.call('EXISTS', ledger)
-  -- The ledger holds all usage by requested model, as earlier versions read it; the second hash holds the part of it
-  -- that other models answered.
+  -- The first hash holds all usage by requested model, as earlier versions read it. The second hash holds the part of
+  -- this usage that a different model answered.
   for name, amount in pairs(added) do
     if amount > 0 then
       redis.call('HINCRBY', ledger, name .. ':' .. model, amount)

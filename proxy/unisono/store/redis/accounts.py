@@ -1,10 +1,11 @@
 """Accounts in Redis, each in one hash slot: reserving and settling are one script each.
 
-A cluster reserves in several accounts one after the other, and undoes all if one of them refuses.
+In a cluster, several accounts are reserved one after the other; if one of them refuses, all reservations are undone.
 
 Usage of the last minute is stored in buckets of one second. A bucket counts until its last instant is a whole window
-old, so no window exceeds the limit, whenever it begins. Running sums are stored with the buckets, so that a claim reads
-only buckets that ended since the previous claim. The clock is the server's.
+old. Therefore no period of one window exceeds the limit, whenever it begins. Running sums are stored with the buckets,
+so that a claim reads only buckets that left the window since the previous claim. All times are those of the Redis
+server's clock.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from unisono.store.redis.account_scripts import EXTEND_CLAIMS, RESERVE, SETTLE, 
 from unisono.store.redis.connection import Link, ScriptCall
 from unisono.store.redis.script_args import Args, milliseconds
 
-# Time for which settled ids are remembered, in seconds.
+# Time in seconds for which the ids of settlements are stored, so that a repeated settlement is not counted twice.
 SETTLED_S = 86_400.0
 SETTLED_MS = milliseconds(SETTLED_S)
 # Time for which a period's sums are stored after its end, in seconds.
 PAST_PERIOD_S = 86_400.0
 
-# Amounts of a settlement as the script reads them, and their values.
+# Format in which the script reads the amounts of a settlement, and the function that returns these amounts.
 AMOUNTS = " ".join([f"{name}=%d" for name in USED])
 amounts_of = attrgetter(*USED)
 
@@ -63,7 +64,10 @@ class RedisAccounts:
         return combined(claims, await self._reserve(claims))
 
     async def _reserve(self, claims: Sequence[QuotaReservation]) -> list[QuotaStatus]:
-        """Reserve in one operation. The status of a refused claim is the last one."""
+        """Reserve all claims in one script.
+
+        If a claim is refused, its status is the last of the result.
+        """
         named: list[str] = []
         args: Args = [SHARE]
         for claim in claims:
@@ -75,7 +79,8 @@ class RedisAccounts:
     async def _reserve_in_turn(self, claims: Sequence[QuotaReservation]) -> list[QuotaStatus]:
         """Reserve one after the other, and undo all if one is refused or fails.
 
-        No limit is exceeded. A refused request may hold back another one for a moment.
+        No limit is exceeded. Until the reservations of a refused request are undone, they may cause other requests to
+        be refused.
         """
         statuses: list[QuotaStatus] = []
         room: int | None = None
@@ -106,19 +111,21 @@ class RedisAccounts:
     async def settle(self, *settlements: UsageRecord) -> None:
         places = [(one.entry.account, one.entry.day) for one in settlements]
         used = {place for place, one in zip(places, settlements, strict=True) if any(amounts_of(one.entry.used))}
-        # List the ledger before the entry is written: an unlisted entry would not be counted.
+        # Add a ledger to the list before an entry is written to it, because `ledger` reads listed ledgers only.
         new = used - self._known_accounts
         if new:
             await self._list(new)
-        # Each is one operation, which does not affect the others and may be repeated. It returns whether its entry is
-        # the first one of its account and day.
+        # Each settlement is a separate, idempotent operation. It returns whether its entry is the first of its account
+        # and day.
         try:
             results = await self._link.act_each(SETTLE, [_to_script_call(one) for one in settlements])
         except StoreUnavailable:
-            # Some entries may be written. A repetition would not tell that they were the first ones.
+            # Some entries may be written, and a repetition would not report them as the first ones. The repetition must
+            # therefore list all these ledgers again.
             self._known_accounts -= used
             raise
-        # A server that restarted without recent writes has lost the list too.
+        # If this entry is the first of a ledger that was listed before, the server has restarted and lost recent
+        # writes, which may include the list.
         lost = {place for place, is_first in zip(places, results, strict=True) if is_first} - new
         if lost:
             self._known_accounts -= lost
@@ -136,7 +143,8 @@ class RedisAccounts:
         entries: list[LedgerLine] = []
         for start in range(0, len(places), KEYS_PER_READ):
             together = places[start : start + KEYS_PER_READ]
-            # Read the parts first: an entry written in between is then in the totals, not in the parts alone.
+            # Read the parts by answering model first. An entry that is written between the two reads is then missing
+            # in the parts, instead of exceeding the totals.
             parts = await self._link.read(*(("HGETALL", keys.ledger_served(*place)) for place in together))
             answers = await self._link.read(*(("HGETALL", keys.ledger(*place)) for place in together))
             for place, part, fields in zip(together, parts, answers, strict=True):
@@ -152,7 +160,7 @@ def _to_script_call(one: UsageRecord) -> ScriptCall:
     """Return the keys and the arguments of a settlement."""
     entry, claim = one.entry, one.claim
     named = keys.settlement(entry.account, entry.day, one.once)
-    # One field name for both models.
+    # The requested and the answering model form one field name.
     served = json.dumps([entry.model, entry.served]) if entry.served else ""
     ends = -1 if claim is None or claim.period_ends is None else milliseconds(claim.period_ends + PAST_PERIOD_S)
     # One argument for all amounts, because each argument costs time.
@@ -162,7 +170,7 @@ def _to_script_call(one: UsageRecord) -> ScriptCall:
 
 
 def _used(fields: object) -> Iterable[tuple[str, TokenUsage]]:
-    """Yield sums by the model name that follows the colon of each field."""
+    """Yield each model with its usage. The hash `fields` are named `<kind of amount>:<model>`."""
     assert isinstance(fields, dict)
     of_model: dict[str, dict[str, int]] = defaultdict(dict)
     for field, amount in fields.items():

@@ -16,17 +16,17 @@ from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 from unisono.store.redis.command_client import CommandClient, CommandPool, SentinelCommandPool
 
-# The library would start a task for each command with a timeout.
+# With a timeout, the library would start a task for each command.
 UNTIMED: dict[str, Any] = {"socket_timeout": None}
 UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and percent-encode / # @ : in the password"
 
 
 @dataclass(frozen=True, slots=True)
 class RedisClients:
-    """Client of a server or cluster, with the `options` of its connections.
+    """Clients of one Redis address, with the `options` of their connections.
 
-    Without a cluster, `commands` is the client for reads and writes. A standalone server has a `url`, and a Sentinel
-    setup its `sentinel` and the name of the `service`.
+    `commands` is the client for reads and writes, None for a cluster. `url` is set for a standalone server. `sentinel`,
+    and `service` with the name of the primary, are set for a Sentinel setup.
     """
 
     client: Redis | RedisCluster
@@ -38,7 +38,10 @@ class RedisClients:
 
 
 def open_clients(url: str, timeout_s: float) -> RedisClients:
-    """Return the clients of an address, not yet connected. Raises `ConfigError`."""
+    """Return the clients of an address, not yet connected.
+
+    Raises `ConfigError` for an invalid address. `timeout_s` limits connecting and each read of `client`, in seconds.
+    """
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
@@ -78,9 +81,11 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
 
 
 def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
-    """Return the hosts with ports, the first part of the path, and the database number after it.
+    """Return the hosts with ports, the service name, and the database number.
 
-    `rest` is the address after `//`. Raises `ConfigError` for an invalid host, port or database number.
+    The service name is the first part of the path, and the database number the second. `rest` is the address after
+    `//`, and `port` the port of hosts without one. A missing service name is empty, and a missing database number is 0.
+    Raises `ConfigError` for an invalid host, port or database number.
     """
     netloc, _, path = rest.partition("/")
     nodes = []

@@ -1,6 +1,6 @@
 """Writes to a cluster, and their redirections to other nodes.
 
-A redirected write has not run on the node that redirects it. Only such writes are sent again, so each write runs once.
+A node that redirects a write has not run the write. Only redirected writes are sent again, so each write runs once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRY_AGAIN_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ClusterWrite:
-    """Write, and the node to which it is sent.
+    """Write command, and the node to which it is sent.
 
     `is_asked` is True if the slot is being moved to the node, which then accepts the write only after ASKING.
     """
@@ -42,7 +42,7 @@ class ClusterWrite:
 
 
 def answers_of(writes: Sequence[ClusterWrite], answers: Sequence[Any]) -> list[Any]:
-    """Return the answers to the writes, without those to ASKING."""
+    """Return one answer for each write, without the answers to ASKING."""
     values, position = [], 0
     for write in writes:
         position += len([*write.commands()])
@@ -51,9 +51,11 @@ def answers_of(writes: Sequence[ClusterWrite], answers: Sequence[Any]) -> list[A
 
 
 async def follow_redirection(client: RedisCluster, answer: Exception) -> ClusterNode | None:
-    """Follow a redirection; return the node that an ASK names, None if the slots name it.
+    """Return the node to which a redirected write must be sent next.
 
-    The slots are updated after MOVED. Raises `StoreUnavailable` if an ASK names an unknown node.
+    After ASK, this is the node that the answer names. Otherwise the result is None: the caller finds the node by the
+    slot table. After MOVED, this table is updated first; after TRYAGAIN, the function waits `TRY_AGAIN_S` seconds.
+    Raises `StoreUnavailable` if ASK names an unknown node.
     """
     if isinstance(answer, TryAgainError):
         await asyncio.sleep(TRY_AGAIN_S)
@@ -68,7 +70,10 @@ async def follow_redirection(client: RedisCluster, answer: Exception) -> Cluster
 
 
 def node_of(client: RedisCluster, key: str) -> ClusterNode:
-    """Return the primary of a key. Raises `StoreUnavailable` if there is none."""
+    """Return the primary node of the slot of `key`.
+
+    Raises `StoreUnavailable` if no node serves this slot.
+    """
     node = client.get_node_from_key(key)
     if node is None:
         raise StoreUnavailable(NO_NODE)

@@ -19,10 +19,13 @@ Command = tuple[str | bytes | int, ...]
 
 
 class CommandClient(Redis):
-    """Client whose commands have no time limit; their cancellation closes the connection."""
+    """Client whose commands have no time limit. Cancelling a command closes its connection."""
 
     async def exchange(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands on one connection, and return their answers and errors."""
+        """Send commands on one connection, and return one answer for each.
+
+        If the server rejects a command, its answer is the `ResponseError`.
+        """
         pool: Any = self.connection_pool
         connection = await pool.get_connection()
         try:
@@ -34,7 +37,7 @@ class CommandClient(Redis):
                 except ResponseError as error:
                     answers.append(error)
         except BaseException:
-            # A later command must not get an answer that was not read.
+            # Some answers may be unread. A later command on this connection would get them as its own.
             await connection.disconnect(nowait=True)
             raise
         else:
@@ -49,7 +52,7 @@ class CommandPool(ConnectionPool):
     async def get_connection(self, command_name: object = None, *keys: object, **options: object) -> Any:
         connection: Any = self.get_available_connection()  # type: ignore[no-untyped-call]
         try:
-            # Unread data is the end of the connection, or an answer that nobody waits for.
+            # If there is data to read, the server has closed the connection, or no command waits for this answer.
             if not connection.is_connected or await connection.can_read():
                 await self.ensure_connection(connection)
         except BaseException:
@@ -63,4 +66,4 @@ class CommandPool(ConnectionPool):
 
 
 class SentinelCommandPool(CommandPool, SentinelConnectionPool):
-    """The same for the primary that sentinels name."""
+    """Pool of connections to the primary that the sentinels report, for one event loop."""

@@ -1,7 +1,7 @@
 """Connection to a Redis or Valkey server, Sentinel setup or cluster, with short deadlines.
 
-Every operation has one deadline and raises `StoreUnavailable` when it is exceeded. redis-py's defaults would repeat a
-write after a stall and block for a minute. Here callers repeat operations, and only idempotent ones.
+Every operation has one deadline and raises `StoreUnavailable` when it is exceeded. Unlike redis-py by default, this
+module does not repeat a write that may have run. Callers may repeat idempotent operations.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ T = TypeVar("T")
 # Keys and arguments of a script.
 ScriptCall = tuple[Sequence[str], Sequence[str | bytes | int]]
 
-# A former primary has no replica until the sentinels demote it, and a failover may reach it again: writes that it alone
-# acknowledged are lost. With down-after-milliseconds 5000 that takes up to 20 seconds.
+# Time in seconds for which writes still need a replica after the primary has lost its last one. This primary may be a
+# former one, whose writes are lost when the sentinels demote it: up to 20 s with down-after-milliseconds 5000.
 REPLICA_GRACE_S = 30.0
 
 
 class Link:
-    """Client of one server or cluster; `replicas` must acknowledge each write.
+    """Client of one server or cluster.
 
-    None means one replica if the primary has one connected, or had one within REPLICA_GRACE_S.
+    `deadline_s` limits each operation, in seconds. `replicas` is the number of replicas that must acknowledge each
+    write. None means one if the primary has a connected replica, or had one within the last `REPLICA_GRACE_S` seconds.
     """
 
     def __init__(self, url: str, deadline_s: float, replicas: int | None) -> None:
         self._deadline_s = deadline_s
         self._replicas = replicas
-        # Time (time.monotonic) until which writes need a replica, by primary; the key is empty without a cluster.
+        # Time (time.monotonic) until which writes need a replica, by name of the primary (empty without a cluster).
         self._copies_until: dict[str, float] = {}
-        # Scripts that the server has loaded. A promoted one has none, and a rejected script wastes the WAIT time.
+        # Hashes of loaded scripts. A newly promoted server has none, and an EVALSHA that fails wastes its WAIT time.
         self._loaded: set[str] = set()
-        # Cluster node whose failure requires reading the slots again: empty if unknown, None if none failed.
+        # Name of the failed node that requires reading the slots again: empty if it is unknown, None if none failed.
         self._failed_node: str | None = None
         # Slightly less than the deadline, so that the library itself can close a stalled connection.
         self._server = open_clients(url, deadline_s * 0.8)
@@ -75,7 +76,7 @@ class Link:
         return isinstance(self._client, RedisCluster)
 
     async def _bounded(self, work: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
-        """Call the library within the deadline. Raises `StoreUnavailable` for all its errors."""
+        """Call the Redis library within the deadline. Its errors become `StoreUnavailable`."""
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
         try:
@@ -100,11 +101,11 @@ class Link:
     async def act_each(self, script: Script, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run a script once for each pair of keys and arguments, and return its values.
 
-        Each run is an operation of its own. All take one round trip, but one each in a cluster. Raises the first
-        refusal, or `StoreUnavailable`.
+        The runs are independent of each other. A single server gets all of them in one round trip, a cluster gets each
+        in its own. Raises the error for the first refusal that the script returned, or `StoreUnavailable`.
         """
         if len(calls) > 1 and self.is_cluster:
-            # A node without the script must not repeat the runs of others.
+            # If one node lacks the script, the runs on the other nodes must not be repeated.
             return await asyncio.gather(*(self.act(script, *call) for call in calls))
         values = []
         for answer in await self._bounded(self._run_script, script, calls):
@@ -120,8 +121,7 @@ class Link:
         answers: list[Any] = [NoScriptError()] * len(commands)
         if script.sha in self._loaded:
             answers = await self._send(commands, written)
-        # A server may lose its scripts between two commands. The commands before have run and are not repeated: their
-        # answers might differ.
+        # Only commands that found no script are repeated. A second run of others might return a different answer.
         missed = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if missed:
             again = [("EVAL", script.text, *commands[at][2:]) for at in missed]
@@ -136,18 +136,19 @@ class Link:
         return await self._bounded(self._send, commands, ())
 
     async def write(self, *commands: Command) -> None:
-        """Run idempotent writes in batches that fit one deadline.
+        """Run idempotent writes in batches, each within the deadline.
 
-        A command's second part is its key.
+        The second part of each command is its key.
         """
         for start in range(0, len(commands), WRITES_PER_ROUND_TRIP):
             together = commands[start : start + WRITES_PER_ROUND_TRIP]
             await self._bounded(self._send, together, [str(command[1]) for command in together])
 
     async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
-        """Run commands and return their answers. Each key in `written` is that of one command.
+        """Run commands and return their answers.
 
-        Raises the first error of a command. The error of a missing script is returned as the answer of its command.
+        `written` contains the key of each command if the commands are writes, and is empty for reads. Raises the first
+        error of a command, except for a missing script: this error is returned as the answer of the command.
         """
         if written and self._replicas is None and not self._copies_until:
             await self._refresh_replicas()
@@ -169,9 +170,9 @@ class Link:
         await self._read_slots(client)
         if not written:
             return await self._send_reads(client, commands)
-        # The library would follow a redirection itself, but the replicas of the new primary must acknowledge the write.
+        # Redirections are not left to the library, because replicas of the node that runs a write must acknowledge it.
         values: list[Any] = [None] * len(commands)
-        # Positions of the writes that no node has run yet, with the node that an ASK redirection named.
+        # Positions of writes that no node has run yet, with the node that an ASK named (None: the primary of the key).
         pending: dict[int, ClusterNode | None] = dict.fromkeys(range(len(commands)))
         for _ in range(MAX_REDIRECTIONS):
             writes = [
@@ -207,9 +208,9 @@ class Link:
         return values
 
     async def _send_writes(self, client: RedisCluster, writes: Sequence[ClusterWrite]) -> list[Any]:
-        """Run writes, each on the node to which its WAIT is sent.
+        """Run each write on its node, followed by a WAIT for the replicas of that node.
 
-        Returns their answers. If a node redirects a write, the redirection is the answer.
+        Returns one answer for each write. If a node redirects a write, the redirection is the answer.
         """
         pipe: Any = client.pipeline(transaction=False)
         for write in writes:
@@ -233,8 +234,8 @@ class Link:
         return values
 
     async def _run(self, pipe: Any, node: str, **options: bool) -> list[Any]:
-        """Return answers and errors of a pipeline; a failed `node` marks the slots as outdated."""
-        # The library does this for single commands only; without it the client would stay with a lost primary.
+        """Run a pipeline. A failure of `node` makes the next command read the slots again."""
+        # The library does so for single commands only. Without a new read, the client would stay with a lost primary.
         try:
             answers: list[Any] = await pipe.execute(raise_on_error=False, **options)
         except BaseException:
@@ -245,10 +246,10 @@ class Link:
         return answers
 
     def _checks(self, copies: int) -> Sequence[Command]:
-        """Return the commands that wait for replicas, and that tell whether there are any.
+        """Return WAIT, which waits for replicas, and ROLE, which lists them.
 
-        They belong on the connection of the writes: WAIT covers only its own connection. After a failover, another
-        connection may lead to the new primary.
+        Both must be sent on the connection of the writes: WAIT covers only writes of its own connection. After a
+        failover, a different connection may lead to the new primary.
         """
         return ("WAIT", copies, int(self._deadline_s * 600)), ("ROLE",)
 
@@ -265,7 +266,7 @@ class Link:
         if isinstance(reached, Exception):
             raise reached
         if self._replicas is None:
-            # The default requires a copy only if replicas exist. A server that hides its role has no known replica.
+            # By default, a copy is required only if replicas exist. A server that denies ROLE has no known replica.
             if reached or replicas_in(role):
                 self._copies_until[name] = time.monotonic() + REPLICA_GRACE_S
             elif not self._needs_copy(name):
@@ -277,9 +278,9 @@ class Link:
             )
 
     async def check_replicas(self) -> None:
-        """Check again which primaries have replicas, if the default depends on it."""
+        """Update which primaries have replicas, unless `replicas` is configured."""
         if self._replicas is None:
-            # A server's failure is detected by its writes. The known state of its replicas remains.
+            # If a server fails, the known state remains, and the next write detects the failure.
             with suppress(StoreUnavailable):
                 await self._bounded(self._refresh_replicas)
 
@@ -288,8 +289,8 @@ class Link:
         failures = [count for count in found.values() if isinstance(count, BaseException)]
         if len(failures) == len(found):
             raise failures[0]
-        # A new primary was a replica, and its former primary may return. An unreachable primary may be a replica by
-        # now.
+        # A newly found primary was a replica before, and its former primary may return: its writes need a copy. The
+        # known state of an unreachable primary remains, because it may be a replica by now.
         grace_s = time.monotonic() + REPLICA_GRACE_S
         unknown_s = grace_s if known else 0.0
         self._copies_until = {
@@ -310,7 +311,7 @@ class Link:
         return found
 
     async def _found_replicas(self) -> dict[str, int | BaseException]:
-        """Return the number of connected replicas by primary, or its failure if it does not answer."""
+        """Return the number of connected replicas, or the error, for the name of each primary."""
         targets = await self._primaries()
         counts = await asyncio.gather(*map(self._replicas_of, targets.values()), return_exceptions=True)
         return dict(zip(targets, counts, strict=True))
@@ -330,7 +331,7 @@ class Link:
             return replicas_in(error)
 
     async def settings(self, *names: str) -> list[Mapping[str, str]]:
-        """Return the named settings of every primary, without those that it denies."""
+        """Return the named settings of every primary, except those that it does not disclose."""
         found: list[Mapping[str, str]] = []
         for target in (await self._bounded(self._primaries)).values():
             answers = [await self._bounded(self._setting, name, target) for name in names]
@@ -349,7 +350,7 @@ class Link:
     async def current_history(self, key: str) -> str:
         """Return the replication id of the primary of `key`, empty without permission for INFO.
 
-        Uses no pooled connection. Raises StoreUnavailable, also while sentinels or nodes disagree on the primary.
+        Opens a new connection. Raises `StoreUnavailable`, also while sentinels or nodes disagree on the primary.
         """
         return await self._bounded(self._read_history, key)
 
@@ -366,18 +367,18 @@ class Link:
         if server.sentinel is not None:
             calls = [one.sentinel_get_master_addr_by_name(server.service) for one in server.sentinel.sentinels]
         elif isinstance(self._client, RedisCluster):
-            # A node that was isolated or stalled does not know of a failover yet.
+            # All nodes are queried, because a node that was isolated or stalled does not know of a failover yet.
             await self._read_slots(self._client)
             nodes = self._client.get_nodes()
             calls = [primary_seen_by(self._client, node, key) for node in nodes]
         else:
             return Redis.from_url(server.url, **server.options)
-        # The remaining time is for the primary.
+        # The other half of the deadline remains for the query of the primary.
         host, port = await majority_address(calls, self._deadline_s / 2)
         return Redis(host=host, port=port, **server.options)
 
     async def pubsub(self) -> PubSub:
-        """Return a subscriber for any node, not yet connected: published messages reach all nodes."""
+        """Return an unconnected subscriber for any node, because messages reach all nodes."""
         if isinstance(self._client, RedisCluster):
             await self._client.initialize()
             return self._client.pubsub(node=self._client.get_random_node())
@@ -390,7 +391,7 @@ class Link:
                 with suppress(Exception):
                     await client.aclose()
         if isinstance(self._client, RedisCluster):
-            # The library closes nothing while a new read of the slots is pending.
+            # `aclose` of the library closes no node while a new read of the slots is pending.
             for nodes in ("nodes_cache", "startup_nodes"):
                 with suppress(Exception):
                     await self._client.nodes_manager.aclose(nodes)

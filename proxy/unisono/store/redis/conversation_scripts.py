@@ -70,8 +70,9 @@ return {'ok'}
 """
 )
 
-# Appends items to a conversation. Only one writer holds its lease. With a revision, the items are appended only to
-# that state. A repetition of the last write is recognised by its digest.
+# Appends items to a conversation. The caller needs the current lease, or there must be no lease. With a revision, the
+# conversation must still have this revision. A repetition of the last write is recognised by the digest of its items,
+# and changes nothing.
 APPEND = Script(
     LEASE_CHECK
     + ITEM_FUNCTIONS
@@ -92,8 +93,8 @@ return {'ok', was.revision}
 """
 )
 
-# Reads items in the order of their positions. `after` is the id of an item with a prefix, or empty. Lua limits the
-# number of values that `unpack` returns, so the items are read in groups of 1,000.
+# Reads items in the order of their positions. `after` is empty, or `=` followed by the id of the item that precedes the
+# first result. Lua limits the number of values that `unpack` returns, so the items are read in groups of 1,000.
 READ_ITEMS = Script(
     """
 local key, items, order = unpack(KEYS)
@@ -119,7 +120,8 @@ return {'ok', found}
     is_read=True,
 )
 
-# Replaces the metadata of a conversation if nobody changed it meanwhile; every write renews the lifetime of all keys.
+# Replaces the metadata of a conversation, unless the metadata have changed since the caller read them. Like every
+# write, it renews the lifetime of all keys of the conversation.
 SET_HEAD = Script(
     """
 local key, items, order = unpack(KEYS)
@@ -135,8 +137,8 @@ return {'ok'}
 """
 )
 
-# Deletes one item. A conversation with a response in progress is refused, because that response was generated from
-# its items. Without a digest in `last`, an earlier write cannot count as a repetition.
+# Deletes one item. Refuses while a response is in progress, because this response is generated from the items of the
+# conversation. `last` is emptied, so that no later write is mistaken for a repetition of the last one.
 DELETE_ITEM = Script(
     LEASE_CHECK
     + """

@@ -5,25 +5,27 @@
     t:{<tenant>:<anchor>}:k:<response>     its token ids, four bytes each
     t:{<tenant>:<anchor>}:lease, :fence    the writer, and the number of writers so far
     t:{<tenant>:<conversation>}:c, :i, :o  a conversation: head and sums, items by id, their order
-    t:{<tenant>:<response>}:at             the anchor of a response that has another than itself
+    t:{<tenant>:<response>}:at             the anchor of a response, unless the anchor is the response itself
     t:{<tenant>:<item>}:in                 the location of an item
     t:{<tenant>:<key>}:once                an idempotency key
-    t:{<tenant>:<name>}:n, :n:<once>       a counter, and what it has counted
+    t:{<tenant>:<name>}:n, :n:<once>       a counter, and marks that prevent counting twice
     t:{keys}:r, t:{keys}:d                 virtual keys by id, and their ids by digest
     t:{keys}:e:<kind>, t:{keys}:a          the directory: entries by id; audit records, newest first
-    t:{<tenant>:<key>}:a:m, :a:o, :a:h     an account: its last minute, open claims by their end, what they hold
-    t:{<tenant>:<key>}:a:b:<period>        what it spent in a period
-    t:{<tenant>:<key>}:a:l:<day>           its ledger of a day
-    t:{<tenant>:<key>}:a:s:<once>          the usage that was settled under an id
-    t:{<tenant>:traces}:t:o, :t:e          recordings: their order, their ends
-    t:{<tenant>:traces}:t:a, :t:d          what is listed of them, and their documents
+    t:{<tenant>:<key>}:a:m, :a:o, :a:h     an account: usage of the last minute; reservations: ids by expiry, amounts
+    t:{<tenant>:<key>}:a:b:<period>        an account: sums of a budget period
+    t:{<tenant>:<key>}:a:l:<day>           an account: ledger of a day
+    t:{<tenant>:<key>}:a:v:<day>           the part of this ledger that a model other than the requested one answered
+    t:{<tenant>:<key>}:a:s:<once>          the amounts of a settlement that are already counted
+    t:{<tenant>:traces}:t:o, :t:e          recordings of answers: ids in order of writing, ids by expiry
+    t:{<tenant>:traces}:t:a, :t:d          recordings of answers: summaries, documents
     t:{requests}:d, t:{requests}:f:<facet> records of requests by id, and their ids by facet, in order of their ends
+    t:{requests}:x                         deleted virtual keys, of which no more requests are recorded
     t:{requests}:c:<step>:<start>:<facet>  counts of requests in an interval
     t:ledgers                              all accounts and days that have a ledger
     t:secret:<name>, t:runs                secrets, and watched runs
-    t:never                                never exists
+    t:never                                a key that never exists, for trial writes
 
-Tenants and ids are escaped, so that no spelling of one reaches the names of another.
+Tenants and ids are escaped, so that no name can be chosen that yields a key of another tenant or id.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def response(tenant: str, anchor: str, id: str) -> list[str]:
 
 
 def lease(tenant: str, anchor: str) -> list[str]:
-    """Return the Redis keys of the lease on the responses of an anchor, and of its fence."""
+    """Return the Redis keys of the lease and the fence of an anchor."""
     here = tag(tenant, anchor)
     return [here + "lease", here + "fence"]
 
@@ -134,7 +136,10 @@ def requests() -> str:
 
 
 def deleted_request_keys() -> str:
-    """Return the Redis key of the facets of keys whose requests are not recorded any more."""
+    """Return the Redis key of the set of deleted virtual keys.
+
+    Their requests are no longer recorded. The members of the set are the Redis keys of their facets.
+    """
     return "t:{requests}:x"
 
 

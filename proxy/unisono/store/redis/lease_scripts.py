@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from unisono.store.redis.script import Script
 
-# Function that refuses a write without the current lease.
+# Function that returns the refusal of a write, or nil. A caller without a lease gives an empty fence, and is refused
+# while there is a lease. Any other caller must give the current fence.
 LEASE_CHECK = """
 local function held(lease, fence, given)
   if given == '' then

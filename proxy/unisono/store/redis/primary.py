@@ -12,9 +12,10 @@ from unisono.errors import StoreUnavailable
 
 
 async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
-    """Return the address that more than half report and none contradicts.
+    """Return the address that more than half of the queries report.
 
-    Raises `StoreUnavailable` if there is no such address within `within_s` seconds.
+    No query may report a different address. Raises `StoreUnavailable` if there is no such address after `within_s`
+    seconds.
     """
     tasks = [asyncio.ensure_future(one) for one in queries]
     try:
@@ -28,7 +29,7 @@ async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -
         raise StoreUnavailable("a failover of the store is in progress; try again")
     if 2 * len(found) <= len(answers):
         raise StoreUnavailable(
-            f"at most half of the servers of the store named its primary within {within_s:g} s; "
+            f"no majority of the store's servers named the primary within {within_s:g} s; "
             "try again, check the servers, or raise `store.deadline_s`"
         )
     host, port = found[0]
@@ -42,7 +43,7 @@ async def primary_seen_by(client: RedisCluster, node: ClusterNode, key: str) -> 
     for (first, last), servers in seen.items():
         if first <= slot <= last:
             host, port = servers["primary"]
-            # A node may not know its own address.
+            # The host is empty if the node does not know its own address.
             return text(host) or node.host, int(port)
     return None
 

@@ -1,7 +1,7 @@
 """Notification of waiting readers: one subscription per process, with a channel per log.
 
-A message carries no data, only the news that events exist. A lost message causes a short delay, because readers also
-poll. A channel without readers is unsubscribed later rather than at once, since readers usually return.
+A message contains no data; it only signals that there are new events. A lost message causes a short delay, because
+readers also poll. A channel without readers is unsubscribed after `LINGER_S` seconds, because readers usually return.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from unisono.store.event_wait import Waiting
 
 log = logging.getLogger("unisono.store")
 
-# Delay before the connection is attempted again, in seconds.
+# Delay before a lost connection is opened again, in seconds.
 RECONNECT_DELAY_S = 0.25
-# A channel without a reader stays subscribed for this time, because pollers come back at once.
+# Minimum time for which a channel without readers stays subscribed, in seconds.
 LINGER_S = 2.0
 
 
@@ -39,7 +39,7 @@ class Listener:
     def subscribe(self, channel: str) -> None:
         """Subscribe to a channel.
 
-        Its readers are woken once the subscription is active, to read again.
+        Its readers are woken when the subscription becomes active, because they may have missed earlier messages.
         """
         if channel not in self._subscriptions:
             self._subscriptions.add(channel)
@@ -54,11 +54,12 @@ class Listener:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        # A task group drops its own cancellation if one of its tasks ends in an error, as a broken connection does.
+        # A task group drops its own cancellation if one of its tasks fails, for example for a broken connection. The
+        # loop therefore also ends by `_is_closing`.
         while not self._is_closing:
             subscription = asyncio.create_task(self._start())
             try:
-                # If cancelled midway, the library would lose track of the connection that it is opening.
+                # Without `shield`, a cancellation would make the library lose the connection that it is opening.
                 pubsub = await asyncio.shield(subscription)
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._update_subscriptions(pubsub))
@@ -103,7 +104,7 @@ class Listener:
                     await self._has_changed.wait()
 
     async def _unsubscribe(self, pubsub: PubSub, channels: set[str]) -> None:
-        # Keep one: a connection without subscriptions cannot be read.
+        # Keep one channel: a connection without subscriptions cannot be read.
         channels = channels if channels != self._subscribed else set(list(channels)[1:])
         if channels:
             self._subscriptions -= channels

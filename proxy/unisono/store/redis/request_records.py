@@ -1,6 +1,6 @@
-"""Records of requests in Redis: one hash slot, so that one write also deletes the oldest.
+"""Records of requests in Redis: in one hash slot, so that writes can delete old records.
 
-Each facet of records has a sorted set of ids, in the order of the ends of the requests.
+Each facet has a sorted set of record ids. They are ordered by the time at which the requests ended.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from unisono.store.redis.script import Script
 from unisono.store.redis.script_args import milliseconds
 from unisono.store.request_codec import decode_request, encode_request
 
-# Records of one write, which must meet the deadline of an operation.
+# Maximum number of records in one write, which must meet the deadline of an operation.
 RECORDS_PER_WRITE: Final = 100
-# Groups of counts in one write.
+# Maximum number of groups of counts in one write.
 GROUPS_PER_WRITE: Final = 500
-# Intervals of one read of counts.
+# Maximum number of intervals in one read of counts.
 INTERVALS_PER_READ: Final = 200
 # Facet of every record.
 ALL: Final = ""
 
-# The value of a record in the hash is the list of its sets, each on a line, an empty line, and the JSON.
+# In the hash, the value of a record consists of the Redis keys of its facets, one per line, an empty line, and its
+# JSON.
 KEEP_REQUESTS = Script(
     """
 local records, all, deleted = unpack(KEYS)
@@ -108,7 +109,7 @@ return {'ok', #ids}
 """
 )
 
-# A query visits the records of its smallest set, and looks up each chunk of them in the others.
+# A query reads the ids in its smallest set in chunks, newest first, and looks up each chunk in its other sets.
 PAGE_OF_REQUESTS = Script(
     """
 local records = KEYS[1]
@@ -175,7 +176,7 @@ class RedisRequests:
     async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
         for start in range(0, len(records), RECORDS_PER_WRITE) or (0,):
             together = records[start : start + RECORDS_PER_WRITE]
-            # One argument for all records, as redis-py spends more time on one than the script on reading a record.
+            # All records form one argument: redis-py needs more time per argument than the script to decode a record.
             new = orjson.dumps([_encoded(record) for record in together])
             names = [keys.requests(), keys.request_facet(ALL), keys.deleted_request_keys()]
             added = await self._link.act(KEEP_REQUESTS, names, [milliseconds(for_s), most, new])

@@ -55,15 +55,15 @@ local function history()
   return type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or ''
 end
 
--- A failover may have lost a newer fence. A current lease with the given fence proves that no newer one was lost.
+-- A failover may have lost a newer fence. If the current lease has the given fence, no newer fence was lost.
 local function owns_history(record, lease, given, now)
   local was = redis.call('HGET', record, 'history')
   if not was or was == now then return true end
   return string.match(redis.call('GET', lease) or '', '^(%d+):') == given
 end
 
--- A writer that continues a log exactly where it ends proves that nothing of it was lost. A write without content at
--- the beginning of a log proves nothing.
+-- A write that begins exactly at the end of the log proves that the log is complete on this server, whose history is
+-- then recorded. A write that begins at the start of the log proves nothing.
 local function confirm_history(record, log, now)
   if log.first + log.first_byte == 0 or log.first ~= log.upto or log.first_byte ~= log.bytes then return end
   if redis.call('HGET', record, 'history') ~= now then redis.call('HSET', record, 'history', now) end
@@ -74,7 +74,7 @@ local ENDED = '9007199254740991-1'
 """
 
 # Writes a response: its record, the rest of its event log and, with a revision, the items of its conversation.
-# - A new response must not exist. Equal content counts as written, so that a write may be repeated.
+# - A new response must not exist. If it exists with equal content, the write is a repetition and changes nothing.
 # - A finished response does not change any more.
 # - The conversation must have the given revision, or must already contain these items (`last` is their digest).
 # - The end of a response closes its stream. The log then expires after the shorter `log_ttl`.
@@ -156,7 +156,7 @@ return {'ok'}
 )
 
 # Takes over a response after its process stopped, under the lease of the new owner. Returns 0 if writes of the former
-# owner may have been lost in a failover. The mark `incomplete` remains on the record: a third process must learn it
+# owner may have been lost in a failover. The field `incomplete` remains in the record, so that later owners read it
 # too.
 INHERIT = Script(
     LEASE_CHECK

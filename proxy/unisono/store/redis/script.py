@@ -1,8 +1,8 @@
-"""Conditional writes as Lua scripts, which check and write atomically or refuse unchanged.
+"""Conditional writes as Lua scripts, which are atomic and change nothing if they refuse.
 
-A script performs all checks before its first write, because Redis does not roll back. It returns `ok` or the name of
-its refusal (`unisono.store.write_errors`) and a value. Each may be repeated: data that already exists counts as
-written. Scripts use only commands of Redis 6.2, and all keys of a script are in one hash slot.
+A script performs all checks before its first write, because Redis does not roll back. It returns `ok` and a value, or
+the name of a refusal from the table in `unisono.store.write_errors`. Each script may be repeated: a repetition finds
+its data stored and returns `ok`. Scripts use only commands of Redis 6.2, and all keys of a script are in one hash slot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Script and whether it only reads. The result of a read needs no copy on a replica."""
+    """Lua script. `is_read` is True if it only reads, so that no replica has to acknowledge it."""
 
     body: str
     is_read: bool = False

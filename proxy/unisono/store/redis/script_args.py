@@ -18,9 +18,9 @@ def milliseconds(seconds: float) -> int:
 
 
 def fence(tenant: str, anchor: str, lease: Lease | None) -> str:
-    """Return the fence as text, empty without a lease.
+    """Return the fence of a lease as text, empty without a lease.
 
-    Raises `StoreConflict` for a lease of another anchor.
+    Raises `StoreConflict` if the lease belongs to a different tenant or anchor.
     """
     if lease is None:
         return ""
@@ -30,7 +30,10 @@ def fence(tenant: str, anchor: str, lease: Lease | None) -> str:
 
 
 def of_items(items: Sequence[StoredItem], retention: Retention, bounds: StateLimits) -> Args:
-    """Return the arguments for items. Raises `StoreTooLarge` for an item over the size limit."""
+    """Return the arguments for new items of a conversation.
+
+    Raises `StoreTooLarge` if an item exceeds `bounds.item`.
+    """
     encoded = [codec.encode_item(item, bounds) for item in items]
     digest = hashlib.sha256(b"".join(b"%d:" % len(data) + data for data in encoded)).hexdigest()
     args: Args = [digest, bounds.conversation, milliseconds(retention.conversation_s), len(items)]

@@ -50,5 +50,8 @@ async def check_servers(link: Link, replicas: int | None) -> tuple[str, ...]:
     if there and replicas == 0:
         found[UNCOPIED] = None
     if there < (replicas or 0):
-        found[f"store.replicas is {replicas}, but {there} are connected: all writes fail until there are more"] = None
+        warning = (
+            f"store.replicas is {replicas}, but only {there} are connected: all writes fail until more are connected"
+        )
+        found[warning] = None
     return tuple(found)

@@ -1,6 +1,7 @@
-"""Recordings in Redis: one hash slot per tenant, so that one write also deletes the oldest.
+"""Recordings of answers in Redis, with one hash slot per tenant.
 
-Each expires at its own time; the next write deletes expired ones.
+Therefore a write can also delete the oldest recordings. Each recording has its own expiry time. The next write of the
+tenant deletes expired recordings.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unisono.store.redis.connection import Link
 from unisono.store.redis.script import Script
 from unisono.store.redis.script_args import Args, milliseconds
 
-# Bytes of documents per write: small ones share a write, a large one has the full deadline.
+# Maximum bytes of documents that share a write. A larger document has its own write, with the full deadline.
 WRITE_BYTES: Final = 256 * 1024
 
 KEEP_TRACES = Script(
@@ -85,7 +86,8 @@ class RedisTraces:
     _link: Link
 
     async def keep_traces(self, *traces: StoredTrace, for_s: float, most: int) -> None:
-        # The failure of one tenant's write does not affect the others; recordings of one tenant keep their order.
+        # One write per tenant: its failure does not affect other tenants, and recordings of one tenant keep their
+        # order.
         of_tenant: dict[str, list[StoredTrace]] = {}
         for one in traces:
             of_tenant.setdefault(one.tenant, []).append(one)
@@ -115,7 +117,7 @@ class RedisTraces:
 
 
 def _write_groups(traces: Iterable[StoredTrace]) -> Iterator[list[StoredTrace]]:
-    """Yield groups of recordings that fit one write, in their order."""
+    """Yield the recordings in their order, in groups that each fit one write."""
     together: list[StoredTrace] = []
     size = 0
     for one in traces:

@@ -38,8 +38,8 @@ TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (Exception, "the store cannot be reached"),
 )
 
-# Redis 6.2 wraps the rejection of a script's command in an error of its own. The library has no class for a primary
-# with too few replicas, nor for one that cannot write to its disk.
+# If a command in a script is rejected, Redis 6.2 wraps the error in a different one. The library has no exception class
+# for a primary with too few replicas, nor for a primary that cannot write to its disk.
 REFUSAL = re.compile(r"(?:@user_script: \d+: -(OOM|READONLY|NOREPLICAS|MISCONF)|^(NOREPLICAS|MISCONF)) ")
 REFUSED: Mapping[str, type[Exception]] = {
     "OOM": OutOfMemoryError,
@@ -50,7 +50,10 @@ REFUSED: Mapping[str, type[Exception]] = {
 
 
 def message_of(error: Exception, deadline_s: float) -> str:
-    """Return the message for an error of the Redis library in an operation with a deadline."""
+    """Return the message for an error of the Redis library.
+
+    It names the deadline of the operation if that passed.
+    """
     refusal = REFUSAL.search(str(error))
     failed = REFUSED[refusal[1] or refusal[2]] if refusal else type(error)
     words = next(words for kind, words in TROUBLE if issubclass(failed, kind))

@@ -1,8 +1,8 @@
-"""Embedded store: a SQLite file with a writer and a reader thread, or memory; no server.
+"""Embedded store without a server: a SQLite file, or memory.
 
-Every operation is one transaction, synced to disk before it is acknowledged. In memory it runs on the event loop.
-Several processes may share the file. Waiting readers are woken by writers of their own process, and poll for those of
-others.
+Every operation is one transaction. With a file, one thread writes and another one reads, and a write is synced to disk
+before it is acknowledged. In memory, transactions run on the event loop. Several processes may share the file. Writers
+wake waiting readers in their own process. Readers also poll, which finds the events of other processes.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SWEEP_EVERY_S = 60.0
-# Lock timeout, in seconds, of a write after one that timed out. Many writes may be queued.
+# Lock timeout, in seconds, of a write that follows a timed-out write. It is short because many writes may be queued.
 LOCKED_TIMEOUT_S = 0.2
-# Request records per write in memory, which blocks the event loop for about a millisecond.
+# Request records per write to a store in memory. Such a write blocks the event loop for about a millisecond.
 RECORDS_PER_MEMORY_WRITE = 16
 # Messages for callers, by SQLite's primary codes. The error itself is the cause, for the log.
 TROUBLE: Mapping[int, str] = {
@@ -65,8 +65,9 @@ IN_MEMORY = "state is stored in memory only and is lost when this process ends"
 class SqliteStore(SqliteAccess):
     """Store in a SQLite file.
 
-    `path` None stores everything in memory, and with `or_memory` so does a path that cannot be created or written.
-    `clock` returns seconds since 1970. Below `low_bytes` of free space, a check performs a trial write.
+    If `path` is None, everything is stored in memory. With `or_memory`, a file that cannot be created or written is
+    replaced by memory. `clock` returns seconds since 1970. `check` performs a trial write if the disk has fewer than
+    `low_bytes` bytes left.
     """
 
     def __init__(
@@ -87,14 +88,14 @@ class SqliteStore(SqliteAccess):
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store")
         self._db: sqlite3.Connection | None = None
-        # A transaction in memory takes less time than waking a thread. It runs on the event loop, on one connection.
+        # A transaction in memory takes less time than waking a thread, so it runs on the event loop.
         self._is_in_memory = path is None
-        # A file can be read while another process has locked it: reads do not queue after writes.
+        # Reads have their own thread, because a file can be read while another process has locked it for writing.
         self._reading_worker = self._worker
         self._reading_db: sqlite3.Connection | None = None
         self._is_locked = False
         self._swept_at = 0.0
-        # An operation failed, and no check has performed a trial write since.
+        # True if an operation has failed and no check has performed a trial write since then.
         self._failed = False
         self._waiting = Waiting()
 
@@ -152,7 +153,11 @@ class SqliteStore(SqliteAccess):
 
     @contextmanager
     def _lock_timeout(self, asked_s: float) -> Iterator[None]:
-        """Limit the time that a write waits for another process's lock, including queue time."""
+        """Limit the time for which a write waits for the lock of another process.
+
+        The time since the write was requested, at `asked_s` (time.monotonic), counts towards the limit if the previous
+        write timed out.
+        """
         if self._db is None:
             raise StoreUnavailable(NOT_OPEN)
         timeout_s = LOCK_TIMEOUT_S
@@ -178,9 +183,10 @@ class SqliteStore(SqliteAccess):
         *args: P.args,
         **named: P.kwargs,
     ) -> T:
-        """Run `work` in one transaction; called on a worker's thread.
+        """Run `work` in one transaction, on the thread of the caller.
 
-        Expired data is deleted first from time to time. Raises `StoreUnavailable` for an error of SQLite.
+        A write deletes expired data first if `SWEEP_EVERY_S` seconds have passed since the last deletion. Raises
+        `StoreUnavailable` for an error of SQLite.
         """
         if db is None:
             raise StoreUnavailable(NOT_OPEN)
@@ -201,7 +207,7 @@ class SqliteStore(SqliteAccess):
 
     async def check(self, beginning: StoredResponse | None = None) -> None:
         if await self._run(disk_space.is_disk_low, self._path, self._low_bytes, beginning) or self._failed:
-            # Two transactions: data that one transaction adds and deletes again is never written.
+            # Two transactions are needed, because data that one transaction adds and deletes is never written to disk.
             await self._run(disk_space.fill)
             await self._run(disk_space.clear)
             self._failed = False
@@ -245,7 +251,7 @@ class SqliteStore(SqliteAccess):
             self._waiting.wake(_key(lease.tenant, response))
 
     async def is_log_complete(self, lease: Lease, response: str) -> bool:
-        # Acknowledged events are synced to disk: only the owner is checked.
+        # Acknowledged events are synced to disk and cannot be lost. Only the lease is checked.
         await self._run(responses.log, lease, response, NOTHING_LOGGED)
         return True
 
@@ -357,7 +363,7 @@ class SqliteStore(SqliteAccess):
 
     async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
         size = RECORDS_PER_MEMORY_WRITE if self._is_in_memory else max(1, len(records))
-        # Without records, expired ones are deleted all the same.
+        # A write without records still deletes expired records, so the loop runs at least once.
         for begin in range(0, max(1, len(records)), size):
             await self._run(request_records.write_requests, records[begin : begin + size], for_s, most)
             if self._is_in_memory:

@@ -1,6 +1,6 @@
-"""Accounts as statements inside a transaction.
+"""SQL for the quotas of accounts, in the caller's transaction.
 
-They match the Redis scripts, but use the gateway's clock.
+The functions do the same as the Redis scripts for accounts, but use the gateway's clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from unisono.core.quotas import (
 from unisono.core.rate_limits import Minute
 from unisono.store.sqlite.connection import Transaction
 
-# Time for which settled ids are remembered, in seconds.
+# Time in seconds for which the ids of settlements are stored, so that a repeated settlement is not counted twice.
 SETTLED_S: Final = 86_400.0
 # Time for which a period's sums are stored after its end, in seconds.
 PAST_PERIOD_S: Final = 86_400.0
@@ -55,9 +55,9 @@ def _insert(table: str, keys: int) -> str:
 # other models answered.
 ENTER: Final = _insert("ledger", 4)
 ENTER_SERVED: Final = _insert("ledger_served", 5)
-# Settlements by id, with the amounts already counted.
+# Reads the amounts of a settlement that are already counted.
 COUNTED: Final = f"SELECT {COLUMNS} FROM account_counted WHERE tenant = ? AND key = ? AND once = ?"  # noqa: S608
-# Marks of settled reservations, which prevent that a repeated settlement counts twice.
+# Extends the lifetime of the mark that a settlement is counted, which prevents counting a repeated settlement twice.
 EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AND key = ? AND once = ?"
 COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' * (4 + len(USED)))})"  # noqa: S608
 
@@ -76,7 +76,7 @@ def reserve(act: Transaction, claims: Sequence[QuotaReservation]) -> QuotaStatus
         else:
             rooms.append(found)
     if statuses:
-        # The claims were reserved together before.
+        # This call repeats an earlier one, which reserved all claims. Return the same statuses.
         return combined(claims, statuses)
     room = min((each.output for each in rooms if each.output is not None), default=None)
     for claim, own in zip(claims, rooms, strict=True):
@@ -88,16 +88,20 @@ def reserve(act: Transaction, claims: Sequence[QuotaReservation]) -> QuotaStatus
 
 @dataclass(frozen=True, slots=True)
 class BudgetRoom:
-    """Tokens that the budgets permit, None for any, and the state of the money budget."""
+    """Room in the budgets of an account.
+
+    `output` is the number of output tokens that the budgets permit, None without a limiting budget. `budgets` are the
+    states of the money budgets.
+    """
 
     output: int | None = None
     budgets: tuple[BudgetState, ...] = ()
 
 
 def _check(act: Transaction, claim: QuotaReservation) -> QuotaStatus | BudgetRoom:
-    """Return the room that the budgets have.
+    """Return the room in the budgets for a new claim.
 
-    A status is returned for a claim that is refused or was reserved before.
+    If the claim is refused, or was reserved before, its status is returned instead.
     """
     whose, limits = _account_columns(claim.account), claim.limits
     act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND expires <= ?", (*whose, act.now))
@@ -131,9 +135,9 @@ def _check(act: Transaction, claim: QuotaReservation) -> QuotaStatus | BudgetRoo
 
 
 def _room(act: Transaction, claim: QuotaReservation, spent: tuple[int, int]) -> int | QuotaKind:
-    """Return the number of tokens that the budgets permit, or the kind of the refusal.
+    """Return the number of output tokens that the budgets permit, or the kind of the refusal.
 
-    `spent` are the tokens and the cost that were spent in the period.
+    `spent` are the tokens and the cost in micro-USD that were spent in the period.
     """
     reserved = act.db.execute(
         "SELECT total(budget_tokens), total(budget_cost) FROM account_claims WHERE tenant = ? AND key = ?",
@@ -147,7 +151,7 @@ def _room(act: Transaction, claim: QuotaReservation, spent: tuple[int, int]) -> 
 
 
 def _find_room(claim: QuotaReservation, used_tokens: int, used_cost: int) -> int | QuotaKind:
-    """Return the number of tokens that the budgets permit, or the budget that has no room."""
+    """Return the output tokens that the budgets permit, or the kind of the exhausted budget."""
     limits = claim.limits
     room, owed = claim.max_output, claim.expected_output if claim.is_owed else 0
     if limits.token_budget is not None:
@@ -202,7 +206,7 @@ def _count_new(act: Transaction, one: UsageRecord) -> TokenUsage:
         added = total = entry.used
     else:
         row = act.db.execute(COUNTED, here).fetchone()
-        # Without a row an earlier version settled it, and counted everything at once.
+        # Without a row, an earlier version has settled this record and counted all its amounts.
         counted = entry.used if row is None else TokenUsage(*row)
         added = entry.used - counted
         total = counted + added

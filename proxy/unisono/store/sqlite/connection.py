@@ -20,7 +20,7 @@ UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Connection inside a transaction, and its time in seconds since 1970."""
+    """Open transaction. `now` is the time of the transaction in seconds since 1970."""
 
     db: sqlite3.Connection
     now: float
@@ -28,14 +28,15 @@ class Transaction:
     bounds: StateLimits
 
 
-# Time that an operation waits while another process writes to the file.
+# Maximum time in seconds for which an operation waits while another process writes to the file.
 LOCK_TIMEOUT_S = 5.0
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """Open the file, created if necessary and readable only by its owner; None is in memory.
+    """Open the file, or a database in memory if `path` is None.
 
-    Raises `StoreUnavailable` if the file cannot be opened or written, `StoreUnreadable` if a newer version wrote it.
+    A missing file is created, with access for its owner only. Raises `StoreUnavailable` if the file cannot be opened or
+    written, `StoreUnreadable` if a newer version wrote it.
     """
     try:
         if path is not None:
@@ -62,7 +63,10 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open an existing file of `connect` for reading. Raises `StoreUnavailable`."""
+    """Open for reading a file that `connect` has opened before.
+
+    Raises `StoreUnavailable` if this fails.
+    """
     try:
         db = _opened(path.expanduser())
         db.execute("PRAGMA query_only = ON")

@@ -22,12 +22,12 @@ def create(act: Transaction, tenant: str, conversation: StoredConversation, item
         "SELECT head, revision, last FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
         (tenant, conversation.id, act.now),
     ).fetchone()
-    # A repeated call finds exactly what it would write. The items are compared by their digest.
+    # If the stored conversation is equal to the new one, this call is a repetition. Items are compared by their digest.
     if row is not None:
         if row == (head, 0, last):
             return
         raise refusal("exists")
-    # An expired conversation of the same id may still have rows.
+    # An expired conversation with the same id may still have rows.
     _forget(act, tenant, conversation.id)
     act.db.execute(
         "INSERT INTO conversations VALUES (?, ?, ?, 0, 0, 0, ?, ?)",
@@ -89,7 +89,8 @@ def append(
     if row is None:
         raise refusal("missing")
     current, upto, size, before = row
-    # This append is already written: its reply was lost. The check precedes the lease, which may have ended since.
+    # An earlier try of this append has succeeded, but its reply was lost. This is checked before the lease, because the
+    # lease may have ended since then.
     if revision is not None and current == revision + 1 and before == last:
         return int(current)
     check_lease(act, tenant, conversation, lease)
@@ -183,7 +184,7 @@ def delete_item(act: Transaction, tenant: str, conversation: str, item: str) -> 
         "DELETE FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ?",
         (tenant, conversation, item),
     )
-    # No digest remains in `last`: an append before the deletion must not count as repeated after it.
+    # `last` is cleared, so that no later append is mistaken for a repetition of the append before the deletion.
     act.db.execute(
         "UPDATE conversations SET revision = revision + 1, last = NULL, bytes = bytes - ?, expires = ? "
         "WHERE tenant = ? AND id = ?",

@@ -17,7 +17,7 @@ from unisono.store.sqlite.connection import Transaction
 LOW_BYTES = 64 * MIB
 # Size of the trial write: more than an ordinary response takes.
 TRIAL_BYTES = MIB // 4
-# Name of the trial row in the `secrets` table. The next trial overwrites one that remains.
+# Name of the trial row in the `secrets` table. If the row remains, the next trial overwrites it.
 TRIAL = "trial"
 
 

@@ -1,4 +1,4 @@
-"""Deletion of expired rows, which readers no longer see; it only reclaims their space."""
+"""Deletion of expired rows, to reclaim their space. Readers ignore expired rows anyway."""
 
 from __future__ import annotations
 

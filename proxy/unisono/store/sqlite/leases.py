@@ -1,6 +1,6 @@
-"""Leases, watched background jobs, idempotency keys, secrets and counters, as statements.
+"""SQL for leases, watched background jobs, idempotency keys, secrets and counters.
 
-They run inside a transaction.
+All statements run in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def acquire(act: Transaction, tenant: str, anchor: str, owner: str, for_s: float
 
 
 def extend(act: Transaction, lease: Lease, for_s: float) -> bool:
-    """Extend a lease; zero seconds release it. The fence remains."""
+    """Let a lease end `for_s` seconds from now; 0 releases it. The fence remains.
+
+    Returns False if a later lease exists, which has a higher fence.
+    """
     changed = act.db.execute(
         "UPDATE leases SET owner = ?, until = ?, expires = ? WHERE tenant = ? AND anchor = ? AND fence = ?",
         (

@@ -25,11 +25,11 @@ from unisono.store.sqlite.connection import Transaction
 
 # Facet of every record.
 ALL: Final = ""
-# Largest end of a request, in milliseconds.
+# Upper limit of the end time of requests, in milliseconds since 1970.
 FAR_MS: Final = 2**53
 # Maximum number of cached texts. Most occur often: tenants, keys and models.
 TEXTS_CACHED: Final = 4096
-# Old records that one write deletes besides as many as it adds.
+# Maximum number of old records that one write deletes, in addition to as many as it adds.
 EXTRA_DELETED: Final = 200
 
 
@@ -110,7 +110,7 @@ def page(act: Transaction, wanted: RequestFilter, limit: int, cursor: str) -> Re
         "EXISTS (SELECT 1 FROM request_facets o WHERE o.facet = ? AND o.ended = f.ended AND o.id = f.id)"
         for _ in others
     )
-    # SQLite computes each row when it is read, in the order of the primary key: a full page ends the search.
+    # SQLite computes each row only when it is read, in the order of the primary key. A full page ends the reading.
     rows = act.db.execute(
         f"SELECT ended, id, {fits or 1} FROM request_facets f "  # noqa: S608
         "WHERE facet = ? AND ended >= ? AND (ended, id) < (?, ?) ORDER BY ended DESC, id DESC",
@@ -131,7 +131,7 @@ def page(act: Transaction, wanted: RequestFilter, limit: int, cursor: str) -> Re
 
 
 def _rarest_first(act: Transaction, facets: Sequence[str], since: int, until: int) -> Sequence[str]:
-    """Return the facets in the order of their numbers of records, so that a query visits few."""
+    """Return the facets by number of records, ascending, so that a query visits few records."""
     if len(facets) == 1:
         return facets
     numbers = {
@@ -168,5 +168,8 @@ def _facets_of(record: RequestRecord) -> tuple[str, ...]:
 
 @lru_cache(maxsize=TEXTS_CACHED)
 def _text(value: str) -> str:
-    """Return a text that SQLite can store. A name that a client chose may have a lone surrogate."""
+    """Return a text that SQLite can store.
+
+    A name that a client chose may contain a lone surrogate.
+    """
     return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -27,7 +27,7 @@ def save(
         "SELECT head, input, output, terminal FROM responses WHERE tenant = ? AND id = ? AND expires > ?",
         (tenant, response.id, act.now),
     ).fetchone()
-    # The order of the checks is that of the Redis script `SAVE`, so that both stores refuse alike.
+    # The checks have the same order as in the Redis script `SAVE`, so that both stores raise the same errors.
     if new and row is not None:
         if row[:3] == parts:
             return
@@ -50,7 +50,7 @@ def _write(
     act: Transaction, tenant: str, response: StoredResponse, new: bool, parts: tuple[bytes, bytes, bytes]
 ) -> None:
     expires = act.now + act.retention.response_s
-    # A finished response has its items. Its log serves only clients that reconnect, and is deleted earlier.
+    # A finished response contains its items. Only clients that reconnect still need its log, which expires earlier.
     log_expires = act.now + act.retention.log_s if response.status.terminal else expires
     head, input, output = parts
     terminal = response.status.terminal
@@ -180,7 +180,7 @@ def events(act: Transaction, tenant: str, response: str, first: int, limit: int)
         "FROM responses AS r WHERE tenant = ? AND id = ? AND min(expires, log_expires) > ?",
         (tenant, response, act.now),
     ).fetchone()
-    # There is a log only if it has an event: a log that expired looks like none.
+    # A log without events is treated as missing, and so is an expired log.
     if row is None or row[1] is None:
         return None
     terminal, last = row

@@ -43,7 +43,7 @@ CREATE INDEX keys_expire ON keys (expires);
 CREATE INDEX runs_lapse ON runs (until);
 """
 
-# Later tables, which older gateways on the same file ignore. Created wherever they are missing.
+# Tables that later versions added. They are created if they are missing. Older gateways on the same file ignore them.
 ADDED = """
 CREATE TABLE IF NOT EXISTS virtual_keys (id TEXT PRIMARY KEY, revision INTEGER, data BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS key_digests (digest TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID;
@@ -91,13 +91,13 @@ CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY AUTOINCREMENT, data
 
 def create_tables(db: sqlite3.Connection) -> None:
     """Create the missing tables. Raises `StoreUnreadable` if a newer version wrote the file."""
-    # Two processes may open a new file at once: the second to get the lock finds the tables.
+    # Two processes may open a new file at once. The process that gets the lock second finds the tables created.
     db.execute("BEGIN IMMEDIATE")
     with db:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise StoreUnreadable(
-                "this store was written by a newer version of the gateway; update this gateway or set another store.url"
+                "this store was written by a newer version of the gateway; update this gateway, or change store.url"
             )
         if version == 0:
             for statement in filter(str.strip, TABLES.split(";")):

@@ -81,12 +81,16 @@ class Browser:
         num_lines: int = -1,
         view_source: bool = False,
     ) -> View:
-        """Open a link by its number, a URL, or another position of an open page."""
+        """Display a link's destination, a URL, or a different position of an open page.
+
+        `id` is the number of a link on the page of `cursor`, or a URL, or -1 for this page itself. `cursor` -1 is the
+        latest page. `loc` and `num_lines` select the displayed lines; -1 means the default. Raises `BrowsingError`.
+        """
         line: int | None = None
         if isinstance(id, str):
             page = await self._read(address(id), view_source)
         else:
-            # A number is a link of a page that is open. Without one, another part of the page itself is opened.
+            # A number is that of a link on an open page. With -1, a different part of the page itself is displayed.
             page = session.get(cursor)
             if id >= 0:
                 if id >= len(page.targets):
@@ -96,7 +100,7 @@ class Browser:
                 page = known or await self._read(url, view_source)
             elif view_source and page.kind is PageKind.PAGE:
                 page = await self._read(page.url, view_source)
-        # A match is shown with some lines before it.
+        # If the link leads to a line, some lines before it are displayed too.
         if loc < 0:
             loc = 0 if line is None else line - LINES_BEFORE if line > LINES_BEFORE else line
         return self._view(session, page, "open", loc, num_lines)
@@ -108,7 +112,7 @@ class Browser:
             raise BrowsingError("Cannot run `find` on search results page or find results page")
         if not pattern.strip() or len(pattern) > MAX_QUERY_LENGTH:
             raise BrowsingError(f"`pattern` must have 1 to {MAX_QUERY_LENGTH} characters")
-        # Pages have up to megabytes of text.
+        # A page can have megabytes of text, so the search runs in a thread.
         found = await asyncio.to_thread(found_page, page, cleaned(pattern).lower())
         return self._view(session, found, "find", 0)
 
@@ -145,7 +149,7 @@ class Browser:
 
 
 def address(id: str) -> str:
-    """Return the URL that the model meant. Raises `BrowsingError` for text that is no URL."""
+    """Return the URL that the model means. Raises `BrowsingError` for text that is not a URL."""
     url = id.strip()
     if not url or len(url) > MAX_URL_LENGTH or any(character.isspace() for character in url):
         raise BrowsingError(f"`{one_line(url)}` is not a valid URL")
@@ -156,7 +160,7 @@ def address(id: str) -> str:
 
 
 def results_page(query: str, results: Sequence[SearchResult]) -> VisitedPage:
-    """Return search results as a page, numbered by its links."""
+    """Return search results as a page with one numbered link per result."""
     items: list[str] = []
     targets: list[Target] = []
     for result in results:
@@ -170,7 +174,10 @@ def results_page(query: str, results: Sequence[SearchResult]) -> VisitedPage:
 
 
 def document_page(document: Document, source: bool = False) -> VisitedPage:
-    """Return a document as a page, or its source with `source`. Slow for large documents."""
+    """Return a document as a page.
+
+    With `source`, HTML is not converted. Slow for large documents.
+    """
     shown_url = VIEW_SOURCE + document.url if source else document.url
     title, links = document.title, tuple[str, ...]()
     if document.is_html and not source:

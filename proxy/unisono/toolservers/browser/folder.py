@@ -1,8 +1,8 @@
 """Search engine and page reader for a local folder.
 
-It serves private documents and machines without a network. URLs are `file:///` and the path below the folder. A URL is
-looked up among the files found by the scan and is never used as a path. It therefore cannot name anything outside: no
-`..`, no symbolic link, no hidden file. Results are ranked by BM25, with a higher weight for words in titles.
+It is meant for private documents, and for machines without a network. URLs are `file:///` and the path below the
+folder. A URL is looked up among the files found by the scan and is never used as a path. Therefore `..`, symbolic links
+and hidden files cannot be opened. Results are ranked by BM25, with a higher weight for words in titles.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def words_of(text: str) -> list[str]:
 class Folder:
     """Search engine and reader for the text files below `root`.
 
-    Each search includes changes of the files. Raises `ConfigError` if the folder does not exist.
+    Each search uses the current files. Raises `ConfigError` if the folder does not exist.
     """
 
     def __init__(self, root: Path) -> None:
@@ -85,7 +85,7 @@ class Folder:
         return url[:5].lower() == "file:"
 
     async def read(self, url: str) -> Document:
-        # The model may open a file that it knows, without a search before it.
+        # The model may open a file without a previous search, if it knows the URL.
         if not self._entries:
             await self._refreshed()
         entry = self._entries.get(_normalized(url))
@@ -188,7 +188,7 @@ def _entry(url: str, path: Path, stamp: tuple[int, int], source: str) -> FolderF
 
 
 def _snippet(text: str, query_words: set[str]) -> str:
-    """Return the text from the line with most query words on."""
+    """Return a short part of the text, from the line that contains the most query words."""
     best, most = 0, 0
     at = 0
     for line in text.splitlines(keepends=True):

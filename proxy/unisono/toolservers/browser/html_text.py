@@ -1,7 +1,7 @@
 """Conversion of HTML to page text: headings, lists, links, image names and plain words.
 
 The parser of the standard library takes quadratic time on hostile pages. This scanner finds tags in one pass: every
-search either advances or is remembered as failed. No input raises an exception.
+search either advances or, if it fails, is not repeated. No input raises an exception.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Tag:
     content: str = ""
 
     def get(self, name: str) -> str | None:
-        """Return an attribute with resolved character references, or None. The first one counts."""
+        """Return the first attribute with this name, with resolved character references, or None."""
         for found in _ATTRIBUTE.finditer(self.attributes[:MAX_TAG_LENGTH]):
             if found[1].lower() == name:
                 return unescaped(found[2] or found[3] or found[4] or "")
@@ -72,7 +72,7 @@ def unescaped(text: str) -> str:
     try:
         return html.unescape(text)
     except ValueError:
-        return text  # a number with more digits than Python reads
+        return text  # a character reference with more digits than `int` accepts
 
 
 def domain_of(url: str) -> str:
@@ -137,7 +137,10 @@ class Scanner:
         return Tag(called, False, tag.attributes, self._source[end + 1 : until]), self._after(">", until, until)
 
     def _end_of_tag(self, start: int) -> int:
-        """Return the index of the tag's `>`, ignoring any inside a quoted value."""
+        """Return the index of the `>` that ends the tag, or -1.
+
+        A `>` inside a quoted value does not end it.
+        """
         end = self._find(">", start)
         quote = self._source.rfind('="', start, end) if end > 0 else -1
         if quote >= 0 and '"' not in self._source[quote + 2 : end]:

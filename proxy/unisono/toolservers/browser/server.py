@@ -1,8 +1,8 @@
 """MCP server of the browser, with the tool definitions that gpt-oss was trained on.
 
-Arguments are parsed leniently: numbers in strings, link numbers in either form, alternative names. A connection has one
-session with its own pages. A client that serves several conversations over one connection names the session in the
-call's `_meta`, under `unisono/session`.
+Arguments are parsed leniently: numbers may be strings, a link may be written as `3` or `【3†...】`, and some arguments
+have alternative names. A connection has one session with its own pages. A client that serves several conversations over
+one connection names the session in the call's `_meta`, under `unisono/session`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _to_integer(value: Any) -> Any:
 
 
 def _link(value: Any) -> Any:
-    """Convert to a link number or a URL."""
+    """Convert an argument to a link number or a URL."""
     if isinstance(value, str):
         number = value.strip().strip("【】").split("†")[0]
         return int(number) if number.isdecimal() and len(number) < 9 else value or -1
@@ -148,7 +148,7 @@ def session_key(context: ServerRequestContext[Any, Any]) -> str:
 
 
 def browser_server(browser: Browser) -> ToolServer:
-    """Return an MCP server for `browser`, which it closes at its end."""
+    """Return an MCP server for `browser`. The browser is closed when the server ends."""
     sessions = BrowserSessions()
 
     @asynccontextmanager

@@ -15,7 +15,7 @@ from typing import Final
 WIDTH: Final = 80
 # Average size of a token of English text, for the size of a page window.
 BYTES_PER_TOKEN: Final = 4
-# Longer lines are split before wrapping, in characters. Wrapping a single word takes quadratic time.
+# Lines with more characters are split before they are wrapped, because wrapping a long word takes quadratic time.
 LONG_LINE: Final = 4000
 
 _UNSEEN: Final = re.compile(
@@ -76,7 +76,8 @@ def numbered(lines: Sequence[str], first: int) -> str:
 def window(lines: Sequence[str], first: int, tokens: int, most: int | None = None) -> int:
     """Return the index after the last line of a view that starts at `first`.
 
-    The view contains as many lines as fit into `tokens`, including the line that crosses the limit, but at most `most`.
+    The view contains as many lines as fit into `tokens`, including the line that crosses this limit, but at most `most`
+    lines (None: no such limit).
     """
     remaining = tokens * BYTES_PER_TOKEN
     end = first
@@ -90,7 +91,7 @@ def window(lines: Sequence[str], first: int, tokens: int, most: int | None = Non
 def display(cursor: int, title: str, url: str, body: str, lines: tuple[int, int, int]) -> str:
     """Return a view for the model: a header with the cursor, then `body`.
 
-    `lines` contains the first line, the last line, and the last line of the whole page.
+    `lines` contains the 0-based numbers of the first line, the last line, and the last line of the whole page.
     """
     where = f" ({url})" if url else ""
     first, last, total = lines

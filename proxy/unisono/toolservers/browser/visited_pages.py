@@ -1,7 +1,8 @@
 """Pages visited in a browser session, by cursor.
 
-A cursor always refers to the page that the model saw under it, even after its URL was read again. The oldest pages are
-dropped when a session exceeds its limits. The least recently used sessions are dropped as well.
+A cursor always refers to the page that the model saw with this cursor, even after the URL of the page was read again.
+The oldest pages are dropped when a session exceeds its limits. If there are too many sessions, the least recently used
+ones are dropped.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class BrowserSession:
 
 
 class BrowserSessions:
-    """Sessions by key, with a limit. The least recently used one is dropped."""
+    """Sessions by key. Above `most` sessions, the least recently used one is dropped."""
 
     def __init__(self, most: int = MAX_SESSIONS) -> None:
         self._max_sessions = most

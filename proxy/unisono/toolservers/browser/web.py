@@ -39,7 +39,7 @@ _CHARSETS_NAMES = """
     cp1254 cp1255 cp1256 cp1257 cp1258 cp866 cp874 koi8-r koi8-u mac-roman gbk gb2312 gb18030 big5 euc_jp
     shift_jis iso2022_jp euc_kr
 """
-# Supported encodings of pages, by their Python names. Other codecs are no encodings or too slow.
+# Supported encodings of pages, by their Python names. Python's other codecs are not text encodings, or are too slow.
 CHARSETS: Final = frozenset(_CHARSETS_NAMES.split())
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
 
@@ -68,7 +68,7 @@ class _GuardedResolver(AbstractResolver):
 class Web:
     """Reader of http and https pages.
 
-    `private` also permits private networks, but no cloud metadata services.
+    With `private`, addresses in private networks are permitted too, but not those of cloud metadata services.
     """
 
     def __init__(self, *, private: bool = False, page_bytes: int = PAGE_BYTES, page_s: float = PAGE_S) -> None:
@@ -160,7 +160,10 @@ def _charset(answer: aiohttp.ClientResponse) -> str | None:
 
 
 def _decoded(body: bytes, charset: str | None, is_html: bool) -> str:
-    """Decode by byte order mark, header or `<meta>`. Invalid bytes become U+FFFD."""
+    """Decode a page by its byte order mark, `charset` or `<meta>` element, otherwise as UTF-8.
+
+    Invalid bytes become U+FFFD.
+    """
     if body.startswith(codecs.BOM_UTF8):
         return body.decode("utf-8-sig", "replace")
     if charset is None and is_html and (found := _META_CHARSET.search(body[:4096])):

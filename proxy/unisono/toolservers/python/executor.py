@@ -1,8 +1,8 @@
 """Execution of one run of code, from its text to its outcome.
 
 Every run ends at its time limit. Its process group is killed at the end of the run, or at once if the call is
-cancelled. The first process enforces the limit even after the server has died. Output is truncated in the middle,
-because errors appear at the end.
+cancelled. The first process of a run enforces the time limit too, even if the server has died. Output is truncated in
+the middle, because errors appear at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unisono.toolservers.python.run_files import delete_tree
 from unisono.toolservers.python.sandbox_probe import NOBODIES, RunDirectory, Sandbox, command, prepare
 
 MIB: Final = 1024 * 1024
-# Amount of output that ends a run, in bytes. Most of it would be discarded.
+# Output in bytes at which a run is ended, because most of the output would be discarded.
 FLOOD_BYTES: Final = 32 * MIB
 # The status is one short JSON object, written with a single call.
 STATUS_BYTES: Final = 1000
@@ -83,7 +83,7 @@ class RunOutcome:
 
     @property
     def remark(self) -> str:
-        """Explanation that the output lacks, or an empty string."""
+        """Explanation for the model that the output itself does not contain, or an empty string."""
         if self.disk_full:
             return f"[The program exceeded its limit of {self.limits.disk // MIB:,} MiB for files and was stopped.]"
         if self.memory_full:
@@ -102,7 +102,7 @@ class RunOutcome:
 
 @dataclass(slots=True)
 class CapturedOutput:
-    """Output buffer that stores the first and the last `most / 2` bytes of a stream."""
+    """Output buffer that stores the first and the last `max_bytes / 2` bytes of a stream."""
 
     max_bytes: int
     total: int = 0
@@ -174,7 +174,10 @@ class CodeRunner:
             await asyncio.shield(asyncio.to_thread(delete_tree, str(folder)))
 
     def _unused_user(self) -> int:
-        """Reserve an unused user id. It is random, because another server may reserve some, too."""
+        """Reserve an unused user id.
+
+        It is random, because other servers on this machine reserve ids too.
+        """
         known = {entry.pw_uid for entry in pwd.getpwall()}
         free = [number for number in NOBODIES if number not in self._free_users and number not in known]
         number = secrets.choice(free)
@@ -232,7 +235,7 @@ class Pipe:
 async def _collect(end: int, process: asyncio.subprocess.Process, output: CapturedOutput) -> None:
     """Read from `end` until the process ends or its output exceeds the limit.
 
-    Other processes that still hold the output open are not waited for.
+    Does not wait for other processes that still hold the output open.
     """
     loop = asyncio.get_running_loop()
     enough = asyncio.Event()
@@ -260,7 +263,7 @@ async def _collect(end: int, process: asyncio.subprocess.Process, output: Captur
 
 
 def _read(end: int, output: CapturedOutput) -> bool:
-    """Read available output. Return whether there was some and more may be read."""
+    """Read available output. Return True if there was output, and more may be read."""
     try:
         chunk = os.read(end, 65536)
     except BlockingIOError:
@@ -270,9 +273,9 @@ def _read(end: int, output: CapturedOutput) -> bool:
 
 
 def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the whole process group.
+    """Kill the whole process group. A missing group is ignored.
 
-    Its id is not reused before the process is waited for, and a missing group is ignored.
+    The system does not reuse the id of the group before `process.wait` has returned.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -61,7 +61,10 @@ def shared_files(user: int | None) -> Iterator[str]:
 
 
 def remaining_bytes(room: int, directory: str, user: int | None) -> int:
-    """Return how much of `room` the files of a run leave; negative as soon as they exceed it."""
+    """Return `room` minus the bytes of a run's files.
+
+    Stops counting at the first negative value.
+    """
     places = [directory]
     for path in shared_files(user):
         with suppress(OSError):
@@ -79,8 +82,8 @@ def remaining_bytes(room: int, directory: str, user: int | None) -> int:
 def file_access_of(user: int | None) -> Iterator[None]:
     """Access files as `user`, but stay root for signals.
 
-    Only root can then end this process. In containers, root may not inspect processes of other users; only the user
-    itself may.
+    In containers, root may not inspect the processes of other users; only the user itself may. Because this process
+    stays root for signals, processes of `user` cannot kill it. None changes nothing.
     """
     if user is not None:
         LIBC.setfsgid(user)
@@ -149,9 +152,9 @@ def _flatten(top: int) -> None:
 
 
 def _empty_folder(folder: int, top: int, prefix: str, moved: int) -> int:
-    """Delete the files of a folder and move its folders to the top.
+    """Delete the files in `folder`, and move its subfolders to `top`.
 
-    Return the number of folders moved so far.
+    `moved` is the number of folders moved before. Return this number plus the newly moved folders.
     """
     for name in os.listdir(folder):
         with suppress(OSError):

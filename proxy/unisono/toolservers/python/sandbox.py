@@ -105,7 +105,7 @@ def expose(root: str, path: str) -> None:
     if not os.path.exists(done):  # noqa: PTH110
         return
     target = root + done
-    # A device other than the root's: already visible below a path that was mounted before.
+    # If the target is on a different device than the root, an earlier mount already exposes it.
     if os.path.exists(target) and os.stat(target).st_dev != os.stat(root).st_dev:  # noqa: PTH110, PTH116
         return
     if os.path.isdir(done):  # noqa: PTH112
@@ -136,7 +136,8 @@ def enter_new_root(settings: dict[str, Any]) -> None:
         os.makedirs(root + place, exist_ok=True)  # noqa: PTH103
         os.chmod(root + place, 0o1777)  # noqa: PTH101, S103
     os.makedirs(f"{root}/proc")  # noqa: PTH103
-    # Containers may refuse another /proc; it stays empty there. Read-only, because /proc/sys belongs to the machine.
+    # A container may refuse a new /proc, which then stays empty. It is read-only, because /proc/sys changes the
+    # machine.
     with suppress(OSError):
         mount("proc", f"{root}/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
     os.makedirs(root + settings["directory"])  # noqa: PTH103
@@ -149,7 +150,7 @@ def enter_new_root(settings: dict[str, Any]) -> None:
 
 
 def drop_capabilities() -> None:
-    """Drop capabilities from the user namespace and those that a program of root could regain."""
+    """Drop capabilities of the user namespace, and those that a setuid program could regain."""
     prctl(AMBIENT_CAPABILITIES, CLEAR_ALL)
     for capability in range(MAX_CAPABILITIES):
         prctl(DROP_FROM_BOUNDING_SET, capability)
@@ -247,7 +248,10 @@ def resident(proc: int, process: str) -> int:
 
 
 def proportional(proc: int, process: str) -> int:
-    """Return the proportional bytes of a process, or its resident bytes if unknown."""
+    """Return the proportional set size of a process in bytes, or its resident bytes if unknown.
+
+    Each shared page is divided by the number of processes that share it.
+    """
     for line in read(proc, f"{process}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -255,7 +259,10 @@ def proportional(proc: int, process: str) -> int:
 
 
 def exceeds_memory(proc: int, most: int) -> bool:
-    """Check the total memory of the run. The cheap upper bound is tried before the exact figure."""
+    """Return True if the processes of the run use more than `most` bytes in total.
+
+    The exact value is computed only if a cheap upper estimate exceeds `most`.
+    """
     processes = list(descendants(proc))
     if sum(resident(proc, process) for process in processes) <= most:
         return False
@@ -263,7 +270,7 @@ def exceeds_memory(proc: int, most: int) -> bool:
 
 
 def is_full(proc: int | None, settings: dict[str, Any]) -> bool:
-    """Check the files of the run against `disk`, deleted ones included."""
+    """Return True if the files of the run exceed `disk`. Deleted open files count too."""
     if settings["root"] is not None:
         space = os.statvfs(settings["directory"])
         return space.f_bavail == 0 or space.f_favail == 0
@@ -296,7 +303,7 @@ def wait(child: int, proc: int | None, settings: dict[str, Any]) -> dict[str, An
         if ended == child:
             code = os.waitstatus_to_exitcode(status)
             if code and not ended_by:
-                # A file system in memory refuses the write before the next check.
+                # With a file system in memory, a write may have failed before the next check.
                 ended_by = exceeded(None, settings)
             return {**({"signal": -code} if code < 0 else {"exit": code}), "limit": ended_by}
         if ended:
@@ -311,9 +318,9 @@ def wait(child: int, proc: int | None, settings: dict[str, Any]) -> dict[str, An
 
 
 def end_all_of(user: int) -> None:
-    """Kill all processes of a user at once, so that none can escape by forking.
+    """Kill all processes of a user at once, so that no process can escape by forking.
 
-    The id is exclusive.
+    No process outside this run has this user id.
     """
     child = os.fork()
     if not child:

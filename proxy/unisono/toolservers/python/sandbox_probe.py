@@ -1,6 +1,6 @@
-"""Detection of the ways to run code on this machine, by trial at the start.
+"""Choice of the sandbox for code on this machine: kinds of sandbox are tried at startup.
 
-A way consists of namespaces, a user id and an interpreter.
+A sandbox consists of namespaces, a user id, a system call filter and an interpreter.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SANDBOX_SCRIPT: Final = Path(__file__).with_name("sandbox.py")
 # User ids that systems leave unused. If the server runs as root, each run has a different id. Concurrent runs then
 # cannot access each other or exhaust each other's process limits.
 NOBODIES: Final = range(60706, 61184)
-# Time limit of the trial program in each kind of sandbox.
+# Time limit of the trial program in each kind of sandbox, in seconds.
 TRIAL_S: Final = 10.0
 TRIAL_DISK: Final = 1 << 20
 TRIAL_MEMORY: Final = 1 << 30
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 PR_SET_DUMPABLE: Final = 4
 
-# All that an isolated run sees of the machine in addition to its interpreter: programs, libraries and their settings.
+# Paths of the machine that an isolated run can read in addition to its interpreter: programs, libraries, settings.
 SYSTEM_FILES: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"),
     *("/etc/alternatives", "/etc/group", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types"),
@@ -42,10 +42,11 @@ _PATHS: Final = "import sys; print(*{sys.executable, sys.prefix, sys.base_prefix
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Way to run code.
+    """Sandbox for code.
 
-    `drops`: the code has an unused user id instead of the server's. `is_isolated`: it has its own namespaces and a file
-    system with only `paths`. `program` filters its system calls. `missing` lists what a safe run lacks.
+    With `drops`, the code has an unused user id instead of the server's. With `is_isolated`, the code has its own
+    namespaces and a file system with only `paths`. `program` is the compiled filter of its system calls, empty if there
+    is none. `missing` describes the protections that this sandbox lacks.
     """
 
     interpreter: str
@@ -61,7 +62,7 @@ class Sandbox:
 
     @property
     def described(self) -> str:
-        """Summary for the line printed at the start."""
+        """Summary for the line that is printed at startup."""
         network = "NETWORK OPEN" if self.has_network else "no network"
         processes = "own process and file space" if self.is_isolated else "SHARED process and file space"
         calls = "filtered system calls" if self.program else "ALL system calls"
@@ -92,7 +93,7 @@ def prepare(folder: Path, code: bytes, user: int | None) -> RunDirectory:
     (folder / "root").mkdir()
     if user is not None:
         os.chown(place.directory, user, user)
-        # The owner of the folder could move the working directory, whose files are counted.
+        # `user` must not own the folder, because the owner could move the working directory, whose files are measured.
         for path, mode in ((folder, 0o710), (place.script, 0o640)):
             os.chown(path, -1, user)
             path.chmod(mode)
@@ -145,7 +146,7 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def is_working(way: Sandbox) -> bool:
-    """Return whether a program runs in this way and its output arrives."""
+    """Return True if a trial program runs in this sandbox and its output is received."""
     if way.is_isolated and not unshare():
         return False
     with tempfile.TemporaryDirectory(prefix="unisono-python-") as folder:
@@ -177,11 +178,11 @@ def close_to_inspection() -> None:
 
 
 def find_sandbox(interpreter: str | None = None, *, as_root: bool = False, unsafe: bool = False) -> Sandbox:
-    """Find the most isolated way that works.
+    """Return the most isolated sandbox that works.
 
-    If the server runs as root, the code gets another user id, unless `as_root`. Without `interpreter`, the interpreter
-    of this process is tried, then the system's. Raises `ConfigError` if nothing works, and, unless `unsafe`, for a way
-    that cannot protect the server.
+    If the server runs as root, the code gets a different user id, unless `as_root`. Without `interpreter`, the
+    interpreter of this process is tried, then the system's. Raises `ConfigError` if no sandbox works. Unless `unsafe`,
+    also raises `ConfigError` if the sandbox cannot protect the server.
     """
     drops = os.geteuid() == 0 and not as_root
     system = shutil.which("python3", path=SYSTEM_PATH)
@@ -204,7 +205,7 @@ ADVICE: Final = "Run the server in its own container or virtual machine and add 
 
 
 def make_sandbox(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
-    """Return one way, with everything it lacks in `missing`."""
+    """Return a sandbox. Its `missing` describes the protections that it lacks."""
     way = Sandbox(interpreter, drops, is_isolated, paths=(*SYSTEM_FILES, *interpreter_paths(interpreter)))
     missing = []
     try:
@@ -217,7 +218,7 @@ def make_sandbox(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox
             if unshare()
             else "namespaces require Linux and the `unshare` program"
         )
-        missing.append(f"{why}, and only a server that runs as root can give the code another user id")
+        missing.append(f"{why}, and only a server that runs as root can give the code a different user id")
     return replace(way, missing=tuple(missing))
 
 

@@ -39,7 +39,7 @@ _FENCED = re.compile(r"\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
 def code_of(arguments: dict[str, Any]) -> str | None:
     """Return the code of a call, or None if there is none.
 
-    The code may be the argument itself, JSON in the argument, or fenced.
+    The code may be the argument itself, or inside JSON or a Markdown code block in the argument.
     """
     code = next((arguments[name] for name in NAMES if isinstance(arguments.get(name), str)), None)
     if code is None:

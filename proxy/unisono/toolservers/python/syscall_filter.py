@@ -1,8 +1,8 @@
 """Seccomp filter for executed code, compiled in the server and loaded by the sandbox.
 
-libseccomp compiles it. Two bindings have the same interface: `seccomp` of the distributions (Debian: python3-seccomp),
-which is not on PyPI, and `pyseccomp`, pure Python over libseccomp.so.2. Only the server needs one; the sandbox gets the
-compiled program.
+The filter is compiled by libseccomp, through one of two bindings with the same interface: `seccomp` of the
+distributions (Debian: python3-seccomp), which is not on PyPI, or `pyseccomp`, pure Python over libseccomp.so.2. Only
+the server needs a binding; the sandbox gets the compiled program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ DENIED: Final = """
 """
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
 _NAMESPACE_FLAGS: Final = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000)
-# UNIX, INET, INET6 and NETLINK belong to the network namespace. Others, such as VSOCK and ALG, do not.
+# The network namespace restricts sockets of the families UNIX, INET, INET6 and NETLINK. It does not restrict other
+# families, such as VSOCK and ALG.
 _NAMESPACED_FAMILIES: Final = frozenset({1, 2, 10, 16})
 # libseccomp has no set operation: families up to this one get a rule each, and one rule denies all above.
 _MAX_LISTED_FAMILY: Final = 16
@@ -52,7 +53,8 @@ def compile_filter(*, has_network_namespace: bool) -> str:
         rules.add_rule(refused, _number(seccomp, entry))
     for flag in _NAMESPACE_FLAGS:
         rules.add_rule(refused, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
-    # Its flags are in memory, where a filter cannot read them. The C library falls back to clone().
+    # The flags of clone3 are in memory, where a filter cannot read them. After ENOSYS, the C library uses clone()
+    # instead.
     rules.add_rule(unknown, _number(seccomp, "clone3=435"))
     if has_network_namespace:
         for family in sorted(set(range(_MAX_LISTED_FAMILY)) - _NAMESPACED_FAMILIES):
@@ -85,7 +87,7 @@ def _number(seccomp: Any, entry: str) -> int:
         found = int(seccomp.resolve_syscall(seccomp.Arch.NATIVE, name))
     except ValueError:
         found = -1
-    # libseccomp has negative numbers for calls that this architecture lacks; -1 means that it knows none.
+    # For a call that this architecture lacks, libseccomp returns a negative number. -1 means that the call is unknown.
     if found != -1:
         return found
     if not number:

@@ -15,7 +15,7 @@ const VIEWS = {
   keys: { title: "Keys", load: async () => (await import("/page/views/keys.js")).keys },
   reference: { title: "API reference", load: async () => (await import("/page/views/reference.js")).reference },
 };
-// Addresses of earlier versions.
+// View names of earlier versions, and the addresses that replace them.
 const MOVED = { usage: "keys/spend" };
 // `/docs` is the same page, which opens with the reference.
 const FIRST = location.pathname === "/docs" ? "reference" : "overview";
@@ -95,7 +95,7 @@ function nextTheme() {
   try {
     localStorage.setItem("unisono.theme", next);
   } catch {
-    // The choice lasts as long as the page is open.
+    // Storage failed: the choice applies until the page is closed.
   }
 }
 
@@ -110,7 +110,7 @@ function help() {
   if (document.querySelector("dialog[open]")) return;
   const rows = [
     ...Object.entries(GOTO).map(([key, view]) => [["g", key], VIEWS[view].title]),
-    [["/"], "Search or filter"], [["t"], "Next theme"], [["?"], "This sheet"],
+    [["/"], "Search or filter"], [["t"], "Next theme"], [["?"], "Show this list"],
     [["Ctrl", "Enter"], "Send, in the playground"], [["Esc"], "Stop the answer, or close a dialog"],
     [["←", "→"], "Previous and next token, in the inspector"], [["j", "k"], "Next and previous recording, in the inspector"],
   ];

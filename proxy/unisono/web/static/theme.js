@@ -1,9 +1,9 @@
-// Runs before the first paint, so that a chosen theme does not flash; therefore it is not a module.
+// Sets the chosen theme before the first paint, so that the other theme never flashes. A module would run too late.
 (() => {
   try {
     const chosen = localStorage.getItem("unisono.theme");
     if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
   } catch {
-    // Without storage the system's choice applies.
+    // Without storage, the theme of the system applies.
   }
 })();

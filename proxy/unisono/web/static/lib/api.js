@@ -30,12 +30,13 @@ export function useKey(given, keep) {
   }
 }
 
-// `asking` receives a reason and returns whether a new key was entered.
+// Sets the function that asks for a key after a refusal. It is called with the reason and returns true if a new key was
+// entered.
 export function whenRefused(asking) {
   ask = asking;
 }
 
-// `contact` receives whether the gateway answered a request at all.
+// Sets the function that is called after each request, with true if the gateway answered.
 export function whenContacted(contact) {
   onContact = contact;
 }
@@ -93,7 +94,7 @@ export async function json(path, given) {
   return answer.json().catch(broken("The connection was lost during the answer."));
 }
 
-// A query string of the values that are set.
+// Returns a query string with the values that are set, or an empty string.
 export function query(values) {
   const set = Object.entries(values).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
   return set.length ? `?${new URLSearchParams(set.map(([name, value]) => [name, String(value)]))}` : "";
@@ -115,8 +116,8 @@ async function refusal(answer) {
   return new Refused(answer.status, said, error.code, error.param, answer.headers.get("retry-after"));
 }
 
-// Yields the JSON of each event of a stream up to `[DONE]`. `onTokens` receives the comments with tokens, also those
-// behind it.
+// Yields the JSON of each event of a stream up to `[DONE]`. `onTokens` is called with the segments of each comment with
+// tokens, even after `[DONE]`.
 export async function* events(answer, onTokens = () => {}) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let pieces = [];

@@ -3,7 +3,7 @@
 import { reason } from "/page/lib/api.js";
 import { complaint, dialog, el, tell } from "/page/lib/dom.js";
 
-// `act` makes the change; `after` is called when it is made. The dialog stays open after an error.
+// `act` makes the change, and `after` is called when the change is made. The dialog stays open after an error.
 export function confirmed(question, consequence, verb, act, after) {
   dialog(question, (close) => {
     const trouble = complaint();

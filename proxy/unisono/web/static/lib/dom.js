@@ -35,7 +35,7 @@ export function shown(node) {
   if (top < 0 || top > innerHeight * 0.7) node.scrollIntoView({ block: "start" });
 }
 
-// Container for an error message; an empty text removes it.
+// Container for an error message. `tell` fills the container; an empty text hides it.
 export function complaint() {
   return el("p", { class: "trouble", role: "alert", hidden: true });
 }
@@ -104,7 +104,7 @@ export function copier(what, text) {
       say(`${what} copied`);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Copying not allowed";
+      button.textContent = "Copying is not allowed";
     }
     setTimeout(() => { button.textContent = `Copy ${what}`; }, 1600);
   });
@@ -127,7 +127,7 @@ export function fact(name, value, more, kind) {
   return el("div", { class: "sum" }, el("span", { class: "name" }, name), el("strong", { class: kind }, value), el("span", { class: "muted" }, more));
 }
 
-// A group of buttons of which one is pressed. `choose` receives the value.
+// A group of buttons of which one is pressed. `choose` is called with the value of a pressed button.
 export function segmented(name, options, chosen, choose) {
   const buttons = options.map(([value, text]) => el("button", { type: "button", class: "small", "aria-pressed": String(value === chosen), onclick: () => {
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.value === String(value)));
@@ -153,7 +153,7 @@ export function facts(rows) {
   return el("dl", { class: "facts-list" }, given.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, typeof value === "number" ? String(value) : value))));
 }
 
-// Opens a dialog with a heading; `fill` receives a function that closes it and returns the content.
+// Opens a dialog with a heading. `fill` returns the content; it is called with a function that closes the dialog.
 export function dialog(title, fill) {
   const node = el("dialog", { class: "sheet", "aria-label": title });
   const close = () => { node.close(); node.remove(); };

@@ -49,7 +49,7 @@ export function clock(at) {
   return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 }
 
-// A day within the last twelve hours is clear from the time.
+// Within the last twelve hours, the time alone identifies the moment.
 export function day(at) {
   const ago = Date.now() / 1000 - at;
   return ago > -60 && ago < 43200 ? clock(at) : moment(at);

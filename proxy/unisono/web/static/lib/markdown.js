@@ -1,5 +1,6 @@
-// Markdown of a model, whose output is hostile. marked parses it, and DOMPurify makes elements of the few permitted
-// kinds. HTML that the model writes stays text, images are not loaded, and links keep http, https and mailto only.
+// Markdown of a model, whose output may be hostile. marked parses the Markdown, and DOMPurify creates elements of the
+// few permitted kinds. HTML in the output stays text, images are not loaded, and only http, https and mailto links
+// remain.
 
 import { marked } from "/page/vendor/marked.js";
 import "/page/vendor/purify.js";
@@ -14,7 +15,7 @@ const PURE = {
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
   RETURN_DOM_FRAGMENT: true,
 };
-// Text that is parsed anew in each frame, and blocks that are parsed at all, in characters.
+// Maximum characters of text that is parsed again in each frame, and of a block that is parsed at all.
 const MOST_TAIL = 6000;
 const MOST_BLOCK = 20_000;
 
@@ -26,7 +27,7 @@ marked.use({
     html: ({ text }) => escaped(text),
     image: ({ raw }) => escaped(raw),
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
-    // A heading of the model is no heading of the page.
+    // A heading in the answer must not become a heading of the page.
     heading({ tokens }) {
       return `<p><strong>${this.parser.parseInline(tokens)}</strong></p>`;
     },
@@ -48,7 +49,7 @@ export function rendered(text) {
   for (const pre of made.querySelectorAll("pre")) pre.replaceWith(codeBlock(pre));
   for (const node of made.querySelectorAll("[class]")) if (!node.closest(".code-block")) node.removeAttribute("class");
   for (const node of made.querySelectorAll("table")) {
-    const wide = el("div", { class: "wide", role: "group", "aria-label": "Table of the answer", tabindex: "0" });
+    const wide = el("div", { class: "wide", role: "group", "aria-label": "Table in the answer", tabindex: "0" });
     node.replaceWith(wide);
     wide.append(node);
   }
@@ -86,7 +87,7 @@ const FENCE = /^ {0,3}(`{3,}|~{3,})/;
 // A line that continues the block before a blank line: an indented line, an item of a list, a quotation.
 const CONTINUES = /^(?:\s|[-*+] |\d{1,9}[.)] |>|\|)/;
 
-// Growing Markdown. Complete blocks are rendered once; the last one, which may still change, in each frame.
+// Growing Markdown. Complete blocks are rendered once. The last block may still change and is rendered in each frame.
 export class MarkdownBody {
   constructor(node) {
     this.node = node;
@@ -113,7 +114,7 @@ export class MarkdownBody {
     this.drawTail();
   }
 
-  // Finds the last place between two blocks.
+  // Sets `cut` to the last boundary between two blocks.
   scan() {
     for (;;) {
       const end = this.pending.indexOf("\n", this.scanned);
@@ -125,7 +126,7 @@ export class MarkdownBody {
       } else if (mark) this.fence = mark;
       else if (!line.trim()) {
         const next = this.pending.slice(end + 1, end + 12);
-        // The next line decides whether the block goes on.
+        // Only the next line shows whether the block continues.
         if (!next) return;
         if (!CONTINUES.test(next) || end - this.cut > MOST_TAIL) this.cut = end + 1;
       }

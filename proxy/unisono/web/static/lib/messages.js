@@ -1,4 +1,4 @@
-// Texts of messages in segments of tokens.
+// Returns the texts of the messages in a list of segments.
 
 export function bodiesOf(segments) {
   const bodies = [];

@@ -19,7 +19,7 @@ function library() {
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 // A figure with a title, a legend with the latest values, and a plot. `series` are `{name, colour, bars}`; `format`
-// describes a value. `link` is put behind the title.
+// formats a value. `link` follows the title.
 export class Plot {
   constructor(title, series, { format, link, note }) {
     this.series = series;
@@ -42,7 +42,7 @@ export class Plot {
     addEventListener("themed", this.onTheme);
   }
 
-  // `data` are the times and one list of values for each series; null is no value.
+  // `data` are the times and one list of values for each series. A missing value is null.
   async draw(data) {
     this.data = data;
     const has = data.slice(1).some((values) => values.some((value) => value !== null));
@@ -68,7 +68,7 @@ export class Plot {
 
   latest(at = null) {
     for (const [place, values] of this.data.slice(1).entries()) {
-      // A bar counts, so the sum says more than the last one, which is not complete.
+      // For bars, the legend contains the sum, because the last interval is not complete.
       const total = this.series[place].bars ? values.reduce((sum, one) => sum + (one ?? 0), 0) : values.findLast((one) => one !== null);
       const value = at === null ? total : values[at];
       this.values[place].textContent = this.format(value ?? null);
@@ -127,5 +127,5 @@ export class Plot {
 // Space for the first and the last bar.
 const stepOf = (times) => (times.length > 1 ? times[1] - times[0] : 60);
 
-// A line needs two neighbours; single values would be invisible.
+// A line connects neighbouring values. Values without neighbours would be invisible, so sparse values also get points.
 const isSparse = (values) => values.filter((value) => value !== null).length < values.length * 0.5;

@@ -1,5 +1,5 @@
-// Writes a request as a program that runs as it stands. The key is an environment variable there, never the key itself; a
-// `keyless` gateway needs none.
+// Converts a request to a program that runs without changes. The program reads the key from an environment variable and
+// never contains the key. For a `keyless` gateway, it needs no key.
 
 // The body is a here-document: it needs no quoting, and no argument can become too long. No line of JSON equals its
 // terminator.

@@ -40,7 +40,7 @@ function within(old, fresh) {
 const keyOf = (node) => node.dataset?.key;
 
 function changed(had, node) {
-  // The listener of a button belongs to what the button said.
+  // A button is always replaced, because its listener belongs to its old content.
   if (had.nodeType !== Node.ELEMENT_NODE || had.nodeName !== node.nodeName || had.nodeName === "BUTTON") {
     const hasFocus = had === document.activeElement;
     had.replaceWith(node);

@@ -1,4 +1,4 @@
-// Session: asking for a key, signing in, signing out, and who is signed in.
+// Session: asks for a key, signs in and out, and displays who is signed in.
 
 import { hasKey, useKey, whenRefused } from "/page/lib/api.js";
 import { el, visible } from "/page/lib/dom.js";
@@ -12,7 +12,7 @@ const PLAIN_REASON = "The gateway requires a key. It is sent in the Authorizatio
 let answered = [];
 let reopen = () => {};
 
-// Set the function that builds the current view again after a sign-in.
+// Sets the function that builds the current view again after a sign-in.
 export function whenSignedIn(opening) {
   reopen = opening;
 }

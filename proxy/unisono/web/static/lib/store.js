@@ -15,7 +15,7 @@ const watchers = new Set();
 let timer = 0;
 let reading = false;
 
-// Calls `changed` with every new state; returns a function that ends it.
+// Calls `changed` with every new state. Returns a function that ends these calls.
 export function watch(changed) {
   watchers.add(changed);
   if (state.status || state.trouble) changed(state);
@@ -30,7 +30,7 @@ export function role() {
   return state.status?.role ?? "";
 }
 
-// Admins see all keys and requests; viewers too, but change nothing.
+// Admins can see and change all keys and requests. Viewers can see them, but not change them.
 export const seesAll = () => ["master", "admin", "viewer"].includes(role());
 export const changesAll = () => ["master", "admin"].includes(role());
 
@@ -59,7 +59,7 @@ export async function refresh({ quiet = true } = {}) {
   }
   reading = false;
   tellAll();
-  // A gateway that restarts is found again quickly.
+  // While the gateway cannot be reached, retry quickly, so that a restarted gateway is soon found.
   const retries = state.trouble && !(state.trouble instanceof Refused);
   timer = setTimeout(next, retries ? RETRY_MS : EVERY_MS);
 }

@@ -24,18 +24,18 @@ const CODES = {
   tool_server_unavailable: "A tool server could not be reached.",
   internal_error: "A fault of the gateway; its log has the details.",
 };
-const STATUSES = { 400: "The request was not valid.", 401: "The key was refused.", 403: "The key has no permission.", 404: "Nothing has this address.", 408: "The request was sent too slowly.", 413: "The request was too large.", 429: "A limit was reached.", 499: "The client left before the answer." };
+const STATUSES = { 400: "The request was not valid.", 401: "The key was refused.", 403: "The key has no permission.", 404: "There is nothing at this address.", 408: "The request was sent too slowly.", 413: "The request was too large.", 429: "A limit was reached.", 499: "The client disconnected before the answer." };
 
 export function inWords({ error, status }) {
   return CODES[error] ?? STATUSES[status] ?? (error ? `Code ${error}.` : "The request failed.");
 }
 
-// Causes of the deployments that the request tried, as far as they fail still.
+// Returns the causes of failure of those deployments that the request tried and that still fail.
 export function causes(record, status) {
   const names = new Set((record.attempts ?? []).filter((one) => one.error).map((one) => one.deployment));
   const members = (status?.models ?? []).flatMap((model) => model.deployments ?? []).filter((one) => one.cause);
   const tried = members.filter((one) => names.has(one.name));
-  // Without an attempt, every deployment of the model was out of use.
+  // If there was no attempt, no deployment of the model was available.
   const own = (status?.models ?? []).find((model) => model.id === record.model);
   const group = (status?.models ?? []).find((model) => model.id === own?.model);
   const found = tried.length || record.attempts?.length || !/^backend_/.test(record.error ?? "") ? tried : (group?.deployments ?? []).filter((one) => one.cause);

@@ -1,9 +1,9 @@
 // Reads answers of each API, streamed or whole, and adds them to a transcript as growing parts.
 //
-// A transcript has `part(key, kind, title)`, which returns the part of that key, created if necessary, with `add(text)`
-// and `set(text)`; and `about({...})` for facts about the whole answer.
+// A transcript has two methods. `part(key, kind, title)` returns the part with this key, which is created if necessary;
+// a part has `add(text)` and `set(text)`. `about({...})` stores facts about the whole answer.
 
-// The two APIs with choices share everything but the content of a choice, which `read` adds.
+// Chat Completions and raw completions differ only in the content of a choice, which `read` adds.
 function choicesEvent(read) {
   return (event, transcript) => {
     if (event.error) throw new Error(String(event.error.message ?? "The stream failed."));
@@ -157,7 +157,7 @@ function messagesAnswer(body, transcript) {
   messagesUsage(body.usage, transcript);
 }
 
-// The blocks are sent back as they are, with their signatures.
+// The next request sends the blocks back unchanged, including their signatures.
 function startBlock(block, key, transcript, at) {
   const kinds = { thinking: ["analysis", "Reasoning"], text: ["final", "Answer"], tool_use: ["call", "Tool call"] };
   const [kind, title] = kinds[block.type] ?? ["tool", String(block.type).replaceAll("_", " ")];

@@ -102,7 +102,7 @@ function toItems(turn) {
   return [...items, ...(turn.calls ?? []).map(({ id, name, text }) => ({ type: "function_call", call_id: id, name, arguments: text }))];
 }
 
-// Neighbours of the same role are one message, as tool results and the text behind them.
+// Adjacent turns of the same role form one message, such as tool results and the text after them.
 function toBlocks(turns) {
   const messages = [];
   for (const turn of turns.filter(({ kind }) => kind !== "approval")) {
@@ -149,7 +149,7 @@ function without(value, name) {
   return rest;
 }
 
-// One server in a line: a label of the configuration, or a label and a URL.
+// One server per line: a label of the configuration, or a label and a URL.
 function toServers({ servers, approval }) {
   return servers.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => {
     const [label, url] = line.split(/\s+/);

@@ -37,6 +37,6 @@ export function keepChat(chat) {
       all.pop();
     }
   } catch {
-    // Without storage the chats last until the page is closed.
+    // Storage failed: the chats exist until the page is closed.
   }
 }

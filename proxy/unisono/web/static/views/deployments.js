@@ -13,7 +13,7 @@ const STATES = {
   failing: "last probe failed",
   unfit: "a probe found a blocking problem",
   quarantined: "receives requests only if no other deployment works",
-  shadow: "repeats requests of another deployment, and serves none",
+  shadow: "gets copies of another deployment's requests, and its answers are not used",
   drained: "receives no new requests until it is resumed",
 };
 
@@ -55,7 +55,7 @@ function group(model, shown, wide, extra, aliases) {
   const rows = shown.map((one) => {
     const hour = one.hour;
     const hits = hour && hour.prompt ? `${Math.round((100 * hour.cached) / hour.prompt)} %` : "–";
-    // Each row has the buttons of its deployment, so rows are never exchanged.
+    // Each row has buttons for its deployment, so the row must have a key.
     return { key: one.name, cells: [
       el("span", {}, el("strong", { class: "named" }, one.name), " ", el("span", { class: "muted" }, one.kind)),
       el("span", {}, stateOf(one), " ", el("span", { class: "muted why" }, why(one))),

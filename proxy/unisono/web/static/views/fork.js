@@ -32,9 +32,9 @@ export function forkOf(about, steps) {
   const form = el("form", { class: "fork" },
     el("div", { class: "row" }, steps.length > 1 ? field("Step", step) : null, field("Fork at generated token", at), field("Reasoning effort", effort), field("Temperature", temperature),
       members.length > 1 ? field("Deployment", deployment) : null),
-    el("details", {}, el("summary", {}, "Another tool result"), field("Text of the last tool result before this token", result),
+    el("details", {}, el("summary", {}, "Different tool result"), field("Text of the last tool result before this token", result),
       el("label", { class: "check" }, replaces, " Replace the recorded text")),
-    // Other characters would have a meaning in a shell.
+    // An id with other characters might have a special meaning in a shell.
     el("div", { class: "row" }, go, stop, /^[\w-]+$/.test(about.id) ? copier("fork command", command) : null));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();

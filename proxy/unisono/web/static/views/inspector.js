@@ -43,7 +43,7 @@ export function inspector(main, id) {
       const told = await read(body, retries, overtaken);
       if (overtaken()) return;
       place.replaceChildren(...drawn(told));
-      // The list was perhaps loaded before the recording was written.
+      // The list may have been loaded before the recording was written.
       if (body.id && list.all.every((one) => one.id !== body.id)) list.load();
       if (!body.id && !body.isFirst) shown(place);
       say(`Loaded. ${mended(told)}`);
@@ -56,7 +56,7 @@ export function inspector(main, id) {
   };
   const told = () => { readAs.textContent = text.value.trim() ? `Read as ${kindOf(text.value).what}` : ""; };
   const pasted = el("form", { class: "pasted" }, field("Or paste a recording, Harmony text or token ids", text),
-    el("div", { class: "row" }, el("button", { type: "submit", class: "primary" }, "Inspect"), el("label", { class: "check" }, whole, " All of it is model output"), readAs));
+    el("div", { class: "row" }, el("button", { type: "submit", class: "primary" }, "Inspect"), el("label", { class: "check" }, whole, " All of this is model output"), readAs));
   text.addEventListener("input", told);
   file.addEventListener("change", async () => {
     const [given] = file.files;
@@ -126,7 +126,7 @@ class Recordings {
     const form = el("form", { role: "search" }, field("Recording", this.search));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      // A complete id need not be in the list.
+      // A complete id is opened even if it is not in the list.
       const wanted = this.search.value.trim();
       if (wanted) location.hash = to(this.found[0]?.id ?? wanted);
     });
@@ -163,7 +163,7 @@ class Recordings {
         el("span", { class: "muted" }, `${one.model} · ${counted(one.generated, "token")}`),
         one.recoveries.length ? el("span", { class: "chips" }, one.recoveries.slice(0, 3).map((rule) => el("code", { class: "rule" }, rule))) : null))));
     const off = state.status?.traces === "off";
-    this.note.textContent = !this.all.length ? (off ? "Recording is off. unisono.traces.mode turns it on." : "No answers recorded yet.") : this.found.length ? `${number(this.found.length)} of ${number(this.all.length)}, newest first` : "No recording matches. Enter opens the id.";
+    this.note.textContent = !this.all.length ? (off ? "Recording is off. unisono.traces.mode turns it on." : "No answers recorded yet.") : this.found.length ? `${number(this.found.length)} of ${number(this.all.length)}, newest first` : "No recording matches. Press Enter to open the recording with this id.";
   }
 
   go(step) {
@@ -215,7 +215,7 @@ function drawn(told) {
   const views = [];
   const steps = told.steps.map((step) => stepOf(step, told.steps.length, views));
   const first = [told.about && heading(told.about, told.steps), repairs(told, views), legend()];
-  // For a recording the tokens contain more.
+  // For a recording, the tokens come first, because they contain more than the items.
   const rest = told.about ? [...steps, items(told)] : [items(told), ...steps];
   return [...first, ...rest, tools(told), leftOut(told)].filter(Boolean);
 }
@@ -281,7 +281,7 @@ function items(told) {
   return el("section", { "aria-label": title }, el("h2", {}, title), table("Items", ["Item", "Name", "Text"], rows, ""));
 }
 
-// Takes the first message of this length. The gateway counts code points.
+// Adds the text of an item: that of the first message with the same length in code points.
 function withText(item, bodies) {
   if (item.text !== undefined) return item;
   const at = bodies.findIndex((body) => [...body].length === item.characters);

@@ -18,7 +18,7 @@ function modelChoice(chosen) {
     return { box, node: el("label", { class: "check" }, box, ` ${name}`) };
   });
   return {
-    node: el("fieldset", {}, el("legend", {}, "Models"), el("div", { class: "row choices" }, boxes.map(({ node }) => node)), el("span", { class: "hint" }, "None checked permits all models.")),
+    node: el("fieldset", {}, el("legend", {}, "Models"), el("div", { class: "row choices" }, boxes.map(({ node }) => node)), el("span", { class: "hint" }, "If none is checked, all models are permitted.")),
     read: () => boxes.filter(({ box }) => box.checked).map(({ box }) => box.value),
   };
 }
@@ -30,9 +30,9 @@ function limitFields(one) {
   };
   return {
     node: el("div", { class: "grid2" },
-      field("Budget, USD", of.max_budget), field("Soft budget, USD", of.soft_budget, "Alerts, and refuses nothing"), field("Budget renews every", of.budget_duration, "12h, 30d, 1mo, day, month"),
+      field("Budget, USD", of.max_budget), field("Soft budget, USD", of.soft_budget, "Sends an alert, but refuses no request"), field("Budget renews every", of.budget_duration, "12h, 30d, 1mo, day, month"),
       field("Token budget", of.token_budget), field("Requests per minute", of.rpm_limit),
-      field("Tokens per minute", of.tpm_limit), field("Requests at once", of.max_parallel_requests)),
+      field("Tokens per minute", of.tpm_limit), field("Concurrent requests", of.max_parallel_requests)),
     read: () => ({
       max_budget: numberOf(of.max_budget), soft_budget: numberOf(of.soft_budget), budget_duration: of.budget_duration.value.trim() || null, token_budget: numberOf(of.token_budget),
       rpm_limit: numberOf(of.rpm_limit), tpm_limit: numberOf(of.tpm_limit), max_parallel_requests: numberOf(of.max_parallel_requests),
@@ -40,7 +40,7 @@ function limitFields(one) {
   };
 }
 
-// Only what differs from `before` is sent; for a new object, only what is set.
+// Returns the values that differ from `before`; for a new object, those that are set. Only these are sent.
 function changed(values, before) {
   const same = (name, value) => JSON.stringify(before?.[name] ?? (Array.isArray(value) ? [] : null)) === JSON.stringify(value);
   return Object.fromEntries(Object.entries(values).filter(([name, value]) => !same(name, value)));
@@ -84,7 +84,7 @@ export function keyForm(key, reload) {
 export function teamForm(team, reload) {
   dialog(team ? `Edit ${team.team_alias ?? team.team_id}` : "Create a team", (close) => {
     const alias = text(team?.team_alias, "search");
-    const id = text(team?.team_id, "made from random letters", { disabled: Boolean(team) });
+    const id = text(team?.team_id, "generated", { disabled: Boolean(team) });
     const models = modelChoice(team?.models);
     const limits = limitFields(team);
     const trouble = complaint();

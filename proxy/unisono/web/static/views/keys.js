@@ -22,7 +22,7 @@ export function keys(main, rest, search) {
   let left = () => {};
   let drawn = "";
   const unwatch = watch(({ status }) => {
-    // The tabs depend on the role, which the first status tells.
+    // The tabs depend on the role, which is part of the status.
     if (!status || drawn === status.role) return;
     drawn = status.role;
     left();
@@ -45,7 +45,7 @@ function show(place, rest, search) {
   return tab.show(content, search);
 }
 
-// The spend of the current budget period, as a bar if there is a budget. The soft budget is a mark on the bar.
+// The spend of the current budget period, as a bar if there is a budget. A mark on the bar is the soft budget.
 function budget({ spend: spent = 0, max_budget: most, soft_budget: soft, budget_reset_at: renews }) {
   if (!most && !soft) return dollars(spent);
   const whole = most || soft;
@@ -70,8 +70,8 @@ function limits(one) {
   return parts.length ? parts.join(", ") : "–";
 }
 
-// A list that is read again after each change. `load` receives the page and returns the `content`, and the number of
-// `pages` with `words` about them.
+// A list that is read again after each change. `load` is called with the page number and returns the `content`, the
+// number of `pages`, and `words` about the pages.
 function listing(place, head, [before, behind], load) {
   const trouble = complaint();
   const list = el("div", {}, loading());
@@ -140,7 +140,7 @@ function keyTable(list, { reload, failed }, name) {
         el("button", { type: "button", class: "small", onclick: () => keyForm(key, reload) }, "Edit"),
         el("button", { type: "button", class: "small", onclick: () => rotate(key, reload) }, "Rotate"),
         key.blocked ? act("Unblock", "/key/unblock", { key: key.token }) : act("Block", "/key/block", { key: key.token }),
-        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the key ${key.key_alias ?? key.token}?`, "It is refused at once and for good. Its usage stays.", "Delete", () => json("/key/delete", { body: { keys: [key.token] } }), reload) }, "Delete"),
+        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the key ${key.key_alias ?? key.token}?`, "The key is refused immediately and permanently. Its usage records remain.", "Delete", () => json("/key/delete", { body: { keys: [key.token] } }), reload) }, "Delete"),
       ] : null),
   ] }));
   const none = name ? "No key has this name." : "No keys yet. Only the master key exists.";
@@ -152,7 +152,7 @@ function rotate(key, reload) {
     const trouble = complaint();
     const grace = el("input", { type: "text", placeholder: "not at all", "aria-label": "The old secret stays valid for" });
     const content = el("div", { class: "stack" },
-      el("p", {}, "The key gets a new secret. Id, team, limits and usage stay."),
+      el("p", {}, "The key gets a new secret. Its id, team, limits and usage stay the same."),
       el("div", { class: "field" }, el("label", {}, "The old secret stays valid for (such as 1h)"), grace), trouble,
       el("div", { class: "row" }, el("button", { type: "button", class: "primary", onclick: async () => {
         try {
@@ -183,7 +183,7 @@ function teamList(place) {
   const create = changesAll() ? el("button", { type: "button", class: "primary", onclick: () => teamForm(null, view.reload) }, "Create a team") : null;
   const view = listing(place, el("div", { class: "row" }, create), ["Previous", "Next"], async (page) => {
     const found = await json(`/v2/team/list${query({ page, page_size: PAGE })}`);
-    // The list has no spend.
+    // The list does not contain the spend.
     const teams = await Promise.all(found.teams.map((team) => json(`/team/info${query({ team_id: team.team_id })}`).then((one) => ({ ...one.team_info, keys: one.keys?.length ?? 0 }), () => team)));
     return { content: teamTable(teams, view), pages: found.total_pages, words: found.total_pages > 1 ? `Page ${page} of ${found.total_pages}` : "" };
   });
@@ -204,7 +204,7 @@ function teamTable(teams, { reload, failed }) {
       may ? [
         el("button", { type: "button", class: "small", onclick: () => teamForm(team, reload) }, "Edit"),
         el("button", { type: "button", class: "small", onclick: () => json(team.blocked ? "/team/unblock" : "/team/block", { body: { team_id: team.team_id } }).then(reload, failed) }, team.blocked ? "Unblock" : "Block"),
-        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the team ${team.team_alias ?? team.team_id}?`, "Its keys are revoked for good.", "Delete", () => json("/team/delete", { body: { team_ids: [team.team_id] } }), reload) }, "Delete"),
+        el("button", { type: "button", class: "small danger", onclick: () => confirmed(`Delete the team ${team.team_alias ?? team.team_id}?`, "Its keys are revoked permanently.", "Delete", () => json("/team/delete", { body: { team_ids: [team.team_id] } }), reload) }, "Delete"),
       ] : null),
   ] }));
   return table("Teams", ["Team", "State", ["Keys", "n"], ["Members", "n"], "Models", "Limits", "Spend", "Actions"], rows, "No teams yet.");

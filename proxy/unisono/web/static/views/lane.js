@@ -45,7 +45,7 @@ export class Lane {
     return this.turns.indexOf(entry);
   }
 
-  // Calls without results, and approvals without decisions, behind the last answer.
+  // Calls without results, and approvals without decisions, after the last answer.
   get open() {
     return this.turns.filter(({ turn }) => (turn.kind === "tool" || turn.kind === "approval") && turn.isOpen);
   }
@@ -118,7 +118,7 @@ export class Lane {
     let requestId = "";
     try {
       const shows = this.owner.showsTokens;
-      // A stream brings its own tokens, so that they come from the process that generates it.
+      // The tokens are requested as part of the stream, because a separate request might reach a different process.
       const headers = { ...request.headers, ...(shows && given.stream ? { "x-unisono-tokens": "comments" } : {}) };
       const answer = await asked(request.path, { body: request.body, headers, signal: running.signal });
       requestId = answer.headers.get("x-request-id");
@@ -145,7 +145,7 @@ export class Lane {
     this.actions(entry);
     if (!trouble) this.openTurns(entry.turn);
     this.running = null;
-    // Errors have an alert of their own.
+    // An error is announced by its own alert.
     say(trouble ? "" : `The answer is complete. ${entry.turn.text.slice(0, MOST_SAID)}`);
     this.follow();
     this.owner.changed();
@@ -194,7 +194,7 @@ export class Lane {
     };
   }
 
-  // A recording also has the recoveries, where they were decided.
+  // A recording also contains the recoveries, at the positions where they were decided.
   async showRecording(transcript, id) {
     for (let left = 8; left > 0; left -= 1) {
       try {

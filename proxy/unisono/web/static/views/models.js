@@ -78,7 +78,7 @@ function actions(known, one, reload, failed) {
     el("a", { class: "button small", href: `#/requests${query({ deployment: info.id })}` }, "Requests"));
 }
 
-// Results of the last probe, with what to do about those that failed.
+// Results of the last probe, with remedies for failed checks.
 function checks(id) {
   dialog(`Checks of ${id}`, () => {
     const place = el("div", {}, loading());

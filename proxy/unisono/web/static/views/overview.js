@@ -43,7 +43,7 @@ export function overview(main) {
       return;
     }
     const age = failed ? `${reason(failed)} The data below is from ${day(status.at)}.` : "";
-    // Written once: a repeated alert is read out again by screen readers.
+    // Unchanged text is not written again, because screen readers would read out the alert again.
     if (trouble.textContent !== age) tell(trouble, age);
     renew(models, modelsOf(status));
     if (last) drawTiles(tiles, last, status);
@@ -98,8 +98,8 @@ function makePlots() {
 
 const SUMS = ["requests", "errors", "recovered", "input_tokens", "output_tokens", "cost", "total_duration_s", "total_waited_s"];
 
-// Intervals of equal length for the whole range; counts of several stored intervals are summed. Percentiles cannot be
-// summed, so the highest one counts.
+// Returns intervals of equal length for the whole range. Counts of several stored intervals are summed. Percentiles
+// cannot be summed, so the highest is used.
 function binned(stats, until) {
   const { s, step } = RANGES[range];
   const width = Math.max(step, stats.step_s);

@@ -11,7 +11,7 @@ import { Settings } from "/page/views/settings.js";
 
 const LANGUAGES = { curl: ["curl", toCurl], python: ["Python", toPython], javascript: ["JavaScript", toJavaScript] };
 
-// Restores the state on return from another view.
+// State of the playground, which is restored when the user returns from a different view.
 let kept = null;
 
 export function playground(main, rest, search) {
@@ -165,7 +165,7 @@ class Playground {
         this.failed(error, lane);
         return;
       }
-      // Without a model, the gateway has not answered yet, or the key may use none.
+      // If there is no model, the gateway has not answered yet, or the key may not use any model.
       if (!lane.settings.read().model) {
         tell(this.trouble, lane.settings.absent.textContent || "The models are not known yet. Try again in a moment.");
         return;
@@ -178,7 +178,7 @@ class Playground {
     }
   }
 
-  // All approvals of an answer are decided: the request goes on.
+  // Continues the request when all approvals of the answer are decided.
   decided(lane) {
     if (!lane.open.some(({ turn }) => turn.kind === "approval") && !lane.running) lane.send();
   }

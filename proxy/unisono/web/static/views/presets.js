@@ -19,5 +19,5 @@ export const SCHEMA_EXAMPLES = {
   person: { title: "Person", schema: { type: "object", properties: { name: { type: "string" }, age: { type: "integer" }, languages: { type: "array", items: { type: "string" } } }, required: ["name", "age", "languages"], additionalProperties: false } },
 };
 
-// The example of the first minute: a tool call without typing.
+// Example for new users: a tool call without typing.
 export const FIRST = { message: example.message, values: { tools: JSON.stringify([example.tool], null, 2), temperature: "0", surface: "chat", choice: "auto", format: "text" } };

@@ -53,7 +53,7 @@ function listed(operations, made) {
     el("section", {}, el("h2", {}, tag), ...operations.filter((each) => each.tag === tag).map((each) => entry(each, made))));
 }
 
-// The content of an operation is built when it is opened first.
+// The content of an operation is built when the operation is opened for the first time.
 function entry({ path, method, operation }, made) {
   const node = el("details", {}, el("summary", {}, el("code", {}, `${method} ${path}`), ` ${operation.summary ?? ""}`));
   node.addEventListener("toggle", () => node.append(...content(`${method} ${path}`, operation, made)), { once: true });
@@ -82,7 +82,7 @@ function named([name, ...rest]) {
   return [el("code", {}, name), ...rest.map((cell) => el("span", { class: "named" }, cell === true ? "yes" : cell || ""))];
 }
 
-// The JSON schema of a content, or else of its events.
+// Returns the JSON schema of a body: that of the first media type with a schema.
 function schemaIn(content) {
   const kinds = Object.values(content ?? {});
   return kinds.find((kind) => kind.schema)?.schema;

@@ -159,7 +159,7 @@ function one(main, id) {
       if (!status) return;
       const found = record.status >= 400 || record.error ? causes(record, status) : [];
       why.hidden = !found.length;
-      if (found.length) renew(why, `Cause at present: ${found.join("; ")}`);
+      if (found.length) renew(why, `Current cause: ${found.join("; ")}`);
     });
     try {
       await json(`/v1/traces/${encodeURIComponent(record.id)}`, { quiet: true });

@@ -53,10 +53,10 @@ export class Settings {
       checked(of.stream, "Stream"),
       group("Tools", field("Tools, as JSON", of.tools), examples(TOOL_EXAMPLES, ({ tools }) => { of.tools.value = JSON.stringify(tools, null, 2); this.accept(of.tools); }),
         field("Tool choice", of.choice), checked(of.oneCall, "One call at a time")),
-      group("MCP servers", field("Servers, one in a line", of.servers, "A label of the configuration, or a label and a URL. Responses only; in Chat Completions any entry runs the operator's tools."), field("Approval", of.approval)),
+      group("MCP servers", field("Servers, one per line", of.servers, "A label of the configuration, or a label and a URL. Only for Responses; in Chat Completions, any entry enables the tools of the configured servers."), field("Approval", of.approval)),
       group("Response format", field("Response format", of.format), this.schemaField),
       group("More parameters", el("div", { class: "grid2" }, field("Top p", of.topP), field("Seed", of.seed), field("Frequency penalty", of.frequency), field("Presence penalty", of.presence)),
-        field("Stop strings, one in a line", of.stop), field("Further fields, as JSON", of.more, "Merged into the body of the request.")));
+        field("Stop strings, one per line", of.stop), field("Further fields, as JSON", of.more, "Merged into the body of the request.")));
   }
 
   read() {
@@ -84,7 +84,7 @@ export class Settings {
     this.drawn(values.choice);
   }
 
-  // The models of the key.
+  // Offers the models that the key may use.
   offer(status) {
     const models = status.models.filter(({ mode }) => mode === "chat");
     const of = this.fields.model;
@@ -121,7 +121,7 @@ export class Settings {
     this.entitle();
   }
 
-  // A long name is cut by its field.
+  // The field truncates a long name, so its title is the whole name.
   entitle() {
     this.fields.model.setAttribute("title", visible(this.fields.model.value).textContent);
   }

@@ -1,4 +1,4 @@
-// Growing answer: reasoning apart from calls and text, details of its generation below, and its tokens beside.
+// Growing answer: separate parts for reasoning, calls and text, details of the generation below, tokens beside them.
 
 import { copier, el, visible } from "/page/lib/dom.js";
 import { number, seconds } from "/page/lib/format.js";
@@ -6,11 +6,11 @@ import { MarkdownBody } from "/page/lib/markdown.js";
 import { recorded, state } from "/page/lib/store.js";
 
 const MOST_SHOWN = 100_000;
-// Characters that one frame renders. A busy machine draws few frames, and much text arrives between two of them.
+// Maximum characters that one frame renders. A busy machine draws few frames, and much text arrives between them.
 const MOST_IN_FRAME = 3000;
-// A joiner, or a lone surrogate.
+// Text that ends in a joiner or in half of a surrogate pair, which the next chunk may complete.
 const OPEN_END = /[\u200c\u200d\ud800-\udbff]$/;
-// An emoji, its modifier and a joiner.
+// Maximum length of the text before a joiner that determines how the joiner is rendered: an emoji with its modifier.
 const LONGEST_BEFORE = 8;
 
 // Growing text. It is rendered at most once per frame, up to a size that the page can handle.
