@@ -20,8 +20,8 @@ from tests.api.asgi import Exchange
 from tests.fakes import FakeMlxServer, FakeVllm
 from unisono.api.layered_app import LayeredApp
 from unisono.app import build
-from unisono.bootstrap import backends
-from unisono.bootstrap.backends import build_pool
+from unisono.bootstrap import deployments
+from unisono.bootstrap.deployments import build_pool
 from unisono.bootstrap.fastapi_routes import ROUTES
 from unisono.config import ModelRegistry, parse
 from unisono.errors import ConfigError, StoreUnavailable
@@ -128,7 +128,7 @@ def test_an_entry_that_cannot_be_served_is_rejected_with_its_path(entries: list[
 
 def test_a_kind_without_an_installed_adapter_is_rejected_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {point.name: point for point in entry_points(group="unisono.backends") if point.name != "sglang"}
-    monkeypatch.setattr("unisono.bootstrap.backends._installed", lambda group: installed)
+    monkeypatch.setattr("unisono.bootstrap.deployments._installed", lambda group: installed)
     with pytest.raises(ConfigError) as refused:
         built(entry("gpt-oss", "sglang/gpt-oss"))
     assert str(refused.value) == (
@@ -139,8 +139,8 @@ def test_a_kind_without_an_installed_adapter_is_rejected_with_its_path(monkeypat
 
 async def test_a_reload_finds_an_adapter_that_was_installed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = [point for point in entry_points(group="unisono.backends") if point.name != "sglang"]
-    monkeypatch.setattr("unisono.bootstrap.backends.entry_points", lambda group: installed)
-    backends._installed.cache_clear()
+    monkeypatch.setattr("unisono.bootstrap.deployments.entry_points", lambda group: installed)
+    deployments._installed.cache_clear()
     before, after = (
         parse({"model_list": [entry("gpt-oss", f"{kind}/gpt-oss")]}, {}).config for kind in ("vllm", "sglang")
     )
@@ -149,7 +149,7 @@ async def test_a_reload_finds_an_adapter_that_was_installed_meanwhile(monkeypatc
         installed += [*entry_points(group="unisono.backends", name="sglang")]
         reloaded = build_pool(after, ModelRegistry(after), keep=pool)
     finally:
-        backends._installed.cache_clear()
+        deployments._installed.cache_clear()
     assert [status.name for status in reloaded.status()] == ["sglang-1"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from unisono.bootstrap.backends import build_pool, routing_rules
+from unisono.bootstrap.deployments import build_pool, routing_rules
 from unisono.config import Config, ModelRegistry, StandIns, parse
 from unisono.errors import ConfigError
 from unisono.routing.attempt_timeouts import MinTimeouts

@@ -30,7 +30,7 @@ from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._logprobs import to_logprob
+from unisono_adapters._scoring import to_logprob
 
 # Finish reasons of vLLM, SGLang and mlx-lm. "abort" and "error" mean that the generation failed.
 FINISHES: dict[str, FinishReason | type[BackendError]] = {

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from unisono.core.generation import ALL_STOP_TOKENS
 from unisono.core.scoring import ScoreJob, TokenScore
 from unisono.errors import BackendError, BackendOverloaded, BackendTimeout, BackendUnavailable
-from unisono_adapters._logprobs import to_logprob
-from unisono_adapters._scoring import to_score
+from unisono_adapters._scoring import to_logprob, to_score
 
 # Maximum number of tokens that one request generates. A request cannot be cancelled before it is answered.
 FORCED_TOKENS = 128

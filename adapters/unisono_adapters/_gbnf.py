@@ -14,7 +14,7 @@ from itertools import combinations, product
 from typing import Final, assert_never
 
 from unisono.core.frozen import dataclass
-from unisono_adapters._regex_syntax import (
+from unisono_adapters._regex_parser import (
     LAST_CODE_POINT,
     Alternation,
     CharacterSet,

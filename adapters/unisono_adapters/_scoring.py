@@ -1,10 +1,11 @@
-"""Scoring of given tokens on servers that can report the log probabilities of prompt tokens."""
+"""Log probabilities in the answers of servers, and scores of given tokens."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TypeGuard
 
-from unisono.core.generation import Chunk, CompletionJob, Prompt, Sampling, TokenLogprob
+from unisono.core.generation import VOCABULARY, Chunk, CompletionJob, Prompt, Sampling, TokenLogprob
 from unisono.core.scoring import ScoreJob, TokenScore
 from unisono.errors import BackendProtocolError
 
@@ -46,3 +47,23 @@ def to_score(entry: TokenLogprob | None, top: int) -> TokenScore | None:
     more than requested.
     """
     return None if entry is None or not entry.top else TokenScore(entry.token, entry.logprob, entry.top[:top])
+
+
+def to_logprob(token: int, value: object, alternatives: Iterable[tuple[object, object]] = ()) -> TokenLogprob | None:
+    """Return the log probability of a token and its alternatives.
+
+    The most probable alternative comes first. `alternatives` are pairs of token id and log probability; invalid pairs
+    are left out. Returns None if `value`, the log probability of the token, is not a number.
+    """
+    if not _is_number(value):
+        return None
+    ranked = [(other, float(each)) for other, each in alternatives if _is_token(other) and _is_number(each)]
+    return TokenLogprob(token, float(value), tuple(sorted(ranked, key=lambda one: -one[1])))
+
+
+def _is_token(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < VOCABULARY
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return type(value) in (int, float)

@@ -15,6 +15,7 @@ import orjson
 
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
+    FIRST_SPECIAL,
     AnyJson,
     Capabilities,
     Chunk,
@@ -35,7 +36,7 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.core.scoring import ScoreJob, TokenScore
 from unisono.errors import BackendOverloaded, BackendProtocolError, ConstraintRefused
-from unisono.harmony.encoding import load_encoding
+from unisono.harmony.encoding import Encoding, load_encoding
 from unisono_adapters._constraints import bias, refused_kind, schema_of
 from unisono_adapters._events import count, decoded, field_of, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
@@ -43,10 +44,48 @@ from unisono_adapters._forced_tokens import score_forced
 from unisono_adapters._gbnf import choice_grammar, client_grammar, regex_grammar
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
-from unisono_adapters._logprobs import to_logprob
 from unisono_adapters._probe import Subject, examine
-from unisono_adapters._restore_ids import LostIds
-from unisono_adapters._scoring import GREEDY
+from unisono_adapters._scoring import GREEDY, to_logprob
+
+
+class LostIds:
+    """Restoration of the lost ids of one stream.
+
+    The events of the stream must be passed to `restored` in order.
+    """
+
+    __slots__ = ("_encoding", "_pending")
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+        # Text of ids that have arrived before their text: a server that checks for a stop string holds text back.
+        self._pending = b""
+
+    def restored(self, tokens: list[int], content: str) -> list[int]:
+        """Return the ids of one event; restore the lost ids if `tokens` do not match `content`."""
+        text = content.encode()
+        spelled = self._encoding.decode_bytes(tokens)
+        if text == spelled and not self._pending:
+            return tokens
+        plain = [token for token in tokens if token < FIRST_SPECIAL]
+        # `content` may leave out the text of a special token, as for the stop token that ended the generation.
+        hidden = self._encoding.decode_bytes(plain)
+        expected = (self._pending + spelled, self._pending + hidden)
+        if text in expected or content in [own.decode("utf-8", errors="replace") for own in expected]:
+            self._pending = b""
+            return tokens
+        if expected[1].startswith(text):
+            self._pending = expected[1][len(text) :]
+            return tokens
+        self._pending = b""
+        return self._reencode(tokens, text)
+
+    def _reencode(self, tokens: list[int], text: bytes) -> list[int]:
+        """Encode `text` without its special tokens, and append the special ids of `tokens`."""
+        special = [token for token in tokens if token >= FIRST_SPECIAL]
+        body = text.removesuffix(self._encoding.decode_bytes(special)) if special else text
+        return [*self._encoding.encode_text(body.decode("utf-8", errors="replace")), *special]
+
 
 # Finish reasons of llama.cpp; "word" means a stop string, which only the operator can set.
 STOP_TYPES: Mapping[str, FinishReason] = {

@@ -28,12 +28,11 @@ from unisono.api.metrics import MetricsSource
 from unisono.api.models import ModelCards
 from unisono.api.route_table import prepare_routes, provide
 from unisono.bootstrap.alerts import Alerting
-from unisono.bootstrap.api_parts import ApiParts, build_api_parts
+from unisono.bootstrap.api_parts import ApiParts, build_api_parts, build_failures, request_rules
 from unisono.bootstrap.background import BackgroundResponses
 from unisono.bootstrap.budgets import build_budgets, build_prices
-from unisono.bootstrap.chat_api import chat_route
+from unisono.bootstrap.chat_api import DIRECT_ROUTES, chat_route
 from unisono.bootstrap.components import build_components
-from unisono.bootstrap.direct_routes import DIRECT_ROUTES
 from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.fidelity import FidelityWatch
 from unisono.bootstrap.gateway import Gateway
@@ -43,7 +42,6 @@ from unisono.bootstrap.models import (
     cards,
     readiness,
 )
-from unisono.bootstrap.request_rules import build_failures, request_rules
 from unisono.bootstrap.salt import Salt, cache_salts
 from unisono.bootstrap.store import build_ledger
 from unisono.bootstrap.stored_models import NO_MODELS, StoredModels
@@ -61,7 +59,7 @@ from unisono.observe.request_file import RequestFile
 from unisono.observe.request_writer import RequestWriter
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.web.files import PATHS
-from unisono.web.token_comments import TokenComments
+from unisono.web.live_tokens import TokenComments
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -18,8 +18,7 @@ from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendProtocolError, ContextTooLong
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._failures import FailureTable, IdsMissing
-from unisono_adapters._restore_ids import LostIds
-from unisono_adapters.llamacpp import LlamaCppBackend, LlamaCppFold
+from unisono_adapters.llamacpp import LlamaCppBackend, LlamaCppFold, LostIds
 
 ENCODING = load_encoding()
 JOB = CompletionJob(Prompt([200006, 1428, 200008]), max_tokens=50)

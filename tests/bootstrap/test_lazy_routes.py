@@ -7,7 +7,7 @@ from starlette.routing import WebSocketRoute
 from unisono.api.layered_app import LayeredApp
 from unisono.api.route_table import GatewayRoute
 from unisono.app import build
-from unisono.bootstrap.direct_routes import DIRECT_ROUTES
+from unisono.bootstrap.chat_api import DIRECT_ROUTES
 from unisono.bootstrap.fastapi_routes import ROUTES
 from unisono.config import parse
 

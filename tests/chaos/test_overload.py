@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.gateway import Answer, Gateway, gateway, message_of
 from tests.fakes import FakeVllm, Refusal, VllmScript, reset_at, stall_at
-from unisono.bootstrap.backends import build_pool
+from unisono.bootstrap.deployments import build_pool
 from unisono.bootstrap.engine import build_engine
 from unisono.config import ModelRegistry, parse
 from unisono.core.conversation import Conversation, Preamble, UserMessage

@@ -12,7 +12,7 @@ from tests.e2e.gateway import Answer, Gateway, config_of
 from tests.e2e.playing import Play, staged
 from tests.e2e.surfaces import SURFACES
 from tests.fakes import reset_at
-from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS
+from unisono.engine.failover_policy import ENDS_EARLY, MAX_REGENERATIONS
 
 # A text backend would parse this marker name as the token itself.
 TEXT = "The token <|endofprompt|> ends a prompt, and this goes on for a while."

@@ -19,7 +19,7 @@ from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishRe
 from unisono.core.probe import Probe
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
-from unisono.engine.failover import ENDS_EARLY
+from unisono.engine.failover_policy import ENDS_EARLY
 from unisono.engine.request import GenerationReport, GenerationRequest, RequestOrigin, Resumption
 from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, UnisonoError

@@ -7,7 +7,7 @@ import pytest
 from tests.engine.planning import WITHOUT_TOOLS, turn
 from unisono.core.conversation import AssistantMessage, Conversation, Preamble, UserMessage
 from unisono.core.generation import Sampling
-from unisono.engine.failover import IDENTITY_CHARS, USUAL, identity_of
+from unisono.engine.failover_policy import IDENTITY_CHARS, USUAL, identity_of
 from unisono.engine.request import RawPrompt
 
 LONG = "word " * IDENTITY_CHARS

@@ -41,7 +41,7 @@ from unisono.core.generation import (
 )
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
-from unisono.engine.failover import ENDS_EARLY
+from unisono.engine.failover_policy import ENDS_EARLY
 from unisono.engine.interventions.policy import MAX_EDITS
 from unisono.engine.journal import JournalEntry, parts_of
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationReport, GenerationRequest

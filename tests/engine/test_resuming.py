@@ -31,7 +31,7 @@ from unisono.core.generation import (
 )
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
-from unisono.engine.failover import ENDS_EARLY
+from unisono.engine.failover_policy import ENDS_EARLY
 from unisono.engine.journal import STEP_ENDED
 from unisono.engine.request import AnswerOptions, GenerationReport, GenerationRequest, RequestOrigin, Resumption
 from unisono.engine.service import Engine

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from unisono.core.request_record import RequestRecord
-from unisono.store.request_codec import decode_request, encode_request
+from unisono.store.codec import decode_request, encode_request
 
 RECORD = RequestRecord("req_1", 1000.0, 0.5, status=200, recoveries=("late-call",), attempts=(("a", "x"), ("b", "")))
 

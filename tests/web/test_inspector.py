@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from tests.harmony.recoveries import CASES
 from unisono.api.error_responses import failure_of
-from unisono.api.inspect_request import MAX_CHARACTERS, MAX_TOKENS, InspectRequest
 from unisono.core.events import Repaired
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone
 from unisono.core.recovery_rules import RULES
@@ -25,7 +24,7 @@ from unisono.engine.journal import STEP_ENDED, JournalEntry, TokenSource
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import dumped, to_document
-from unisono.web.inspector import inspected
+from unisono.web.inspector import MAX_CHARACTERS, MAX_TOKENS, InspectRequest, inspected
 
 ENCODING = load_encoding()
 BEGAN = GenerationStarted(

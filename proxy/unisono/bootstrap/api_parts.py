@@ -1,18 +1,40 @@
-"""Components that all APIs for requests to models share."""
+"""Components that all APIs for requests to models share: services, rules, files."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 from unisono import __version__
+from unisono.access.failed_authentications import FailedAuthentications
+from unisono.access.model_access import fallback_model
+from unisono.api.caller_options import ApplyEndUser, RequestRules
 from unisono.api.image_descriptions import ImageDescriber
+from unisono.api.routing_fields import RoutingFields
 from unisono.bootstrap.background import BackgroundResponses
-from unisono.bootstrap.files import build_file_reader
 from unisono.bootstrap.gateway import Gateway
-from unisono.config import GatewaySettings
+from unisono.config import Config, FileSettings, GatewaySettings, ModelRegistry
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
+from unisono.documents.extractor import FileLimits
+from unisono.documents.reader import DocumentReader
+from unisono.documents.text_cache import TextCache
 from unisono.engine.request import GenerationService
+from unisono.net.client_networks import ClientNetworks
+from unisono.net.ssrf_guard import SsrfGuard
+
+
+def build_file_reader(settings: FileSettings, cache: TextCache) -> DocumentReader:
+    """Build the reader. After a reload, `cache` is the one that the previous reader used."""
+    limits = FileLimits(
+        max_bytes=settings.max_bytes,
+        max_pages=settings.max_pages,
+        max_characters=settings.max_characters,
+        timeout_s=settings.timeout_s,
+        memory=settings.memory_bytes,
+    )
+    return DocumentReader(limits, SsrfGuard([host.rule() for host in settings.allowed_hosts]), cache)
+
 
 # Value of `system_fingerprint` in responses.
 FINGERPRINT = f"unisono-{__version__}"
@@ -57,3 +79,25 @@ def current_date(settings: GatewaySettings) -> str:
         return ""
     day = datetime.now(UTC).date() if settings.current_date == "today" else settings.current_date
     return day.isoformat()
+
+
+def build_failures(config: Config) -> FailedAuthentications | None:
+    """Return the limit for requests with invalid keys, or None if there is no limit."""
+    settings = config.unisono.failed_authentication
+    if not settings.max_per_minute:
+        return None
+    proxies = settings.trusted_proxies or config.general_settings.proxies
+    return FailedAuthentications(settings.max_per_minute, ClientNetworks(proxies))
+
+
+def request_rules(config: Config, catalogue: ModelRegistry, apply_end_user: ApplyEndUser | None = None) -> RequestRules:
+    """Return the rules for requests to models.
+
+    `apply_end_user` applies the settings of the end user that a request names; None if there are no such settings.
+    """
+    return RequestRules(
+        needs_user=config.general_settings.enforce_user_param,
+        guardrails=frozenset(guardrail.guardrail_name for guardrail in config.guardrails),
+        routing=RoutingFields(partial(fallback_model, catalogue), config.router_settings.enable_tag_filtering),
+        apply_end_user=apply_end_user,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from unisono.access.prices import FREE, PriceList, price_list
-from unisono.bootstrap.backends import deployment_names, tag_rules
+from unisono.bootstrap.deployments import deployment_names, tag_rules
 from unisono.config import KIND_ALIASES, Config, ModelRegistry
 from unisono.config.budget_settings import to_period
 from unisono.core.budget_period import NO_PERIOD

@@ -1,4 +1,4 @@
-"""Dependencies of Chat Completions."""
+"""Chat Completions and its dependencies, and the routes that every process imports."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import time
 from functools import partial
 from os import urandom
 
+from starlette.routing import BaseRoute
+
 from unisono.access.model_access import text_model
-from unisono.api.chat.routes import ChatModel, ChatRoute
+from unisono.api.chat.routes import CHAT, ChatModel, ChatRoute
 from unisono.api.gateway_tools import BROWSER, RunnableTools, allowed
+from unisono.api.health import HEALTH
+from unisono.api.metrics import METRICS
+from unisono.api.models import MODELS
 from unisono.api.request_options import REASONING_FIELDS
 from unisono.bootstrap.api_parts import FINGERPRINT, ApiParts
 from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.models import answer_modes
 from unisono.core.access import Caller
+from unisono.web.files import PAGE
 
 
 def chat_route(parts: ApiParts) -> ChatRoute:
@@ -50,3 +56,8 @@ def chat_model(gateway: Gateway, name: str, caller: Caller) -> ChatModel:
         ),
         rules=gateway.rules[model.name],
     )
+
+
+DIRECT_ROUTES: tuple[BaseRoute, ...] = tuple(
+    route for table in (CHAT, MODELS, METRICS, HEALTH, PAGE) for route in table.routes
+)

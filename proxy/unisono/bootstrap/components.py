@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from unisono.bootstrap.backends import build_pool
+from unisono.bootstrap.deployments import build_pool
+from unisono.bootstrap.gateway_parts import Parts, build_parts
 from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.bootstrap.models import Rules, rules_by_model
-from unisono.bootstrap.reused_parts import Parts, build_parts
 from unisono.bootstrap.stored_models import StoredModels
 from unisono.config import Config, ModelRegistry
 from unisono.errors import ConfigErrors

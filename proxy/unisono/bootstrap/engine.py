@@ -6,7 +6,7 @@ from collections.abc import Callable
 from secrets import token_hex
 
 from unisono import schemas
-from unisono.bootstrap.reused_parts import Parts
+from unisono.bootstrap.gateway_parts import Parts
 from unisono.bootstrap.salt import cache_salts
 from unisono.core.conversation import TextGrammar
 from unisono.core.ports import Schema

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 from starlette.routing import BaseRoute
 
+from unisono.access.model_access import allowed_model
 from unisono.api.admin.routes import ADMIN, Administration, BackendHealth, ModelAdministration
 from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS
@@ -28,17 +29,38 @@ from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.routes.retrieve import STORED_OPEN_RESPONSES, STORED_RESPONSES
 from unisono.api.route_table import find_dependency, provide
-from unisono.api.tokenizer import TOKENIZER
+from unisono.api.tokenizer import TOKENIZER, Tokenizer
 from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.model_admin import build_model_administration, health_of
 from unisono.bootstrap.observability import kinds_of
 from unisono.bootstrap.status import Overview, deployment_health
 from unisono.bootstrap.stored_models import Build, file_config
-from unisono.bootstrap.tokenizer import build_tokenizer
+from unisono.config import ModelRegistry
+from unisono.core.access import Caller
 from unisono.core.live_outputs import LiveOutputs
+from unisono.errors import UnsupportedValue
+from unisono.harmony.encoding import load_encoding
+from unisono.routing.pool import RoutingPool
 from unisono.web.files import PAGE
 from unisono.web.routes import WEB, WebDeps
+
+
+def build_tokenizer(catalogue: ModelRegistry, pool: RoutingPool, chat: ChatRoute) -> Tokenizer:
+    encoding = load_encoding()
+
+    def check_model(name: str, caller: Caller) -> int | None:
+        model = allowed_model(catalogue, name, caller)
+        if not any(entry.harmony for entry in model.entries):
+            raise UnsupportedValue(
+                f"'model': the gateway has no vocabulary for `{name[:64]}`; send the request to the server of this "
+                "model.",
+                param="model",
+            )
+        return pool.context(model.name)
+
+    return Tokenizer(check_model, chat.count, encoding.encode_as_server, encoding.decode)
+
 
 _TABLES = (
     *(CHAT, RESPONSES, MESSAGES, COMPLETIONS, OTHER_MODES, RERANK_V2, OPEN_RESPONSES_ROUTES),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from unisono.bootstrap.backends import deployment_names
+from unisono.bootstrap.deployments import deployment_names
 from unisono.config import Config, ModelEntry
 from unisono.config.fidelity_settings import FidelitySettings
 from unisono.core.alerts import AlertSink

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from unisono.access.keys import VirtualKeys
 from unisono.bootstrap.background import BackgroundResponses
+from unisono.bootstrap.gateway_parts import Parts
 from unisono.bootstrap.models import Rules
-from unisono.bootstrap.reused_parts import Parts
 from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.stored_models import NO_MODELS, StoredModels
 from unisono.config import Config, ModelRegistry

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from pydantic import JsonValue
 
-from unisono.bootstrap.backends import AdapterSettings
+from unisono.bootstrap.deployments import AdapterSettings
 from unisono.config import Config, HookSettings
 from unisono.config.guardrail_settings import CONTENT_FILTER, PRESIDIO, GuardrailParams
 from unisono.core.frozen import dataclass

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from unisono.api.admin.routes import ModelAdministration
-from unisono.bootstrap.backends import deployment_names
+from unisono.bootstrap.deployments import deployment_names
 from unisono.bootstrap.stored_models import (
     Build,
     StoredModels,

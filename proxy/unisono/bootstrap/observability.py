@@ -20,7 +20,7 @@ from unisono import __version__
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.metrics import MetricsListener
 from unisono.bootstrap.alerts import Alerting, build_alerts
-from unisono.bootstrap.backends import deployment_names
+from unisono.bootstrap.deployments import deployment_names
 from unisono.bootstrap.fidelity import FidelityWatch, build_fidelity
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.config import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
 
-from unisono.bootstrap.backends import deployment_names
+from unisono.bootstrap.deployments import deployment_names
 from unisono.config import Config, ModelEntry
 from unisono.config.stored_entry import entry_message, to_entry, with_entries
 from unisono.core.directory import DirectoryEntry

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from unisono.config.wake_settings import WakeSettings
+from unisono.config.model_settings import WakeSettings
 from unisono.routing.deployment_config import WakeRules
 
 # Environment variables that commands get. All others are left out, because they may be secrets of the gateway.

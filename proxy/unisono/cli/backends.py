@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from unisono.bootstrap.backends import build_pool
+from unisono.bootstrap.deployments import build_pool
 from unisono.cli.resolve_config import configured
 from unisono.config import Config, ModelRegistry, parse
 from unisono.core.frozen import dataclass

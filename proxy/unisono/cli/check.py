@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import click
 
 from unisono.app import build
-from unisono.bootstrap.backends import build_pool, deployment_names
+from unisono.bootstrap.deployments import build_pool, deployment_names
 from unisono.bootstrap.models import rules_by_model
 from unisono.bootstrap.store import build_store, store_address
 from unisono.cli.resolve_config import prepared

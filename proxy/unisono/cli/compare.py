@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from unisono.api.chat.inbound import to_generation_request
 from unisono.api.chat.schema import ChatRequest
 from unisono.cli.backends import LiveBackend, open_backends
-from unisono.cli.recorded_answers import recorded_samples
+from unisono.cli.trace import newest_documents
 from unisono.core.access import LOCAL_TENANT, Caller
 from unisono.core.scoring import ScoringBackend
 from unisono.errors import UnisonoError
@@ -27,6 +27,31 @@ from unisono.fidelity.runner import generate, score_on_both, to_sample
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import plan_tools
+from unisono.observe.recording import Document, prompts_of
+from unisono.web.trace_fork import generated_by_step
+
+
+def recorded_samples(config_path: Path | None, last: int) -> list[AnswerSample]:
+    """Return the samples of the newest recordings in the store."""
+    return [sample for document in newest_documents(config_path, last) for sample in samples_of(document)]
+
+
+def samples_of(document: Document) -> Iterator[AnswerSample]:
+    """Yield a sample for each step of a recording.
+
+    A step without a complete prompt or without generated tokens is skipped. At damaged data, the iteration ends.
+    """
+    try:
+        outputs, prompts = generated_by_step(document), prompts_of(document)
+        for number, tokens in enumerate(outputs):
+            attempts = [at for at, step in enumerate(document["steps"]) if step["step"] == number]
+            prompt = [token for token in prompts[attempts[0]] if token is not None] if attempts else []
+            if tokens and prompt and len(prompt) == len(prompts[attempts[0]]):
+                name = f"{document['id']}{f' step {number}' if len(outputs) > 1 else ''}"
+                yield to_sample(load_encoding(), name, prompt, tokens)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, UnisonoError):
+        return
+
 
 DIFFERENT, IMPOSSIBLE = 1, 2
 # Date in all prompts, so that the prompts are the same every day.

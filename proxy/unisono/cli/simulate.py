@@ -91,7 +91,7 @@ def _read(path: Path) -> dict[str, object]:
 
 def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[str, object]:
     """Return the backends of one model group, with the given speeds, and the queue settings."""
-    from unisono.bootstrap.backends import deployment_names
+    from unisono.bootstrap.deployments import deployment_names
     from unisono.cli.resolve_config import configured
 
     config = configured(path).config

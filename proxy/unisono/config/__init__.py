@@ -4,7 +4,6 @@ Only `load` reads the file and the environment. All other code gets frozen secti
 ConfigError with a message that begins with the path of the key. A setting without effect causes a warning.
 """
 
-from unisono.config.alert_settings import AlertSettings
 from unisono.config.config_file import data_folder
 from unisono.config.fallbacks import StandIns
 from unisono.config.file_settings import FileSettings
@@ -22,7 +21,7 @@ from unisono.config.sections import (
     RouterSettings,
     StoreSettings,
 )
-from unisono.config.telemetry_settings import RequestFileSettings, RequestRecordSettings, TraceSettings
+from unisono.config.telemetry_settings import AlertSettings, RequestFileSettings, RequestRecordSettings, TraceSettings
 
 __all__ = [
     "KINDS",

@@ -23,6 +23,8 @@ from unisono.config.litellm_keys import (
     LITELLM,
     UNSERVED,
     KeyClass,
+    acknowledged_of,
+    check_protective,
     class_of,
     default_reason,
     is_passed_to_litellm,
@@ -31,7 +33,6 @@ from unisono.config.litellm_keys import (
 )
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, RequestDefaults, is_of_litellm
-from unisono.config.protective_settings import acknowledged_of, check_protective
 from unisono.config.sections import Config, StoreSettings
 from unisono.config.unvalidated_values import described
 from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surrogates, validated

@@ -1,17 +1,42 @@
-"""Sections of `model_list` and `credential_list`: the deployments of models."""
+"""Sections of `model_list` and `credential_list`: deployments, and how to wake them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, SecretStr, model_validator
+from pydantic import AfterValidator, Field, JsonValue, SecretStr, model_validator
 
 from unisono.config.mcp_settings import ServerLabel
 from unisono.config.prices import MODE_UNITS, UNIT_KEYS, Costs, PriceSettings
 from unisono.config.section import Count, Name, Seconds, Section
-from unisono.config.wake_settings import WakeSettings
 from unisono.core.passthrough_request import ModelMode
+from unisono.net.ssrf_guard import parse_url
+
+
+def _check_url(url: SecretStr) -> SecretStr:
+    if parse_url(url.get_secret_value()) is None:
+        raise ValueError("must be a plain http or https URL, such as http://10.0.0.2:9000/wake")
+    return url
+
+
+class WakeSettings(Section):
+    """How to wake a backend: a URL or a command."""
+
+    url: Annotated[SecretStr, AfterValidator(_check_url)] | None = None
+    """URL to which the gateway sends a POST request."""
+    command: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Program and its arguments, run without a shell and with few environment variables.
+    It may exit before the backend is ready."""
+    timeout_s: Seconds = 300.0
+    """Maximum time until the backend is ready, in seconds. Requests wait during this time."""
+
+    @model_validator(mode="after")
+    def _has_one_call(self) -> WakeSettings:
+        if (self.url is None) == (not self.command):
+            raise ValueError("must have either `url` or `command`")
+        return self
+
 
 KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
 """Kinds of backends that Unisono supports. For each kind there must be an installed adapter."""

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, JsonValue, SecretStr, model_validator
 
-from unisono.config.alert_settings import AlertSettings
 from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.config.budget_settings import Duration, Money, ProviderBudget, ZoneName, to_zone
 from unisono.config.fidelity_settings import FidelitySettings
@@ -23,6 +22,7 @@ from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, Ser
 from unisono.config.model_settings import CredentialSettings, ModelEntry
 from unisono.config.section import Count, Name, Seconds, Section
 from unisono.config.telemetry_settings import (
+    AlertSettings,
     OtelSettings,
     RequestFileSettings,
     RequestLogSettings,

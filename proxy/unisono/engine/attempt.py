@@ -21,7 +21,7 @@ from unisono.core.generation import Chunk, CompletionJob, FinishReason, Timeouts
 from unisono.core.observer import Pace, SlotWait, StepDone
 from unisono.core.route_protocol import NO_ROUTING, DeploymentPool, RouteRequest, RouteRequirements, Slot
 from unisono.core.trace_context import TraceContext, step_span, try_span
-from unisono.engine.failover import Action, AttemptError, Options, Progress, decide, failure_kind, identity_of
+from unisono.engine.failover_policy import Action, AttemptError, Options, Progress, decide, failure_kind, identity_of
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendTimeout, ContextTooLong, UnisonoError
 from unisono.harmony.decode import Decoder

@@ -38,7 +38,7 @@ from unisono.engine.attempt import (
     SlotSession,
     portions,
 )
-from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
+from unisono.engine.failover_policy import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.raw_text import RawText
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, RawPrompt
 from unisono.errors import (

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from unisono.bootstrap.backends import build_pool
+from unisono.bootstrap.deployments import build_pool
 from unisono.bootstrap.engine import build_engine
 from unisono.config import Config, ModelRegistry, parse
 from unisono.engine.request import GenerationService

@@ -7,7 +7,8 @@ expressions. This module sends only the call, and reads the answer without this 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -17,13 +18,14 @@ from mcp.client import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, InputRequiredResult
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, use_span
 from pydantic import TypeAdapter, ValidationError
 
 from unisono.core.elicitation import UserAnswer
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, Progress, ToolOutcome, ToolServer
-from unisono.core.trace_context import DOING
+from unisono.core.trace_context import DOING, TraceContext
 from unisono.errors import ToolServerError, ToolServerProtocolError
 from unisono.mcp.connection_errors import credentials_error
 from unisono.mcp.content import cut, to_outcome
@@ -34,7 +36,21 @@ from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import mirrorable
 from unisono.mcp.response_filter import too_large
 from unisono.mcp.session import McpSession
-from unisono.mcp.tracing import child_of
+
+
+@contextmanager
+def child_of(trace: TraceContext | None) -> Iterator[None]:
+    """Make `trace` the parent of requests sent in this context and in tasks started in it."""
+    if trace is None:
+        yield
+        return
+    flags = TraceFlags(TraceFlags.SAMPLED if trace.sampled else TraceFlags.DEFAULT)
+    state = TraceState.from_header([trace.state]) if trace.state else None
+    ids = int(trace.trace_id, 16), int(trace.span_id, 16)
+    context = SpanContext(*ids, is_remote=False, trace_flags=flags, trace_state=state)
+    with use_span(NonRecordingSpan(context)):
+        yield
+
 
 RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
 

@@ -17,7 +17,7 @@ from unisono.core.deadline import Deadline
 from unisono.core.events import Event
 from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.core.route_protocol import DeploymentPool
-from unisono.engine.failover import Action, Options, Progress, decide, failure_kind
+from unisono.engine.failover_policy import Action, Options, Progress, decide, failure_kind
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.batching import BatchedEmbeddings, is_batched

@@ -18,7 +18,7 @@ from unisono.core.observer import Pace, StepDone
 from unisono.core.passthrough_request import AnswerPart, Api, PassthroughJob, PassthroughRequest, has_output, starred
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
 from unisono.engine.attempt import SlotSession
-from unisono.engine.failover import Progress
+from unisono.engine.failover_policy import Progress
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.errors import (
     BackendError,

@@ -22,7 +22,6 @@ from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.completions.routes import CompletionRoute
 from unisono.api.dependencies import CurrentCaller, PathId, parsed_body, provided
 from unisono.api.field_types import FieldInput, OpenModel, invalid_field
-from unisono.api.inspect_request import LARGEST, MAX_CHARACTERS, InspectRequest
 from unisono.api.route_table import BODY_ERRORS, EVENTS, MODEL_CALL_ERRORS, READ_404, RouteTable
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort
@@ -33,7 +32,7 @@ from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound, UnisonoError
 from unisono.fidelity.fork import first_difference
 from unisono.observe.recording import dumped, unpacked
-from unisono.web.inspector import inspected
+from unisono.web.inspector import LARGEST, MAX_CHARACTERS, InspectRequest, inspected
 from unisono.web.live_tokens import live_segments
 from unisono.web.trace_fork import MORE_TOKENS, ForkChanges, fork_of
 

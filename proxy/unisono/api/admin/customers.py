@@ -26,7 +26,8 @@ from unisono.api.admin.entry_schema import (
     NewCustomer,
     UpdateCustomer,
 )
-from unisono.api.admin.fields import iso, limit_answer
+from unisono.api.admin.fields import iso
+from unisono.api.admin.limit_fields import limit_answer
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.spending import account_spend
 from unisono.api.answer_types import AnswerModel, Count, Object

@@ -16,8 +16,9 @@ from unisono.api.admin.administration import (
     page_of,
 )
 from unisono.api.admin.entry_schema import ID_FIELDS, EntrySettings, ListQuery, TeamMember
-from unisono.api.admin.fields import AdminBody, LimitFields
+from unisono.api.admin.fields import AdminBody
 from unisono.api.admin.keys import revoke_key
+from unisono.api.admin.limit_fields import LimitFields
 from unisono.api.admin.roles import Actor, UserRole
 from unisono.core.access import KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind

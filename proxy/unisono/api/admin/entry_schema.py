@@ -12,17 +12,16 @@ from pydantic import Field, model_validator
 from unisono.api.admin.fields import (
     AdminBody,
     ExpiryText,
-    LimitFields,
     Metadata,
     Name,
     Names,
     has_part,
     iso,
-    limit_answer,
     models_answer,
     period_of,
     to_models,
 )
+from unisono.api.admin.limit_fields import LimitFields, limit_answer
 from unisono.api.admin.roles import MemberRole, UserRole
 from unisono.api.answer_types import AnswerModel, Count, Object
 from unisono.api.field_types import QueryModel, invalid_field

@@ -16,17 +16,16 @@ from unisono.api.admin.fields import (
     AdminBody,
     DurationText,
     ExpiryText,
-    LimitFields,
     Metadata,
     Name,
     Names,
     iso,
-    limit_answer,
     models_answer,
     period_of,
     seconds_of,
     to_models,
 )
+from unisono.api.admin.limit_fields import LimitFields, limit_answer
 from unisono.api.answer_types import AnswerModel, Object
 from unisono.api.field_types import QueryModel, invalid_field
 from unisono.core.access import KeyRecord

@@ -39,7 +39,7 @@ from unisono.store.redis.command_client import Command
 from unisono.store.redis.connection import Link
 from unisono.store.redis.pubsub import Listener
 from unisono.store.redis.request_records import RedisRequests
-from unisono.store.redis.script_args import Args, fence, milliseconds, of_items, of_log
+from unisono.store.redis.script import Args, fence, milliseconds, of_items, of_log
 from unisono.store.redis.server_checks import check_servers
 from unisono.store.redis.traces import RedisTraces
 

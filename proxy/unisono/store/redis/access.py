@@ -12,8 +12,7 @@ from unisono.core.directory import MAX_AUDIT_RECORDS, AuditRecord, DirectoryEntr
 from unisono.store import codec
 from unisono.store.redis.connection import Link
 from unisono.store.redis.keys import AUDIT, KEY_DIGESTS, VIRTUAL_KEYS, directory
-from unisono.store.redis.script import Script
-from unisono.store.redis.script_args import Args
+from unisono.store.redis.script import Args, Script
 
 ADD_AUDIT = """
 local function add_audit(list, data, most)

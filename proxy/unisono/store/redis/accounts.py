@@ -37,7 +37,7 @@ from unisono.errors import StoreUnavailable
 from unisono.store.redis import keys
 from unisono.store.redis.account_scripts import EXTEND_CLAIMS, RESERVE, SETTLE, UNDO_CLAIM
 from unisono.store.redis.connection import Link, ScriptCall
-from unisono.store.redis.script_args import Args, milliseconds
+from unisono.store.redis.script import Args, milliseconds
 
 # Time in seconds for which the ids of settlements are stored, so that a repeated settlement is not counted twice.
 SETTLED_S = 86_400.0

@@ -18,7 +18,7 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from unisono.errors import StoreUnavailable, UnisonoError
-from unisono.store.redis.address import open_clients
+from unisono.store.redis.address import majority_address, open_clients, primary_seen_by, replicas_in, text
 from unisono.store.redis.cluster_writes import (
     MAX_REDIRECTIONS,
     REDIRECTIONS,
@@ -28,7 +28,6 @@ from unisono.store.redis.cluster_writes import (
     node_of,
 )
 from unisono.store.redis.command_client import Command
-from unisono.store.redis.primary import majority_address, primary_seen_by, replicas_in, text
 from unisono.store.redis.script import Script
 from unisono.store.redis.trouble import is_failure_of_node, message_of, raise_first
 from unisono.store.write_errors import refusal

@@ -22,11 +22,10 @@ from unisono.core.request_store import (
     of_cursor,
     to_cursor,
 )
+from unisono.store.codec import decode_request, encode_request
 from unisono.store.redis import keys
 from unisono.store.redis.connection import Link
-from unisono.store.redis.script import Script
-from unisono.store.redis.script_args import milliseconds
-from unisono.store.request_codec import decode_request, encode_request
+from unisono.store.redis.script import Script, milliseconds
 
 # Maximum number of records in one write, which must meet the deadline of an operation.
 RECORDS_PER_WRITE: Final = 100

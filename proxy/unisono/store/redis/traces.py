@@ -15,8 +15,7 @@ import orjson
 from unisono.core.recordings import StoredTrace
 from unisono.store.redis import keys
 from unisono.store.redis.connection import Link
-from unisono.store.redis.script import Script
-from unisono.store.redis.script_args import Args, milliseconds
+from unisono.store.redis.script import Args, Script, milliseconds
 
 # Maximum bytes of documents that share a write. A larger document has its own write, with the full deadline.
 WRITE_BYTES: Final = 256 * 1024

@@ -1,4 +1,4 @@
-"""Check for disk space before an answer is generated that could not be stored.
+"""Disk space of the SQLite file: a check before an answer, and deletion of expired rows.
 
 A trial write costs two disk syncs, so it runs only after a failed operation or while space is low.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Final
 
 from unisono.core.state_store import StoredResponse
 from unisono.store import codec
@@ -43,3 +44,36 @@ def fill(act: Transaction) -> None:
 
 def clear(act: Transaction) -> None:
     act.db.execute("DELETE FROM secrets WHERE name = ?", (TRIAL,))
+
+
+SWEEP: Final = (
+    "DELETE FROM events WHERE (tenant, response) IN "
+    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
+    "DELETE FROM tokens WHERE (tenant, response) IN "
+    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
+    "DELETE FROM responses WHERE expires <= :now",
+    "DELETE FROM conversation_items WHERE (tenant, conversation) IN "
+    "(SELECT tenant, id FROM conversations WHERE expires <= :now)",
+    *(
+        f"DELETE FROM {table} WHERE expires <= :now"  # noqa: S608 - names of our own
+        for table in (
+            "conversations",
+            "places",
+            "leases",
+            "keys",
+            "counters",
+            "counted",
+            "traces",
+            "request_deleted_keys",
+        )
+    ),
+    *(
+        f"DELETE FROM account_{table} WHERE expires <= :now"  # noqa: S608 - names of our own
+        for table in ("seconds", "claims", "spent", "settled", "counted")
+    ),
+)
+
+
+def sweep(act: Transaction) -> None:
+    for statement in SWEEP:
+        act.db.execute(statement, {"now": act.now})

@@ -20,7 +20,7 @@ from unisono.core.request_store import (
     of_cursor,
     to_cursor,
 )
-from unisono.store.request_codec import decode_request, encode_request
+from unisono.store.codec import decode_request, encode_request
 from unisono.store.sqlite.connection import Transaction
 
 # Facet of every record.

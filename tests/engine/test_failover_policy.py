@@ -6,7 +6,16 @@ from itertools import product
 
 import pytest
 
-from unisono.engine.failover import KINDS, Action, AttemptError, FailureKind, Options, Progress, decide, failure_kind
+from unisono.engine.failover_policy import (
+    KINDS,
+    Action,
+    AttemptError,
+    FailureKind,
+    Options,
+    Progress,
+    decide,
+    failure_kind,
+)
 from unisono.errors import BackendError, ContextTooLong
 
 FLAGS = [Options(*flags) for flags in product((False, True), repeat=4)]
