@@ -27,7 +27,7 @@ from tests.mcp.conftest import Upstream
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerUnavailable
 from unisono.mcp import McpHost
-from unisono.mcp.session_pool import NOT_ALLOWED
+from unisono.mcp.admission import NOT_ALLOWED
 from unisono.net.ssrf_guard import AllowedHost, DestinationNotAllowed, SsrfGuard, resolve
 
 ANYWHERE = AllowedHost("*", frozenset(), plain_http=True)

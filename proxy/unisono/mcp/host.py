@@ -37,11 +37,11 @@ from unisono.errors import (
     ToolServerTimeout,
     ToolServerUnavailable,
 )
+from unisono.mcp.admission import NOT_ALLOWED
 from unisono.mcp.fair_queue import FairQueue, NoSlot
 from unisono.mcp.fingerprints import digest_of, key_of, server_key, split_by_name
 from unisono.mcp.headers import check_headers
 from unisono.mcp.limits import McpLimits
-from unisono.mcp.session_pool import NOT_ALLOWED
 from unisono.net.ssrf_guard import SsrfGuard
 
 if TYPE_CHECKING:

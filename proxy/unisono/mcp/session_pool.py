@@ -17,31 +17,13 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
 from unisono.core.tasks import cancel_and_wait
 from unisono.core.tools import ToolServer, ToolTransport
-from unisono.errors import ToolServerNotAllowed, ToolServerUnavailable
+from unisono.errors import ToolServerUnavailable
+from unisono.mcp.admission import admit
 from unisono.mcp.fingerprints import key_of
 from unisono.mcp.http_transport import Path, default_tls
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.session import McpSession
-from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
-
-NOT_ALLOWED: Final = (
-    "The gateway may not connect to this tool server. The operator can add its host to `mcp_allowed_hosts`."
-)
-
-
-async def admit(server: ToolServer, guard: SsrfGuard) -> DialTarget | None:
-    """Return the checked target of a server that a request named, None for a configured server.
-
-    Raises `ToolServerNotAllowed` if the guard forbids the address. The error text is always the same, so that a client
-    cannot explore the network with it.
-    """
-    if server.configured:
-        return None
-    try:
-        return await guard.check(server.url)
-    except DestinationNotAllowed:
-        raise ToolServerNotAllowed(NOT_ALLOWED) from None
-
+from unisono.net.ssrf_guard import SsrfGuard
 
 SWEEP_S: Final = 5.0
 TOKENS: Final = 256

@@ -1,0 +1,27 @@
+"""Check of the addresses of tool servers that requests name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from unisono.core.tools import ToolServer
+from unisono.errors import ToolServerNotAllowed
+from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
+
+NOT_ALLOWED: Final = (
+    "The gateway may not connect to this tool server. The operator can add its host to `mcp_allowed_hosts`."
+)
+
+
+async def admit(server: ToolServer, guard: SsrfGuard) -> DialTarget | None:
+    """Return the checked target of a server that a request named, None for a configured server.
+
+    Raises `ToolServerNotAllowed` if the guard forbids the address. The error text is always the same, so that a client
+    cannot explore the network with it.
+    """
+    if server.configured:
+        return None
+    try:
+        return await guard.check(server.url)
+    except DestinationNotAllowed:
+        raise ToolServerNotAllowed(NOT_ALLOWED) from None
