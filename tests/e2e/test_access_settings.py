@@ -104,7 +104,9 @@ async def test_the_address_behind_a_trusted_proxy_is_that_of_the_client(
 
 
 def test_forwarded_addresses_need_the_addresses_of_the_proxies() -> None:
-    with pytest.raises(ConfigError, match=r"general_settings: `use_x_forwarded_for` needs .* `trusted_proxy_ranges`"):
+    with pytest.raises(
+        ConfigError, match=r"general_settings: `use_x_forwarded_for` requires .* `trusted_proxy_ranges`"
+    ):
         parse({"general_settings": {"allowed_ips": ["192.0.2.7"], "use_x_forwarded_for": True}}, {})
 
 

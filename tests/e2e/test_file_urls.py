@@ -132,7 +132,7 @@ REFUSED = {
     "redirects": ("{url}/round", "invalid_value", "redirects more than 3 times"),
     "size": ("{url}/large", "invalid_value", "larger than 100,000 bytes"),
     "no end": ("{url}/endless", "invalid_value", "larger than 100,000 bytes"),
-    "compression": ("{url}/squeezed", "invalid_value", "compresses"),
+    "compression": ("{url}/squeezed", "invalid_value", "compressed"),
     "status": ("{url}/missing", "invalid_value", "HTTP status 404"),
     "a broken file": ("{url}/broken", "invalid_value", "broken"),
     "type": ("{url}/zip", "unsupported_value", "`application/zip` is not supported"),

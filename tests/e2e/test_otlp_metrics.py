@@ -99,7 +99,7 @@ async def test_a_failing_collector_is_counted_and_harms_nothing() -> None:
 
 INVALID = {
     "no metrics": ({"metrics": False}, {"metrics": True}, "unisono.otel.metrics: metrics are off"),
-    "other path": ({}, {"metrics": True, "endpoint": "http://collector:4318/in"}, "needs `metrics_endpoint`"),
+    "other path": ({}, {"metrics": True, "endpoint": "http://collector:4318/in"}, "requires `metrics_endpoint`"),
 }
 
 

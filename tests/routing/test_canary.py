@@ -10,8 +10,8 @@ import pytest
 from tests.routing.doubles import REQUIREMENTS, Clock, known_pool, live_of
 from unisono.core.route_protocol import RouteRequest
 from unisono.errors import BackendUnavailable
+from unisono.routing.canary import draw_of, masks
 from unisono.routing.policy import Candidate, Rank, SelectionRequest, choose
-from unisono.routing.tags import draw_of, masks
 
 
 def test_each_canary_gets_its_share() -> None:

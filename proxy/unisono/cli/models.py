@@ -9,13 +9,8 @@ from typing import Any, Protocol
 
 import click
 
-from unisono.bootstrap.deployments import build_pool, deployment_names
 from unisono.cli.keys import is_remote, store_or_gateway
 from unisono.cli.options import CONFIG_OF_GROUP, CommandGroup, require_config
-from unisono.cli.resolve_config import configured
-from unisono.cli.terminal import table_lines
-from unisono.config import ModelRegistry
-from unisono.errors import ConfigError
 
 
 class ModelCommands(Protocol):
@@ -40,7 +35,7 @@ def models(context: click.Context, config_path: Path | None) -> None:
     """
     del config_path  # checked below
     if context.invoked_subcommand is None:
-        from unisono.cli.models import show
+        from unisono.cli.model_table import show
 
         show(require_config(context))
 
@@ -137,25 +132,3 @@ def drain(id: str, config_path: Path | None, url: str | None, key_env: str) -> N
 def resume(id: str, config_path: Path | None, url: str | None, key_env: str) -> None:
     """Use a drained deployment again."""
     click.echo(_commands(config_path, url, key_env).set_drained(id, is_drained=False))
-
-
-HEADINGS = ("MODEL", "BACKEND", "KIND", "MODEL ON THE BACKEND")
-
-
-def show(config_path: Path) -> None:
-    """Print a row for every backend of every model, then the aliases of models."""
-    loaded = configured(config_path)
-    config = loaded.config
-    try:
-        catalogue = ModelRegistry(config)
-        build_pool(config, catalogue)
-        names = deployment_names(config.model_list)
-    except ConfigError as error:
-        raise click.ClickException(str(loaded.explained(error))) from error
-    rows = [HEADINGS]
-    for entry, name in zip(config.model_list, names, strict=True):
-        rows.append((entry.model_name, name, entry.display_kind, entry.backend_model or entry.litellm_params.model))
-    click.echo("\n".join(table_lines(rows)))
-    for alias, model in catalogue.listed():
-        if alias != model.name:
-            click.echo(f"{alias} is an alias of {model.name}")

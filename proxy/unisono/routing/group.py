@@ -14,6 +14,7 @@ from unisono.core.answer_faults import AnswerFault
 from unisono.core.frozen import dataclass
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendOverloaded
+from unisono.routing.canary import Canaries, draw_of, masks
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.hedge import HedgeBudget, HedgeRules
@@ -22,7 +23,7 @@ from unisono.routing.quality import QualityLevel, quality_of
 from unisono.routing.queue import QueueConfig, SlotOffer, WaitingQueue
 from unisono.routing.retry_budget import RetryBudget
 from unisono.routing.selector import PrefixIndex, Selector
-from unisono.routing.tags import Canaries, TagRules, draw_of, masks
+from unisono.routing.tags import TagRules
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 

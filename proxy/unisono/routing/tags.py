@@ -1,4 +1,4 @@
-"""Tag-based routing as in LiteLLM, and the share of canaries."""
+"""Tag-based routing: the deployments of a model that a request may use, as in LiteLLM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from typing import Final, TypeVar
 
 from unisono.core.frozen import dataclass
-from unisono.routing.tie_break import MASK, number_of
 
 # Deployments with this tag answer requests without tags, and requests whose tags no deployment of the model has.
 DEFAULT_TAG: Final = "default"
@@ -45,27 +44,3 @@ class TagRules:
 
     def _matches(self, wanted: set[str], tags: Collection[str]) -> bool:
         return not wanted.isdisjoint(tags) if self.match_any else wanted <= {*tags}
-
-
-# Canaries of a group as pairs: the bit of the deployment, and its share of the requests (0 to 1).
-Canaries = Sequence[tuple[int, float]]
-
-
-def draw_of(sticky: str, drawn: float) -> float:
-    """Return the number from 0 to 1 that decides whether a request goes to a canary.
-
-    Requests with the same `sticky` value get the same number. Without `sticky`, the random number `drawn` is returned.
-    """
-    return number_of(f"canary {sticky}") / (MASK + 1) if sticky else drawn
-
-
-def masks(canaries: Canaries, draw: float) -> tuple[int, int]:
-    """Return the mask of the canary for a request (0 for none), and that of all other canaries."""
-    preferred, avoided, end = 0, 0, 0.0
-    for bit, share in canaries:
-        begin, end = end, end + share
-        if begin <= draw < end:
-            preferred = bit
-        else:
-            avoided |= bit
-    return preferred, avoided
