@@ -117,7 +117,7 @@ async def test_without_the_gateways_search_a_server_is_not_deferred(harness: Lin
     assert ECHO in harness.prompts[0]
     assert made(response)[0]["output"] == "hello"
     [note] = response["unisono"]["notes"]
-    assert note.startswith(f"tools.{len(tools) - 1}.defer_loading: no effect, because the request has no search of")
+    assert note.startswith(f"tools.{len(tools) - 1}.defer_loading: no effect, because the gateway does not search")
 
 
 # `tool_choice`, whether the tools of the server are declared from the start, and the recipient that the gateway opens.

@@ -1,7 +1,7 @@
-"""Built-in tools that the client runs: functions for the model, calls in OpenAI's form.
+"""Conversion of calls to built-in tools that the client runs, such as `shell`.
 
-The model calls each tool as a function. The arguments of the function become the members of `action` or `operation` in
-the client's item. Arguments that do not match the function's schema cannot be converted.
+The model sees each tool as a function. The client receives a call in OpenAI's form: the function's arguments become the
+members of `action` or `operation`. Arguments that do not match the function's schema cannot be converted.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def _unchanged(fields: Wire) -> Wire:
 class ClientTool:
     """Built-in tool that the client runs.
 
-    `to_fields` converts arguments that match `parameters` to the fields of the call's item. `started` reduces these
-    fields to their state when the item is added to the answer. `given` has the defaults of arguments that may be
-    missing in a call that the client sends back.
+    `to_fields` converts arguments that match `parameters` to the fields of the call's item. `started` returns these
+    fields as they are when the item is added to the answer, before any deltas. A client may omit some arguments of a
+    call that it sends back; `given` contains their defaults.
     """
 
     description: str
@@ -126,8 +126,8 @@ FORMS: Final = {form.value: form for form in TOOLS}
 def function_of(kind: str, fields: Mapping[str, Any]) -> FunctionSpec | None:
     """Return the function that represents a built-in tool of the client.
 
-    `kind` is the type of the tool, and `fields` are its other fields. Returns None for any other tool, and for a shell
-    that runs in a container of the server.
+    `kind` is the type of the tool, and `fields` are its other fields. Returns None for all other types of tools, and
+    for a shell that runs in a container on the server.
     """
     if kind not in FORMS:
         return None
@@ -150,7 +150,10 @@ def _described(skills: Any) -> Iterator[str]:
 
 
 def call_fields(form: CallForm, arguments: str) -> Wire | None:
-    """Return the fields of a call; None for other forms and for arguments that do not match."""
+    """Convert the arguments of a call to the fields of its item.
+
+    Returns None if `form` is not a built-in tool of the client, or if the arguments do not match its schema.
+    """
     tool = TOOLS.get(form)
     if tool is None or violation(tool.parameters, arguments) is not None:
         return None
@@ -178,12 +181,15 @@ def command_events(call: Wire) -> Iterator[tuple[str, Wire]]:
 
 
 def shell_output(text: str) -> list[Wire]:
-    """Return a text in the form of a `shell` result."""
+    """Convert a text to a `shell` result: the standard output of a successful command."""
     return [{"stdout": text, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
 
 
 def arguments_of(form: CallForm, details: Any) -> str:
-    """Return the arguments of a call that the client sent back, as the model would write them."""
+    """Return the function arguments of a call that the client sent back, as JSON.
+
+    `details` is the client's `action` or `operation`.
+    """
     if isinstance(details, dict):
         sent = {name: value for name, value in details.items() if value is not None and (name, value) != _EXEC}
         details = {**(TOOLS[form].given or {}), **sent}

@@ -22,9 +22,9 @@ ToolSpec: TypeAlias = FunctionSpec | CustomSpec | McpSpec | SearchSpec
 
 
 class ResponsesTool(OpenModel):
-    """A flat tool of any kind.
+    """Tool declaration of any type, in the flat form of the Responses API.
 
-    A function or custom tool may also be nested, as in Chat Completions.
+    The nested form of Chat Completions is also accepted.
     """
 
     FLATTENED = frozenset({"spec"})
@@ -57,7 +57,7 @@ class ResponsesTool(OpenModel):
     @model_validator(mode="wrap")
     @classmethod
     def _with_spec(cls, value: Any, handler: Any) -> Any:
-        """Parse the fields of the tool's type, so that an error names the path of the field."""
+        """Validate the fields specific to the tool's type, so that an error names the field's path."""
         if isinstance(value, ResponsesTool):
             return value
         if isinstance(value, dict):
@@ -100,7 +100,7 @@ class Searcher(Enum):
 
 
 def searcher_of(tools: Sequence[ResponsesTool]) -> Searcher | None:
-    """Return who searches for the deferred tools among `tools`; None if there is no search tool."""
+    """Return the searcher of the deferred tools; None if `tools` contains no usable search tool."""
     if any(map(is_client_search, tools)):
         return Searcher.CLIENT
     # If the client declares a function with the name of the search, the gateway does not search.
@@ -136,7 +136,7 @@ def _server(tool: dict[str, Any]) -> ResponsesTool:
 
 
 def tools_on_server(tool: ResponsesTool) -> tuple[tuple[str, str], ...]:
-    """Return label and tool name for each tool that a search has found on an MCP server."""
+    """Return server label and tool name for each tool that a search has found on an MCP server."""
     # These fields were validated only for MCP servers.
     if tool.type != MCP:
         return ()
@@ -146,7 +146,7 @@ def tools_on_server(tool: ResponsesTool) -> tuple[tuple[str, str], ...]:
 
 
 def tool_echo(tool: ResponsesTool) -> dict[str, Any]:
-    """Return a tool as clients declare it, without secrets."""
+    """Return a tool in the form in which clients declare tools, without secrets."""
     more = tool.model_extra or {}
     match tool.spec:
         case FunctionSpec() as spec:
@@ -184,7 +184,8 @@ def declared(
 ) -> Iterator[DeclaredTool]:
     """Yield the tools that the model can call as functions, and the unavailable tools.
 
-    `path` is the field that contains `tools`. Builtin tools that a server in `builtins` provides are skipped.
+    `path` is the field that contains `tools`. `builtins` holds the names of the builtin tools that a tool server
+    provides. If `path` is `tools`, these builtin tools and MCP servers are skipped.
     """
     for position, tool in enumerate(tools):
         at = f"{path}.{position}"

@@ -44,13 +44,13 @@ async def unlimited(tenant: str, key: str) -> Caller:
 
 
 class ChargeJournal(Protocol):
-    """Charge the tokens in the journal of a response that fails before it can be continued."""
+    """Charge the logged tokens of a background response that fails during its takeover."""
 
     def __call__(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None: ...
 
 
 def charge_nothing(tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
-    """Default of `charge_journal`, without quotas: charge nothing."""
+    """Charge nothing. Default of `charge_journal`, used without quotas."""
 
 
 class CallerSource(Protocol):
@@ -67,11 +67,11 @@ class ResponsesDeps:
     """Dependencies of the Responses API.
 
     - `resolve` finds a model by name. It raises UnknownModel, or ModelNotAllowed if the caller may not use the model.
-    - `find_way` selects the answer mode. If it is None, the engine answers every request.
-    - `passing_files` reads the files in pass-through requests, for hooks.
-    - `today` returns the date as YYYY-MM-DD, and `clock` the time in seconds since the epoch.
-    - `new_id` returns an unguessable id with a prefix.
-    - `seals` waits until the encryption key is available, which may be in the store. It raises StoreUnavailable.
+    - `find_way` selects how a request is answered. If `find_way` is None, the engine answers every request.
+    - `passing_files` reads the files in pass-through requests; None if no hook or guardrail checks their texts.
+    - `today` returns the date as YYYY-MM-DD, and `clock` returns the time in seconds since the epoch.
+    - `new_id` returns an unguessable id with the given prefix.
+    - `seals` waits for the encryption key, which may be in the store. Raises StoreUnavailable if the store fails.
     - `lease_s` is the time in seconds after which an unrenewed lease expires.
     - `retention_s` is the time in seconds for which a response is stored.
     """

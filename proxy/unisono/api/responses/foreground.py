@@ -64,9 +64,10 @@ async def answer_events(
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield the events of a response in batches. Only the last event is terminal.
 
-    A failure before the first event is raised, unless `too_late` returns True. Later failures are yielded as events.
-    `on_complete` is called with the finished response before the terminal event is yielded. If `writer` is given, some
-    events may be written to it instead of being yielded; their order does not change.
+    A failure before the first event is raised, unless `too_late` returns True because the HTTP headers have been sent.
+    All other failures are yielded as events. `on_complete` is called with the finished response before the terminal
+    event is yielded. If `writer` is given, some events may be written to the writer instead of being yielded; the order
+    of the events does not change.
     """
     events = events_type(prepared.frame)(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
     has_started = False

@@ -83,11 +83,13 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
             "'input' must not be empty without 'previous_response_id' or 'conversation'.", param="input"
         )
     if request.background and not request.stored:
-        raise InvalidRequest("'background: true' requires 'store: true', to retrieve the response.", param="store")
+        raise InvalidRequest(
+            "'background: true' requires 'store: true', because clients retrieve the response later.", param="store"
+        )
 
 
 def referenced_ids(request: ResponsesRequest) -> tuple[str, ...]:
-    """Return the distinct ids of all input items, any of which may be a stored item.
+    """Return the distinct ids of all input items; each id may be that of a stored item.
 
     `KnownState.stored_item` is called only with these ids.
     """
@@ -118,9 +120,9 @@ def to_generation_request(
     rules: ModelRules = NO_RULES,
     window: Window = unknown_window,
 ) -> ResponsesGeneration:
-    """Convert a request to a generation request and stored items; `today` is YYYY-MM-DD.
+    """Convert a request; with `dated`, its prompt must state the date `today` (YYYY-MM-DD).
 
-    With `dated`, the prompt must have this date. Raises InvalidRequest for invalid fields, NotFound for a missing item.
+    Raises InvalidRequest for invalid fields, and NotFound for a reference to a missing item.
     """
     searcher, toolbox = request_searcher(request, known.earlier), to_tools(request, servers)
     reading = _conversion(known, toolbox, searcher)
@@ -163,7 +165,10 @@ def _with_approvals(
     entries: Sequence[StoredItem],
     servers: tuple[ToolServer, ...],
 ) -> tuple[ServerTools | None, tuple[Item, ...]]:
-    """Return the server tools, and the history with a result for each call decided earlier."""
+    """Return the server tools and the history.
+
+    The history contains a result for each call whose approval was decided before this request.
+    """
     earlier, new = parted(entries, reading.known.hosted)
     now = reading.known.now + new
     return to_server_tools(request, earlier, now, servers), settled(reading.history.items(), earlier, now)
@@ -175,9 +180,9 @@ def to_compaction_plan(
     rebuilt: Callable[[Sequence[Item]], Conversation],
     window: Window,
 ) -> CompactionPlan | None:
-    """Return the compaction that the request asks for; None if it asks for none.
+    """Return the compaction that the request asks for, or None.
 
-    The conversation is compacted at once, or when the prompt reaches the lowest threshold.
+    The conversation is compacted at once, or as soon as the prompt reaches the lowest of the requested thresholds.
     """
     if request.is_compaction:
         return CompactionPlan(history, rebuilt, ends_answer=True)
@@ -207,7 +212,7 @@ def _conversation_of(
 
 
 def _conversion(known: KnownState, toolbox: Toolbox, searcher: Searcher | None) -> InputConversion:
-    """Return the conversion of new input after the items of earlier responses."""
+    """Create the conversion of the request's input. Its history starts with the earlier items."""
     names = ToolNames(reserved=(tool.name for tool in toolbox.tools))
     reading = InputConversion(known, names=names, searcher=searcher)
     reading.add(known.earlier)
@@ -271,8 +276,8 @@ def to_server_tools(
 ) -> ServerTools | None:
     """Return the server tools and the decisions on their calls; None if the request has neither.
 
-    `now` is the history in the request's input, and `earlier` the history before it. With `tool_choice: none` no server
-    is offered. An approved call then gets an error as its result and does not run.
+    `now` is the server tool history in the request's input, and `earlier` is the history before the input. With
+    `tool_choice: none`, the model is offered no server. An approved call is then not run, and its result is an error.
     """
     servers = () if request.has_no_calls else servers
     if not servers and not now.decisions:
@@ -333,8 +338,8 @@ def to_entries(
     """Convert the items of a client to stored items, each with a new id.
 
     The content of the items is added to `reading`. `param` is the field that contains `items`. `has_stored_history` is
-    True if the items continue a stored history. Raises InvalidRequest if an output in the last exchange has a wrong
-    call id.
+    True if the items continue a stored history. Raises InvalidRequest if one of the calls and outputs at the end of the
+    history is an output with a wrong call id.
     """
     entries = []
     for position, item in enumerate(items):

@@ -1,7 +1,7 @@
-"""State of the conversion of `input` items to the model's history.
+"""Conversion of `input` items to the model's history: the state between two items.
 
-`KnownState` has two functions that read the data of earlier responses. `stored_item` finds an item by its id, and
-`opened` decrypts a sealed text. Both functions return None for data of other servers or tenants.
+Two functions of `KnownState` read the data of earlier responses: `stored_item` finds an item by its id, and `opened`
+decrypts a sealed text. Both functions return None for data of other servers or tenants.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 class InputConversion:
     """Conversion of the input items of one request to items of the model's history.
 
-    `known` is the state that earlier responses have left. `item_readers.read` adds one item at a time, in order,
-    because a result refers to a call before it.
+    `known` is the state before this request. `item_readers.read` adds the items one at a time and in order, because a
+    result refers to an earlier call.
     """
 
     known: KnownState
@@ -84,7 +84,7 @@ class InputConversion:
     def leave_out(self, field: str, error: InvalidRequest, reason: str) -> None:
         """Add a note that `field` has no effect, and remember the error.
 
-        `check` raises the error unless model output follows the item.
+        `reason` completes the note. `check` raises the error, unless output of the model follows the item.
         """
         self.refusals.append(error)
         self.notes.append(f"{field}: no effect, because {reason}")
@@ -99,7 +99,7 @@ class InputConversion:
         return f"{param}.{len(self.history)}"
 
     def hosted_name(self, label: str | None, tool: str) -> str:
-        """Return the model's name of a tool of the MCP server `label`, for a call in the input."""
+        """Return the name that the model sees for a tool in the input; `label` is its MCP server."""
         return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
 
     def call_of(self, item: InputClientToolOutput) -> str | None:

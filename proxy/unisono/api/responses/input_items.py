@@ -122,7 +122,7 @@ class InputCustomCall(InputItem):
 class InputCallOutput(InputItem):
     """Result of a call to a function or a custom tool, sent by the client.
 
-    Without `call_id`, `name` and `namespace` identify the tool that produced it.
+    If `call_id` is missing, `name` and `namespace` identify the tool that produced the result.
     """
 
     name: Word = None
@@ -201,7 +201,7 @@ class InputCodeCall(InputItem):
 
 
 class InputSealed(InputItem):
-    """A compaction: earlier items, encrypted by the server that made it."""
+    """A compaction: earlier items, encrypted by the server that compacted the conversation."""
 
     encrypted_content: Word = None
 
@@ -211,7 +211,7 @@ class InputSearch(InputItem):
 
 
 class InputClientToolCall(InputItem):
-    """Call to one of `CLIENT_TOOLS`. `apply_patch` has an `operation`, the others an `action`."""
+    """Call to one of `CLIENT_TOOLS`. `apply_patch` has `operation`; other tools have `action`."""
 
     call_id: Word = None
     action: Any = None
@@ -265,7 +265,7 @@ class InputTrigger(InputItem):
 
 
 class InputSilent(InputItem):
-    """A kind of item without content for the model."""
+    """Item of a kind that has no content for the model."""
 
 
 # Kinds without effect: they belong to server tools that the gateway does not have.

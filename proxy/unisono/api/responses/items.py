@@ -1,8 +1,8 @@
 """Conversion between wire items, conversation items and stored items.
 
 A stored item has an id, its wire form in OpenAI's dialect, and its content for the model with the exact generated
-tokens. Other dialects are translated on output. Every stored item gets a new id. An id that a client sends is used only
-to find the stored item.
+tokens. The wire form is translated to the client's dialect on output. Every stored item gets a new id. An id that a
+client sends is used only to find the stored item.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def text_part(text: str) -> Wire:
 
 
 def annotated(part: Wire, annotations: Sequence[Wire]) -> Wire:
-    """Return a content part with the given annotations (citations); unchanged without any."""
+    """Add annotations (citations) to a content part; without annotations, return it unchanged."""
     return part | {"annotations": list(annotations)} if annotations else part
 
 
@@ -150,7 +150,7 @@ def reasoning(
 
 
 def call(item_id: str, call_id: str, name: str, arguments: str, toolbox: Toolbox, status: str) -> Wire:
-    """Return the wire item of a call. `name` and `arguments` are those that the model wrote."""
+    """Return the wire item of a call. `name` and `arguments` are as the model wrote them."""
     namespace, own_name = toolbox.origins.get(name, (None, name))
     origin = {"namespace": namespace} if namespace is not None else {}
     form = toolbox.form_of(name)

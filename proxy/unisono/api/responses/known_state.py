@@ -1,4 +1,4 @@
-"""State before the input of a request: history, and settings that items changed.
+"""State on which the conversion of a request depends: history, and settings set by items.
 
 A `configuration_update` item changes the reasoning effort and the output format of the responses after it.
 """
@@ -61,13 +61,16 @@ def enforceable(format: TextFormat, at: str) -> tuple[TextFormat, str, InvalidRe
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings that items changed. They override those of the request; None means unchanged."""
+    """Settings from `configuration_update` items, which override the settings of the request.
+
+    None means that no item has changed the setting.
+    """
 
     effort: Effort | None = None
     form: TextFormat | None = None
 
     def updated(self, reasoning: ConfiguredReasoning | None, text: ConfiguredText | None) -> Configuration:
-        """Return the settings after an update; settings that it does not contain stay the same."""
+        """Return the settings after an update. Settings missing from the update do not change."""
         effort = reasoning.effort if reasoning is not None else None
         form = enforceable(text.format, "format")[0] if text is not None else self.form
         return replace(self, effort=effort or self.effort, form=form)
@@ -103,9 +106,9 @@ class KnownState:
     """State that a request depends on, read before the conversion.
 
     `earlier` holds the history before the request's input. `stored_item` finds a stored item by its id, and `opened`
-    decrypts a sealed text. `hosted` is the server tool history of earlier items. If the request's own items are already
-    in `earlier`, `now` is the server tool history of these items. `configuration` has the settings that earlier items
-    changed.
+    decrypts a sealed text. `hosted` is the server tool history of earlier items. If `earlier` already contains the
+    request's own input, `now` is the server tool history of this input. `configuration` holds the settings that earlier
+    `configuration_update` items have set.
     """
 
     earlier: Sequence[Item] = ()

@@ -26,7 +26,7 @@ log = logging.getLogger("unisono.responses")
 
 
 def anchor_of(request: ResponsesRequest, response_id: str) -> str:
-    """Return the anchor of a response's lease: the id of its conversation, or its own id."""
+    """Return the anchor of a response's lease: its conversation's id, otherwise `response_id`."""
     return request.conversation.id if request.conversation else response_id
 
 
@@ -108,7 +108,7 @@ async def renew_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun) -
     Raises StoreConflict if the lease is lost, and StoreUnavailable if the store does not answer.
     """
     if not await deps.store.renew(lease, deps.lease_s):
-        raise StoreConflict("The lease of the response is lost.")
+        raise StoreConflict("This process has lost the lease of the response.")
     await deps.store.watch(run, deps.lease_s)
 
 
@@ -125,9 +125,9 @@ async def watch_again(deps: ResponsesDeps, run: BackgroundRun) -> None:
 async def release_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun, *, continues: bool) -> None:
     """Release the lease, and expire or remove the watch of the response.
 
-    If the response `continues`, its watch expires now: the next process that calls `lapsed` takes the response over.
-    Otherwise the watch is removed, because the response has ended. If the store is unavailable, lease and watch expire
-    later.
+    If `continues` is True, the watch expires now, so that the next process that calls `lapsed` takes over the response.
+    Otherwise the watch is removed, because the response has ended. If the store is unavailable, the lease and the watch
+    expire by themselves later.
     """
     with _outage_logged("lease not released", run):
         await deps.store.release(lease)

@@ -80,12 +80,12 @@ class PreparedRequest:
     revision: int | None = None
 
     def start(self, service: GenerationService) -> GenerationStream:
-        """Start the generation, after a compaction of the conversation if it is needed."""
+        """Start the generation. The conversation is compacted first if that is necessary."""
         return start_answer(service, self.generation.request, self.generation.compaction)
 
     @property
     def item_ids(self) -> DerivedIds:
-        """Ids of the answer's items, derived from the response id and thus equal in every process."""
+        """Ids for the answer's items, derived from the response id: every process gets equal ids."""
         return DerivedIds(self.frame.id, "item")
 
 
@@ -102,9 +102,9 @@ async def validate_body(
 ) -> ResponsesRequest:
     """Validate a body of `size` bytes, and return the request.
 
-    `answered` is False if the request only prepares a later request; it may then lack fields that an answer requires.
-    `counted` is True if only its tokens are counted; its images are then not described. Raises InvalidRequest for a
-    field with an invalid value, and ClientGone if the client of `request` disconnects.
+    If `answered` is False, the request only prepares a later request, and may lack fields that an answer requires. If
+    `counted` is True, only the tokens of the request are counted, and images are not described. Raises InvalidRequest
+    for a field with an invalid value, and ClientGone if the client of the HTTP request `request` disconnects.
     """
     begin = partial(_first_read_position, deps, caller.tenant, size)
     source = MediaSource(body, caller, ResponsesRequest, request_id, size, not counted, begin, request)

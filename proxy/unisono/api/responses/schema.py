@@ -116,10 +116,7 @@ Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE]})]
 
 
 class ResponsesInput(MediaHistory):
-    """Model, input, tools, and output and storage options.
-
-    `input` is a string or a list of items.
-    """
+    """All fields of a Responses request except the sampling fields."""
 
     HISTORY = "input"
 

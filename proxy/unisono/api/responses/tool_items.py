@@ -101,7 +101,10 @@ def _is_same_result(meaning: Sequence[Item], call_id: str, names: Sequence[str])
 
 
 def output_texts(output: Any) -> Iterator[str]:
-    """Yield the texts of a result: one for each command of `shell`, and one for any other tool."""
+    """Yield the texts of a tool result: one for each element of a list, otherwise one.
+
+    A result of `shell` is a list with an element for each command.
+    """
     yield from map(_text, output if isinstance(output, list) else [output])
 
 

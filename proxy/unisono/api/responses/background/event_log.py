@@ -28,10 +28,10 @@ MAX_PENDING_BYTES = 256 * 1024
 
 
 class GrowingLog:
-    """Writer of the event log, in order and in whole batches.
+    """Writer of the event log of one response.
 
-    The tokens in the store therefore always match the events in the store. `pause_s` returns the seconds to wait for
-    further events before a write.
+    Events are written in order, and a batch is never split, so that the stored tokens always match the stored events.
+    `pause_s` returns how many seconds to wait for further events before a write.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GrowingLog:
         self._write_lock = asyncio.Lock()
 
     def add(self, events: Sequence[WireEvent], tokens: Sequence[int]) -> None:
-        """Buffer the events of a batch, and the tokens since the previous one, to be written."""
+        """Buffer a batch for writing: its events, and the tokens generated since the previous batch."""
         self._events += (event.data for event in events)
         self._size += sum(len(event.data) for event in events)
         self._tokens += tokens
@@ -153,10 +153,10 @@ PAGE_BYTES = 64 * 1024
 async def logged_events(
     store: Store, tenant: str, response_id: str, dialect: Dialect, *, starting_after: int | None = None
 ) -> AsyncGenerator[list[WireEvent]]:
-    """Yield every logged event, or only those after number `starting_after`.
+    """Yield the logged events of a response, in order, until the response has ended.
 
-    Yields nothing if there is no log. Waits while the store does not answer. Raises NotFound if the response is deleted
-    during the reading.
+    `starting_after` is the 0-based number of an event: only later events are yielded. Yields nothing if there is no
+    log. Waits while the store does not answer. Raises NotFound if the response is deleted while the log is being read.
     """
     has_sent_events = False
     limit = FIRST_PAGE
@@ -182,7 +182,7 @@ async def logged_events(
 
 
 def slices(events: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Split `events` into lists of at most `PAGE_BYTES`; a larger event has its own list."""
+    """Split `events` into lists of at most `PAGE_BYTES`; a larger event gets a list of its own."""
     chunk: list[bytes] = []
     size = 0
     for data in events:
@@ -195,7 +195,7 @@ def slices(events: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def to_event(data: bytes, number: int, dialect: Dialect) -> WireEvent:
-    """Convert a logged event. Logs are in OpenAI's dialect."""
+    """Convert logged JSON (OpenAI's dialect) to an event in `dialect`; `number` is 0-based."""
     if dialect is OPENAI:
         # The type is the first member: `{"type":"response.created",...`.
         return WireEvent(number, data[9 : data.index(b'"', 9)].decode(), data)

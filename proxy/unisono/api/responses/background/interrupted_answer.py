@@ -1,8 +1,8 @@
 """Reconstruction of an interrupted answer from its event log.
 
-A process that ends an unrecoverable response has only the emitted events, but no tokens and no model. Its last events
-must match the emitted ones: an open item is closed with its current content, and the response contains exactly the
-content of the events.
+A process that ends an unrecoverable response knows only the logged events, because it does not generate the answer
+again. The events that it adds must match the logged events: an open item is closed with its current content, and the
+response contains exactly the content of the events.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def fail_response(
 
 
 def _first_events(response: StoredResponse, written: int) -> list[Wire]:
-    """Return the first events of a stream, or none if the log already has events."""
+    """Return the first events of a stream; [] unless the number `written` of logged events is 0."""
     in_progress = replace(response, status=Status.IN_PROGRESS, notes={})
     return [] if written else [{"type": f"response.{name}", "response": to_response(in_progress)} for name in FIRST]
 

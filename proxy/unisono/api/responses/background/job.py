@@ -1,8 +1,8 @@
 """Generation of one background response, until it ends or another process takes over.
 
 Four tasks run concurrently: one reads the generation stream, one logs its events, one renews the lease and the watch,
-and one waits for an order to end. The first task that finishes decides how the job ends. Afterwards the response is
-either finished, or its watch expires, so that another process finds it.
+and one waits until the job is told to end. The first task that finishes decides how the job ends. Afterwards the
+response is either finished, or its watch expires, so that another process finds it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class JobEnding(Enum):
 class BackgroundJob:
     """Generation of one background response.
 
-    The store already contains the response `record`, its tokens `journal` and `logged` events. `running` returns the
-    number of jobs of this process.
+    `record` is the stored response, or None if it is not stored yet. `journal` holds the tokens in the store, and
+    `logged` is the number of events there. `running` returns the number of jobs of this process.
     """
 
     def __init__(
@@ -210,7 +210,10 @@ class BackgroundJob:
         return False
 
     async def _catch_up(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
-        """Advance the event writer to the end of the log. Return the error if that fails, else None."""
+        """Set the event writer to the end of the log, for a response that was taken over.
+
+        Returns the error if the generation cannot be resumed, else None.
+        """
         if not self._logged:
             return None
         batch: Sequence[Event] = ()
@@ -223,7 +226,7 @@ class BackgroundJob:
         return None
 
     async def _generate(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
-        """Read the generation stream until it ends or an order to end arrives.
+        """Read the generation stream until it ends or the job is told to end.
 
         Returns the error of the stream, or None. Raises StoreError if the log cannot be written.
         """

@@ -52,10 +52,10 @@ async def recorded(
 
 
 def with_takeover_counted(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
-    """Return the response with a takeover counted, and the number of crashes in a row.
+    """Count a takeover; return the updated response and the number of consecutive crashes.
 
-    `tokens` is the number of logged tokens. The count starts again when tokens were added. A graceful handover is not
-    counted as a crash.
+    `tokens` is the number of logged tokens. If this number has grown since the previous takeover, the count of crashes
+    restarts at 0. A graceful handover is not counted as a crash.
     """
     before: Any = response.notes.get(TRIES) or [0, 0]
     crashes = before[0] if tokens <= before[1] else 0
@@ -67,12 +67,12 @@ def with_takeover_counted(response: StoredResponse, tokens: int) -> tuple[Stored
 
 
 def with_handover_noted(response: StoredResponse) -> StoredResponse:
-    """Return the response with a note of a graceful handover."""
+    """Record a graceful handover, so that the next takeover is not counted as a crash."""
     return replace(response, notes={**response.notes, HANDED_OVER: response.notes.get(TRIES) or [0, 0]})
 
 
 def key_of(response: StoredResponse) -> str:
-    """Return the public id of the key that a running response is charged to."""
+    """Return the public id of the API key to which a running response is charged."""
     note: Any = response.notes.get(REQUEST_NOTE) or {}
     return str(note.get("key") or "")
 
@@ -126,7 +126,7 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
 
 
 def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
-    """Return the request with `spent_s` seconds subtracted from its time for tools."""
+    """Subtract the elapsed `spent_s` seconds from the request's time limit for server tools."""
     hosting = request.server_tools
     if hosting is None:
         return request

@@ -89,9 +89,9 @@ class BackgroundRunner:
     ) -> StoredResponse:
         """Store a new response and start its generation; return the stored response.
 
-        `confirm` is called before the response is stored, while the lease is held. Raises an error if the request is
-        invalid or if `confirm` fails, and StoreError if the store fails. The response is then deleted, unless the store
-        fails again.
+        `size` is the length of the request body in bytes. `confirm` is called before the response is stored, while the
+        lease is held. Raises an error if the request is invalid or if `confirm` fails, and StoreError if the store
+        fails. If the store fails while it stores the response, the response is deleted, unless the deletion fails too.
         """
         if len(self._jobs) >= MAX_CONCURRENT_RESPONSES:
             raise BackendOverloaded("Too many background responses are in progress; try again later.", retry_after_s=5)
@@ -233,7 +233,10 @@ class BackgroundRunner:
     async def _create(
         self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, first_events: LogWrite
     ) -> None:
-        """Watch and store a new response with its first events; undo both if the write fails."""
+        """Create the watch of a new response, then store the response with its first events.
+
+        If the write fails, the watch and the response are deleted.
+        """
         store, lease_s, now = self._deps.store, self._deps.lease_s, asyncio.get_running_loop().time
         # The watch is created first. Other processes then find the response even if this process dies right after the
         # creation.
@@ -271,5 +274,5 @@ class BackgroundRunner:
 
 
 def missing(response_id: str) -> NotFound:
-    """Return the error for a missing response; it is the same for a response of another tenant."""
+    """Return the error for a missing response. A response of another tenant gets the same error."""
     return NotFound(f"Response with id '{shortened(response_id)}' not found.", param="response_id")

@@ -43,8 +43,8 @@ class Acquire(Protocol):
 class Takeover:
     """Takeover of abandoned responses.
 
-    `acquire` acquires the lease of an anchor for a response, and `drive` starts a job. `has` returns True if this
-    process already generates a response. `running` returns the number of responses that this process generates.
+    `acquire` acquires the lease that a response needs, and `drive` starts a job. `has` returns True if this process
+    already generates the given response. `running` returns the number of responses that this process generates.
     """
 
     def __init__(
@@ -65,7 +65,10 @@ class Takeover:
     # -- abandoned responses
 
     async def take_over_lapsed(self, lapsed: Sequence[BackgroundRun], most: int) -> bool:
-        """Take over abandoned responses until `most` run here; return False if some remain."""
+        """Take over abandoned responses; return False if some are left.
+
+        `most` is the maximum number of responses that this process may generate at the same time.
+        """
         for background_run in lapsed:
             if self._running() >= most:
                 return False
@@ -180,7 +183,7 @@ class Takeover:
     async def _count_events(self, background_run: BackgroundRun) -> int:
         """Return the number of logged events.
 
-        A binary search finds the number, because all events together may have many megabytes.
+        Uses a binary search instead of reading all events, which may be many megabytes.
         """
 
         async def is_there(number: int) -> bool:
@@ -203,10 +206,10 @@ PAGE_SIZE = 16
 
 
 class LapsedSearch:
-    """Search of one process in `store`.
+    """Periodic search for abandoned responses in `store`; every process runs one.
 
     `take_over` is called with the responses that were found. It returns False if this process has no room for all of
-    them.
+    these responses.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Routes of `/v1/conversations` and its items, with and without `/v1`.
 
-Every request makes at most one write, so that it cannot be half done. An unknown id, a deleted id and an id of another
-tenant return the same 404 error.
+Every request makes at most one write, so that no request can be executed in part. Requests with an unknown id, a
+deleted id or an id of another tenant get the same 404 error.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ def referenced_ids(items: Sequence[InputItem]) -> tuple[str, ...]:
 
 
 def depends_on_earlier(items: Sequence[InputItem]) -> bool:
-    """Return True if an item depends on earlier items, as a result depends on its call."""
+    """Return True if an item needs earlier items; for example, a tool result needs its call."""
     return any(isinstance(item, DEPENDENT_ITEMS) for item in items)
 
 
 def to_added(items: Sequence[InputItem], known: KnownState, new_id: NewId) -> tuple[tuple[StoredItem, ...], list[str]]:
-    """Convert new items to stored items. Return these and the notes on them.
+    """Convert new items to stored items. Return the stored items, and notes for the client.
 
-    Raises InvalidRequest if an output in the last exchange has a wrong call id, and NotFound for a reference to a
-    missing item. The error names the field.
+    Raises InvalidRequest for an output with a wrong call id among the calls and outputs at the end, and NotFound for a
+    reference to a missing item. The error names the field.
     """
     reading = InputConversion(known)
     reading.add(known.earlier)
@@ -144,7 +144,7 @@ class ConversationDeps:
     """Dependencies of the Conversations API.
 
     `today` returns the date as YYYY-MM-DD. A conversation stores the date of its creation, and its prompts state that
-    date. `new_id` returns an unguessable id with the given prefix, and `clock` seconds since the epoch.
+    date. `new_id` returns an unguessable id with the given prefix. `clock` returns the time in seconds since the epoch.
     """
 
     store: Store
@@ -158,7 +158,7 @@ Deps = Annotated[ConversationDeps, provided(ConversationDeps)]
 
 
 def _items_in(kind: type[Added]) -> Any:
-    """Return a FastAPI dependency that parses a body with items and reads its files.
+    """Return a FastAPI dependency that parses a body with items and reads the items' files.
 
     The dependency raises the errors of `read_json`, FilesBusy, and pydantic's ValidationError.
     """
@@ -303,11 +303,11 @@ async def delete_item(deps: Deps, caller: CurrentCaller, conversation: PathId, i
 async def added(
     deps: ConversationDeps, tenant: str, conversation: str, items: Sequence[InputItem]
 ) -> tuple[tuple[StoredItem, ...], list[str]]:
-    """Append items to a conversation. Return the stored items and the notes on them.
+    """Append items to a conversation. Return the stored items, and notes for the client.
 
-    An output must refer to an existing call, so no other item may be appended between the lookup and the write. On a
-    conflict, both are repeated a few times. Raises NotFound, InvalidRequest, and StoreConflict while a response is
-    being written or if the conflicts persist.
+    If another request changes the conversation between the lookup of the calls that outputs refer to and the write,
+    the lookup and the write are repeated a few times. Raises NotFound for a missing conversation or item,
+    InvalidRequest for an invalid item, and StoreConflict if a response is in progress or if the conflicts persist.
     """
     store = deps.store
     bound = depends_on_earlier(items)
@@ -343,7 +343,7 @@ async def load_known_state(
 
 
 async def page_of(store: Store, tenant: str, conversation: str, query: PageQuery) -> tuple[StoredItem, ...]:
-    """Return the requested items, plus one item if more items follow."""
+    """Return the items of the requested page, plus one more item if the page is not the last."""
     check_conversation(conversation)
     page = await store.conversation_items(
         tenant, conversation, after=query.after, limit=query.limit + 1, newest_first=query.order == "desc"

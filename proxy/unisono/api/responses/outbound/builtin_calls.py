@@ -58,7 +58,7 @@ class BuiltinCalls:
         return {"type": kind, "url": url, "pattern": _text(arguments.get("pattern"))}
 
     def _address(self, arguments: Mapping[str, Json]) -> str:
-        """Return the address that a call opens, if it is known before the call; otherwise ""."""
+        """Return the address of the page that a call opens, or "" if only its result can tell."""
         link = arguments.get("id", -1)
         if isinstance(link, str):
             return link
@@ -82,7 +82,7 @@ def is_trained(item: HostedCall) -> bool:
 
 
 def code_of(item: HostedCall) -> str:
-    """Return the text of a call that is streamed: the code of a code execution, otherwise ""."""
+    """Return the streamed part of a call: the code of a code execution, or "" for other calls."""
     if builtin_of(item.server) != PYTHON:
         return ""
     return _text(item.arguments.members.get("code"))

@@ -1,7 +1,8 @@
-"""Pages returned by the browser, by cursor, to resolve citations and links.
+"""Lookup of the pages that the browser returned, to resolve citations and links.
 
-The address and title of a page are read from the tool's structured result, or else from the header of the view. Results
-of earlier responses have only the header, but lead to the same page.
+A citation names a page by its cursor, the number that the browser gave the page. The address and the title of a page
+are read from the tool's structured result if there is one, otherwise from the header of the result's text. Stored
+results of earlier responses have only the text.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _MAX_CITATION_LENGTH: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class CitedPage:
-    """View of a page.
+    """Page that the browser returned, which may be a list of search results.
 
-    `results` maps numbers of search results to addresses and titles. `lines` maps lines of the view to result
-    numbers.
+    `results` maps the number of a search result to its address and title. `lines` maps a 0-based line number, at which
+    a search result begins, to the number of this result.
     """
 
     url: str
@@ -39,7 +40,7 @@ class CitedPage:
     lines: Mapping[int, int] = field(default_factory=dict)
 
     def cited(self, line: int) -> tuple[str, str] | None:
-        """Return the address and the title of the source of a line; None if unknown."""
+        """Return the address and title of the source of a 0-based line; None if it is unknown."""
         if self.url:
             return self.url, self.title
         above = [at for at in self.lines if at <= line]
@@ -47,7 +48,7 @@ class CitedPage:
 
 
 def _searched_title(title: str) -> str | None:
-    """Return the title of the page that was searched; None for any other view."""
+    """Return the title of the searched page; None if `title` is not that of a search in a page."""
     if not (title.startswith(_FOUND) and title.endswith("`") and "\n" not in title):
         return None
     _, separator, page = title.removeprefix(_FOUND).removesuffix("`").rpartition("` in `")
@@ -55,7 +56,10 @@ def _searched_title(title: str) -> str | None:
 
 
 class CitedPages:
-    """Browser views of a conversation. `outputs` are earlier browser results, oldest first."""
+    """Pages that the browser returned in a conversation, by cursor.
+
+    `outputs` are the texts of earlier browser results, oldest first.
+    """
 
     def __init__(self, outputs: Iterable[str] = ()) -> None:
         self._pages: dict[int, CitedPage] = {}
@@ -67,7 +71,7 @@ class CitedPages:
         return bool(self._pages)
 
     def add_result(self, output: str, facts: Json = None) -> None:
-        """Add a result of the browser. `facts` is its structured content, if any."""
+        """Add a browser result with the text `output` and the structured content `facts` (or None)."""
         header = _HEADER.match(output)
         page_facts: Mapping[str, Any] = facts if isinstance(facts, dict) else {}
         cursor = page_facts.get("cursor", header and int(header[1]))
@@ -88,7 +92,7 @@ class CitedPages:
         self._last = cursor
 
     def get(self, cursor: Json) -> CitedPage | None:
-        """Return the page of a cursor, or the newest page if there is no cursor."""
+        """Return the page of a cursor, or the newest page if the cursor is missing or negative."""
         if isinstance(cursor, int) and cursor >= 0:
             return self._pages.get(cursor)
         return None if self._last is None else self._pages.get(self._last)
@@ -96,7 +100,7 @@ class CitedPages:
     def annotation(self, cited: re.Match[str], at: int) -> Wire | None:
         """Return the annotation of a citation; None if the cited source is unknown.
 
-        `at` is the number of characters before the searched text.
+        `cited` is a match in a section of the answer's text. `at` is the 0-based position at which this section begins.
         """
         page = self._pages.get(int(cited[1]))
         source = page and page.cited(int(cited[2] or 0))

@@ -57,5 +57,5 @@ class CompactionEvents(ResponseEvents):
 
 
 def events_type(frame: ResponseFrame) -> type[ResponseEvents]:
-    """Return the class that writes the events of an answer in this frame."""
+    """Return the class that writes the events of an answer with this frame."""
     return ResponseEvents if frame.seal_history is None else CompactionEvents

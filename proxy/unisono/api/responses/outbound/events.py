@@ -3,10 +3,10 @@
 Rules for every stream:
 
 - The order is `created`, `in_progress`, items in sequence, then exactly one last event.
-- Every item has a complete life cycle, even without content. Its id and index are the same in all its events.
-- A call is emitted only when complete, unless its arguments are streamed.
+- Every item has a complete life cycle, even without content. All events of an item have the same item id and index.
+- A call is emitted only when it is complete, unless its arguments are streamed.
 - Between the arguments and the result of a server tool call, no events of other items are emitted.
-- `last` emits the last event. Before that, `stored` has the same response, so that it can be stored first.
+- `last` emits the last event. The caller can store the response in `stored` before it calls `last`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ResponseEvents:
         clock: Callable[[], float],
         should_emit: bool = True,
     ) -> None:
-        """Create the writer. If `should_emit` is False, events are only counted; `stored` is built."""
+        """Create the writer. If `should_emit` is False, it counts events and builds only `stored`."""
         self._writer = EventSerializer(frame.dialect, should_emit=should_emit)
         self._add = self._writer.add
         self.stored: StoredResponse | None = None
@@ -104,7 +104,7 @@ class ResponseEvents:
 
     @property
     def ended(self) -> bool:
-        """True if the final response is known, so that only its last event (`last`) is missing."""
+        """True if the response has ended, so that `last` is the only event left."""
         return self.stored is not None
 
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
@@ -136,7 +136,7 @@ class ResponseEvents:
         return self._writer.sse_delta(opened.plain_delta, delta.text)
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
-        """Continue after `batch`, for which another process emitted `number` events."""
+        """Continue after `batch`. Another process has already emitted the first `number` events."""
         self.write(batch)
         self._writer.pop_events()
         self._writer.number = number
@@ -153,7 +153,7 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
-        """Close the open item and report the error. `keep_output` False drops an oversized output."""
+        """Close the open item and report the error. Without `keep_output`, drop the (large) output."""
         self._start_response()
         self._settle(INCOMPLETE)
         if not keep_output:
@@ -170,7 +170,7 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def last(self) -> WireEvent:
-        """Return the last event, once `ended`. If it is not sent, `fail` may still be called."""
+        """Return the last event; requires `ended`. If it cannot be sent, `fail` may be called next."""
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
         [event] = self._writer.pop_events()
@@ -360,7 +360,7 @@ class ResponseEvents:
         self._done(open_item, item)
 
     def _emit_text(self, open_item: OpenItem, text: str, copied: Wire | None = None) -> None:
-        """Emit the complete text of an item's deltas, once."""
+        """Emit the complete text of an item, with the fields `copied`; later calls have no effect."""
         if open_item.hidden or open_item.is_text_emitted:
             return
         open_item.is_text_emitted = True

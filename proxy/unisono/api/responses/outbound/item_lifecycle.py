@@ -1,4 +1,4 @@
-"""Life cycle of an item in events: added, parts and deltas, done; one record per kind."""
+"""Life cycles of items: for each kind of item, the names and fields of its events."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from unisono.core.frozen import dataclass
 class ItemLifecycle:
     """Event names and fields of one kind of item.
 
-    `event` is the prefix of the delta and done events. `full` is the field of the done event with the complete text.
-    `part` builds the content part from a text; it is None for calls. `more` contains fields of both events. `copied`
-    names the fields of the item that the done event repeats.
+    `event` is the prefix of the names of the delta and done events. `full` is the field of the done event that contains
+    the complete text. `part` builds the content part from a text; it is None for calls. `more` contains additional
+    fields of the delta and done events. `copied` names the fields of the item that the done event repeats.
     """
 
     event: str
@@ -59,8 +59,8 @@ class ServerItemKind:
     """Kind of server tool item.
 
     `type` is the item type. `made` are the events emitted when a call starts to run, and `failed` is the last event of
-    a failed call. A `settled` item is emitted when the model's text for it is complete; any other item, when it is
-    opened.
+    a failed call. If `settled` is True, the item is added to the answer when the model has finished writing the call;
+    otherwise, when the model begins the call.
     """
 
     type: str
@@ -109,7 +109,7 @@ class OpenItem:
 
     @property
     def more(self) -> Mapping[str, object]:
-        """Fields of the done event besides the text."""
+        """Additional fields of the done event."""
         return {**(self.lifecycle.more or {}), **({"logprobs": self.logprobs} if self.logprobs else {})}
 
     @property
@@ -119,7 +119,7 @@ class OpenItem:
 
     @property
     def location(self) -> Wire:
-        """Fields that locate the text of the item, the same in all its events."""
+        """Fields that locate the text of the item. They are the same in all events of the text."""
         return self.place if self.lifecycle.part is None else self.place | {"content_index": 0}
 
     def part(self, text: str) -> Wire:

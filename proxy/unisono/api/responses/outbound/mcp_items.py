@@ -49,7 +49,7 @@ def kind_of(item: Made) -> ServerItemKind:
 
 
 def complete_text(item: HostedCall, text: str) -> str:
-    """Return the complete text of a call's deltas; `text` contains the model's arguments."""
+    """Return the complete streamed text of a call; `text` contains the model's arguments."""
     return code_of(item) if is_trained(item) else text
 
 

@@ -197,7 +197,7 @@ class ResponseFrame:
         return added
 
     def presentable(self, closed: Closed) -> Closed:
-        """Return the item. A complete call that does not fit the form of its tool becomes text."""
+        """Return the item, or a text if the item is a call that its tool's form cannot represent."""
         item = closed.item
         if not isinstance(item, ToolCall) or not closed.complete:
             return closed
@@ -326,7 +326,10 @@ def to_status(finished: Finished, *, calls: int, has_truncated_call: bool = Fals
 
 
 def to_notes(status: Status, about: Mapping[str, Any], now: float) -> Wire:
-    """Return the stored notes: completion time, reason if incomplete, and `unisono` object."""
+    """Return the `notes` of a stored response, which contain further fields of the response.
+
+    `about` is the object `unisono`, and `now` is the time in seconds since the epoch.
+    """
     return {
         "completed_at": int(now) if status is Status.COMPLETED else None,
         "incomplete_details": {"reason": MAX_OUTPUT_TOKENS} if status is Status.INCOMPLETE else None,
@@ -335,9 +338,9 @@ def to_notes(status: Status, about: Mapping[str, Any], now: float) -> Wire:
 
 
 def is_in_answer(closed: Closed) -> bool:
-    """Return True if an item that was not emitted when it was opened is part of the answer.
+    """Return True if an ended item that was not emitted yet belongs to the answer.
 
-    Empty reasoning, truncated calls and items of server tools are not.
+    Returns False for empty reasoning, truncated calls and items of server tools.
     """
     match closed.item:
         case Reasoning():
@@ -353,7 +356,7 @@ def is_in_answer(closed: Closed) -> bool:
 
 
 def silent_items(closed: Closed) -> tuple[Item, ...]:
-    """Return the content of an item that is not emitted; nothing if the item has no tokens.
+    """Return the content of an item that is not emitted; () if the item has no tokens.
 
     The tokens of empty reasoning are in the backend's prefix cache, so later prompts must contain them.
     """

@@ -37,7 +37,11 @@ def last_events(item: Wire, text: str, status: str) -> Iterator[tuple[str, Wire]
 
 
 class SummaryEvents:
-    """Summary of an open reasoning item. `add` writes an event; `limit` is in characters."""
+    """Summary of an open reasoning item, written as events while the reasoning arrives.
+
+    `add` writes an event from its name and its fields. `item` has the id and index of the item. `limit` is the maximum
+    length of the summary in characters.
+    """
 
     def __init__(self, add: Callable[[str, Mapping[str, Any]], None], item: Wire, limit: int) -> None:
         self._add = add

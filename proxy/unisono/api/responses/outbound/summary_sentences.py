@@ -1,8 +1,9 @@
 """Selection of the sentences of a reasoning text that form its summary.
 
-A sentence ends at its punctuation or at the end of its line. The summary is the first sentences that fit, unchanged.
-A sentence that is longer than a whole summary is omitted. If no other sentence is left, its beginning is the summary,
-cut after a word and marked with "…". The selection does not depend on how the text is split.
+A sentence ends at its punctuation or at the end of its line. The summary consists of the first sentences that fit,
+unchanged. A sentence that is longer than the limit of the whole summary is omitted. If there is no other sentence, the
+summary is the beginning of the first long sentence, cut after a word and marked with "…". The same text always has the
+same summary, in whatever pieces it arrives.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class SummarySentences:
         return self._summary.getvalue()
 
     def feed(self, text: str) -> str:
-        """Read the next piece of the text. Return what it adds to the summary."""
+        """Read the next piece of the text. Return the text to append to the summary."""
         if self._is_full:
             return ""
         length = self._length
@@ -61,7 +62,7 @@ class SummarySentences:
         return self.text[length:]
 
     def end(self, *, is_complete: bool) -> str:
-        """Return what the end of the text adds to the summary.
+        """Finish the summary. Return the text to append to it.
 
         The last sentence of a complete text may lack its punctuation. If the text is not complete, its last sentence is
         omitted.
@@ -118,7 +119,7 @@ def _has_no_end(sentence: str) -> bool:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return the beginning of a text, without its last word, which may be incomplete."""
+    """Cut a text after a whole word and append "…"; the result has at most `limit` characters."""
     words = text[: limit - len(CUT_MARK)]
     whole_words, blank, _ = words.rpartition(" ")
     return (whole_words.rstrip() if blank else words) + CUT_MARK

@@ -136,7 +136,7 @@ def check_options(caller: Caller) -> None:
     chosen = [GUARDRAILS] if caller.guardrails else chosen_fields(caller.routing)
     if chosen:
         raise UnsupportedValue(
-            f"'{chosen[0]}' is not supported for background responses and for requests with an idempotency key; "
+            f"'{chosen[0]}' is not supported for background responses or for requests with an idempotency key; "
             "omit it, or ask the operator to set it for all requests.",
             param=chosen[0],
         )
@@ -145,9 +145,9 @@ def check_options(caller: Caller) -> None:
 class ResponseCreation:
     """Creation of the response to one request: whole, as a stream, or in the background.
 
-    `size` is the length of the request body in bytes. `created` is the background response that this request started;
-    None before the start, and if the request did not start one. `notes` lists the fields without effect; it is empty
-    until the request has been prepared.
+    `size` is the length of the request body in bytes. `created` is the background response that this request has
+    started; None if the request has not started a background response. `notes` lists the fields without effect; the
+    list is empty until the request has been prepared.
     """
 
     def __init__(
@@ -186,8 +186,8 @@ class ResponseCreation:
     ) -> AsyncGenerator[list[WireEvent]]:
         """Yield the events of the answer in batches.
 
-        `report` receives the backend and the model with the first batch. A failure before the first event is raised,
-        unless `too_late` returns True.
+        The backend and the model are entered in `report` before the first batch is yielded. A failure before the first
+        event is raised, unless `too_late` returns True because the HTTP headers have been sent.
         """
         response_id = self._deps.new_id("resp_")
         has_started = False
@@ -261,9 +261,9 @@ class ResponseCreation:
                     return owner
 
     async def _has_started(self, claim: IdempotencyClaim, response_id: str) -> bool:
-        """Start the response for an idempotency key; return True if it has started.
+        """Start the response for an idempotency key; return True if the response has started.
 
-        False means that another request has taken over the key in the meantime.
+        Returns False if another request has claimed the key in the meantime.
         """
 
         async def confirm() -> None:

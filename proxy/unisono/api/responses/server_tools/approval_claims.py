@@ -1,9 +1,9 @@
-"""Claims on approvals: an approval is valid for one call, even if it is sent repeatedly.
+"""Claims on approvals: an approval is valid for one call, even if a client sends it again.
 
 Two claims in the store ensure this across all gateways. When a response starts, it claims its approvals for the
 duration of a lease, so that another response with the same approval is rejected early. Directly before the call, the
-response marks the approval as used. If the response fails or its process dies before that, the approval can be used
-again. Approvals whose ids were not created by a gateway are not claimed.
+response marks the approval as used. If the response fails or its process dies before this mark, the approval can be
+used again. Approvals whose ids were not created by a gateway are not claimed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ApprovalClaims:
             await asyncio.shield(self.release_unused())
 
     async def claim(self) -> None:
-        """Claim all approvals temporarily, or none.
+        """Claim all approvals temporarily. If one claim fails, release the others.
 
         Raises ApprovalUsed if another response has claimed or used one of the approvals, and StoreUnavailable if the
         store does not answer.
@@ -120,6 +120,6 @@ class ApprovalClaims:
         if owner != response_id:
             field = self._fields[approval]
             raise ApprovalUsed(
-                f"'{field}': the approval '{approval}' is valid for one call only; response '{owner}' uses it already.",
+                f"'{field}': the approval '{approval}' is valid for one call only; response '{owner}' already uses it.",
                 param=field,
             )

@@ -173,7 +173,7 @@ def settled(items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHi
 
 
 def _missing(call: AssistantCall, decision: ApprovalDecision | None, *, is_question: bool) -> ToolResult:
-    """Return a result for a call that required approval and has no result."""
+    """Return a substitute result for a call that required approval and has no result."""
     if decision is None and is_question:
         return ToolResult(call.call_id, call.name, NOT_ANSWERED)
     if decision is None:

@@ -2,7 +2,7 @@
 
 The model sees a deferred tool only after a search has found it. Tools are deferred in `tools` or in an
 `additional_tools` item; an MCP server in `tools` defers all of its tools. The gateway does not search if no tool is
-deferred, or if a tool of the client has the name of the search. All tools are then declared from the start.
+deferred, or if a tool of the client is named `tool_search`. All tools are then declared from the start.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class DeferredTools:
     notes: tuple[str, ...] = ()
 
     def hidden(self, history: Sequence[Item]) -> frozenset[str]:
-        """Return the names of the tools to remove from the request's own declarations."""
+        """Return the names of the deferred tools that must not be declared at the start."""
         # A required tool is declared from the start. A tool that was found is declared only where it was found, so that
         # the backend's prefix cache still matches the prompt.
         found = {tool.name for tool in _added_tools(history) if not tool.deferred}
         return frozenset(name for name in self.tools if name in found or name not in self.required)
 
     def searched(self, server_tools: ServerTools | None, request: ResponsesRequest) -> ServerTools | None:
-        """Return the server tools with the search, which also finds the tools of deferred servers."""
+        """Add the gateway's search to the server tools. It also finds tools of deferred servers."""
         if self.search is None:
             return server_tools
         server_tools = server_tools or ServerTools(max_calls=request.max_tool_calls)
@@ -64,7 +64,7 @@ class DeferredTools:
 
 
 def without(history: Sequence[Item], names: frozenset[str]) -> list[Item]:
-    """Return the history without its deferred tools that have these names."""
+    """Remove the deferred tools with these names from the history, and items that become empty."""
     items: list[Item] = []
     for item in history:
         if isinstance(item, AddedTools):
@@ -75,7 +75,7 @@ def without(history: Sequence[Item], names: frozenset[str]) -> list[Item]:
 
 
 def request_searcher(request: ResponsesRequest, earlier: Sequence[Item]) -> Searcher | None:
-    """Return who searches for the deferred tools of a request that continues `earlier` items."""
+    """Return the searcher of the deferred tools; None if neither request nor `earlier` has one."""
     searcher = searcher_of([tool for _, tool in _tools(request)])
     if searcher is None and any(tool.kind == TOOL_SEARCH for tool in _added_tools(earlier)):
         return Searcher.CLIENT
@@ -93,7 +93,7 @@ def deferred_tools(
     searcher: Searcher | None,
     servers: Sequence[ToolServer] = (),
 ) -> DeferredTools:
-    """Return the deferred tools of a request; `searcher` searches for them."""
+    """Return the deferred tools of a request; `searcher` is the component that finds them."""
     # An item of an earlier request may have declared the search and its tools.
     earlier = {tool.name: tool for tool in _added_tools(history) if tool.deferred}
     is_searched = searcher is Searcher.GATEWAY or (searcher is None and bool(earlier))
@@ -130,7 +130,7 @@ def notes_on_deferred_servers(request: ResponsesRequest) -> Iterator[str]:
     for path, tool in _tools(request):
         if isinstance(tool.spec, McpSpec) and tool.spec.defer_loading:
             yield (
-                f"{path}.defer_loading: no effect, because the request has no search of the gateway; "
+                f"{path}.defer_loading: no effect, because the gateway does not search for tools in this request; "
                 "add a 'tool_search' tool without 'execution: client', and give no other tool that name"
             )
 

@@ -90,7 +90,7 @@ SEALED = "sealed"
 
 
 def has_secrets(body: Mapping[str, Any]) -> bool:
-    """Return True if the MCP tools in the body have secrets or a field `sealed`."""
+    """Return True if an MCP tool in the body contains a secret or a field `sealed`."""
     return any(_secrets(tool) or _is_sealed(tool) for tool in body.get("tools") or ())
 
 
@@ -136,6 +136,8 @@ def _decrypted_tool(tool: Any, seals: ItemSealing, tenant: str) -> Any:
         return tool
     opened = seals.open(tenant, str(tool[SEALED]))
     if not opened or not isinstance(opened[0], UserMessage):
-        raise StoreUnreadable("The tool server secrets in the stored request cannot be decrypted.")
+        raise StoreUnreadable(
+            "The MCP server secrets in the stored request cannot be decrypted: this gateway has a different key."
+        )
     rest = {name: value for name, value in tool.items() if name != SEALED}
     return rest | orjson.loads(opened[0].text)

@@ -1,4 +1,4 @@
-"""Rules of a request for the approval of tool calls, combined with those of the operator."""
+"""Approval rules for tool calls: rules in the request, combined with the operator's rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ class FilterSpec(OpenModel):
 
 
 class ApprovalSpec(OpenModel):
-    """Filters for tools whose calls need approval. `word` is `always` or `never`, for all tools."""
+    """Approval rules of a request.
+
+    Calls to tools that match `always` need approval; calls to tools that match `never` do not. `word` is set instead of
+    both filters if the client sends the string `always` or `never`, which applies to all tools.
+    """
 
     always: FilterSpec | None = None
     never: FilterSpec | None = None
@@ -47,7 +51,7 @@ class ApprovalSpec(OpenModel):
 
 
 def to_approval(value: Any) -> Any:
-    """Return `require_approval` in the form of `ApprovalSpec`, before its validation.
+    """Convert `require_approval` to the fields of `ApprovalSpec`, before validation.
 
     Raises PydanticCustomError for an unknown word.
     """
@@ -61,7 +65,7 @@ def to_approval(value: Any) -> Any:
 
 
 def to_filter(value: Any) -> Any:
-    """Return a list of names in the form of `FilterSpec`, before its validation."""
+    """Convert a list of tool names to the fields of `FilterSpec`, before validation."""
     return {"tool_names": value} if isinstance(value, list) else value
 
 

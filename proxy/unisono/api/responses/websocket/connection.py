@@ -271,9 +271,9 @@ class Connection:
 async def prepared(
     deps: ResponsesDeps, request: PreparedRequest, on_complete: Callable[[StoredResponse], None]
 ) -> AsyncGenerator[list[WireEvent]]:
-    """Yield the events of a response without generated output, which a later request continues.
+    """Yield the events of a response that has no output and that a later request continues.
 
-    Raises an error if an answer to the request would be rejected.
+    Raises an error if the engine would refuse to generate an answer to the request.
     """
     await deps.service.count(request.generation.request)
     events = ResponseEvents(request.frame, GenerationReport(), new_id=request.item_ids, clock=deps.clock)

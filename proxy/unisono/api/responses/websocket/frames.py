@@ -34,7 +34,7 @@ class CreateFrame:
     """Request for a response.
 
     `body` is the body of `POST /responses`, and `size` the length of the frame in bytes. If `should_generate` is False,
-    the request only prepares a later one. `number` is the number of the request on the socket, from 1.
+    the request only prepares a later request. `number` is the 1-based number of the request on the socket.
     """
 
     body: Mapping[str, Any]
@@ -144,7 +144,7 @@ def to_lane_frame(event: bytes, lane: Lane) -> str:
 
 
 def error_frame(error: UnisonoError, lane: Lane) -> str:
-    """Return the frame of an error outside of a response."""
+    """Return the frame of an error that does not belong to a response."""
     return to_lane_frame(orjson.dumps({"type": "error", "status": error.status, **to_body(error)}), lane)
 
 

@@ -54,7 +54,7 @@ class ResponseCache:
             del self._lanes[next(iter(self._lanes))]
 
     def forget(self, response_id: object) -> None:
-        """Evict the response with this id. Any other value has no effect, because clients choose it."""
+        """Evict the response with this id. Unknown ids and values of other types have no effect."""
         for lane, (known, _, _) in list(self._lanes.items()):
             if known == response_id:
                 del self._lanes[lane]
@@ -64,7 +64,7 @@ class ResponseCache:
 
 
 def weight(items: Iterable[Item]) -> int:
-    """Return the size of items in characters and tokens."""
+    """Return the size of items for the cache: the total of their characters and tokens."""
     return sum(map(_weight_of, items))
 
 
@@ -76,7 +76,7 @@ def _weight_of(item: Item) -> int:
 
 
 class Continuation:
-    """Request on a socket that may continue a cached response.
+    """Continuation of a cached response by a request on a WebSocket.
 
     `found` is the cached response that the request continues, or None.
     """
@@ -99,7 +99,7 @@ class Continuation:
     def settled(self, prepared: PreparedRequest, sticky: str) -> PreparedRequest:
         """Return the request with its complete input and a routing key.
 
-        `sticky` is the routing key of a request that has no other.
+        `sticky` becomes the routing key of a request without a routing key.
         """
         generation = prepared.generation
         if prepared.request.stored and self._found is not None:
@@ -112,7 +112,7 @@ class Continuation:
         return replace(prepared, generation=generation)
 
     def cached_response(self, prepared: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
-        """Return the finished response for the cache; None if it is stored or cannot be continued."""
+        """Return the cache entry of a response; None if it is stored or cannot be continued."""
         request = prepared.request
         if request.stored or request.conversation is not None or response.status not in JOINS:
             return None
