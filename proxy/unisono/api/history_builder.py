@@ -159,7 +159,8 @@ class History:
 
     def clear(self) -> None:
         """Remove all items. The names of calls stay known, for their results."""
-        self._entries, self._exchange = [], {}
+        self._entries = []
+        self.add()  # ends the exchange, and with it the errors about its items
 
     def call(self, call: AssistantCall) -> None:
         pending = _Pending(call, [])
